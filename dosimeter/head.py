@@ -1,0 +1,136 @@
+"""The last linear layer of a classifier: found, proved to be the last, and paired with its gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from dosimeter.randomness import generator
+from dosimeter.types import Exposure, Refused
+
+PROBES = 16  # random inputs that the proof runs on
+
+
+@dataclass(frozen=True, kw_only=True)
+class Head:
+    """z = W f + b, with what the client sent of its gradients."""
+
+    name: str  # of the module, "" if the model is the layer itself
+    weight: Tensor  # (C, H)
+    bias: Tensor | None  # (C,)
+    weight_gradient: Tensor | None  # (C, H), None where withheld
+    bias_gradient: Tensor | None  # (C,), None where withheld or where there is no bias
+    non_negative: bool  # no probe gave a negative feature, as after a ReLU
+
+    @property
+    def classes(self) -> int:
+        return self.weight.shape[0]
+
+    @property
+    def features(self) -> int:
+        return self.weight.shape[1]
+
+    def logits(self, features: Tensor) -> Tensor:
+        """(..., H) -> (..., C), in the dtype of `features`."""
+        z = features @ self.weight.to(features.dtype).T
+        return z if self.bias is None else z + self.bias.to(features.dtype)
+
+
+def find_head(exposure: Exposure) -> Head:
+    """The linear layer whose output is the model's output on random inputs, with its gradients; else a refusal."""
+    public = exposure.public
+    name, non_negative = locate_head(exposure.model, public.input_shape, allow_shift=public.loss.shift_invariant)
+    layer = exposure.model.get_submodule(name)
+    prefix = f"{name}." if name else ""
+    bias = getattr(layer, "bias", None)
+    return Head(
+        name=name,
+        weight=layer.weight.detach(),
+        bias=None if bias is None else bias.detach(),
+        weight_gradient=exposure.update.get(prefix + "weight"),
+        bias_gradient=None if bias is None else exposure.update.get(prefix + "bias"),
+        non_negative=non_negative,
+    )
+
+
+def locate_head(model: nn.Module, input_shape: tuple[int, ...], allow_shift: bool = True) -> tuple[str, bool]:
+    """The name of the last linear layer, and whether its inputs were non-negative on every probe.
+
+    The proof: on random inputs the layer's output is its weight times its input plus its bias, and equals the model's
+    output. With `allow_shift`, up to a constant per sample, which is what a closing log-softmax subtracts.
+    """
+    seen: list[tuple[str, Tensor, Tensor]] = []
+    with _probed(model, seen) as forward:
+        output = forward(_probe_inputs(model, input_shape))
+    if not isinstance(output, Tensor) or output.ndim != 2:
+        raise Refused(f"the model's output must be one (batch, classes) tensor of logits, got {_describe(output)}")
+    for name, features, logits in reversed(seen):
+        layer = model.get_submodule(name)
+        if logits.shape == output.shape and _is_affine(layer, features, logits) and _same(logits, output, allow_shift):
+            return name, bool((features >= 0).all())
+    linear = [name for name, _, _ in seen]
+    if not linear:
+        raise Refused("the model has no linear layer: there is no head whose gradient could be taken apart")
+    raise Refused(
+        f"the output of the last linear layer {linear[-1]!r} is not the model's output: something follows it. "
+        "Let the model return its logits, without softmax or scaling"
+    )
+
+
+def input_of(model: nn.Module, name: str, inputs: Tensor) -> Tensor:
+    """What the layer `name` receives when the model, in its current mode, sees `inputs`: (B, H). Buffers stay as they are."""
+    caught: list[Tensor] = []
+    hook = model.get_submodule(name).register_forward_hook(lambda _, received, __: caught.append(received[0].detach()))
+    buffers = {key: buffer.detach().clone() for key, buffer in model.named_buffers()}
+    try:
+        with torch.no_grad():
+            torch.func.functional_call(model, buffers, (inputs,))
+    finally:
+        hook.remove()
+    return caught[-1]
+
+
+@contextmanager
+def _probed(model: nn.Module, seen: list[tuple[str, Tensor, Tensor]]) -> Iterator[nn.Module]:
+    """The model in eval mode with a hook on every layer that has a matrix as weight; all restored afterwards."""
+    modes = {module: module.training for module in model.modules()}
+    hooks = []
+    for name, module in model.named_modules():
+        if isinstance(getattr(module, "weight", None), Tensor) and module.weight.ndim == 2 and not isinstance(module, nn.Embedding):
+            hooks.append(module.register_forward_hook(lambda _, x, z, name=name: seen.append((name, x[0].detach(), z.detach()))))
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield model
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+        for hook in hooks:
+            hook.remove()
+
+
+def _probe_inputs(model: nn.Module, input_shape: tuple[int, ...]) -> Tensor:
+    parameter = next(model.parameters(), torch.zeros(()))
+    noise = torch.randn(PROBES, *input_shape, generator=generator(0, "head probes"))
+    return noise.to(device=parameter.device, dtype=parameter.dtype)
+
+
+def _is_affine(layer: nn.Module, features: Tensor, logits: Tensor) -> bool:
+    if features.ndim != 2 or features.shape[1] != layer.weight.shape[1]:
+        return False
+    return _same(nn.functional.linear(features, layer.weight, getattr(layer, "bias", None)), logits, allow_shift=False)
+
+
+def _same(logits: Tensor, output: Tensor, allow_shift: bool) -> bool:
+    difference = (logits - output).float()
+    if allow_shift:
+        difference = difference - difference.mean(1, keepdim=True)
+    return bool(difference.abs().max() <= 1e-4 * (1 + output.float().abs().max()))
+
+
+def _describe(output: object) -> str:
+    return f"a tensor of shape {tuple(output.shape)}" if isinstance(output, Tensor) else type(output).__name__

@@ -1,0 +1,105 @@
+"""The behaviours: what a training, a loss, a defense, a recovery, an attack and a metric are. One abstract method each."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from torch import Generator, Tensor, nn
+
+from dosimeter.options import check_fields
+from dosimeter.types import Client, Exposure, FeatureEstimate, Knowledge, LabelEstimate, Reconstruction, Update
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method(ABC):
+    """A frozen keyword-only dataclass whose fields are its options; checked when it is built."""
+
+    name: ClassVar[str] = ""  # set by the registry
+    needs: ClassVar[frozenset[Knowledge]] = frozenset()
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loss(Method):
+    """A training loss; the client trains with it and the attacks replay it, so no factor can differ between the two."""
+
+    shift_invariant: ClassVar[bool] = False  # adding a constant to a sample's logits changes nothing (softmax losses)
+
+    @abstractmethod
+    def per_sample(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """(B, C) logits and (B,) or (B, C) targets -> (B,) losses."""
+
+    @abstractmethod
+    def logit_gradient(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """The gradient of each sample's loss at its logits, in closed form: (B, C)."""
+
+    def __call__(self, logits: Tensor, targets: Tensor) -> Tensor:
+        return self.per_sample(logits, targets).mean()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training(Method):
+    """What a client computes from its batch. The client runs it on the truth, attacks replay it on guesses."""
+
+    @abstractmethod
+    def __call__(self, model: nn.Module, inputs: Tensor, targets: Tensor, loss: Loss, create_graph: bool = False) -> Update:
+        """The update, in units of a gradient; differentiable in inputs and targets with `create_graph`; mutates nothing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Defense(Method):
+    """A transformer of the client: of its data, its model, its training or what it sends."""
+
+    promise: ClassVar[str] = "nothing"  # what the defense guarantees on paper
+
+    @abstractmethod
+    def __call__(self, client: Client, rng: Generator) -> Client: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelRecovery(Method):
+    """Recovers the labels of a batch from an exposure."""
+
+    @abstractmethod
+    def __call__(self, exposure: Exposure, rng: Generator) -> LabelEstimate: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeatureRecovery(Method):
+    """Recovers the inputs of the last linear layer from an exposure."""
+
+    @abstractmethod
+    def __call__(self, exposure: Exposure, labels: LabelEstimate | None, rng: Generator) -> FeatureEstimate: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attack(Method):
+    """Recovers the inputs themselves."""
+
+    @abstractmethod
+    def __call__(self, exposure: Exposure, labels: LabelEstimate | None, rng: Generator) -> Reconstruction: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActiveAttack(Attack):
+    """An attack by a dishonest server, which changes the model before it is sent."""
+
+    @abstractmethod
+    def tamper(self, model: nn.Module) -> nn.Module:
+        """A changed copy; the caller's model is never touched."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metric(Method):
+    """Compares what was recovered with the truth: one number a sample (or one a batch for label counts)."""
+
+    surface: ClassVar[Literal["labels", "features", "inputs"]]
+    higher_is_better: ClassVar[bool]
+    unit: ClassVar[str] = ""
+
+    @abstractmethod
+    def __call__(self, recovered: Tensor, truth: Tensor) -> Tensor: ...

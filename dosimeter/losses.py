@@ -1,0 +1,117 @@
+"""Training losses, each with its value and its gradient at the logits in closed form."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+from torch.nn.functional import log_softmax, logsigmoid, one_hot, softmax
+
+from dosimeter.interfaces import Loss
+from dosimeter.options import Fraction, NonNegativeFloat, PositiveFloat
+from dosimeter.registry import LOSSES
+
+Smoothing = Literal["pytorch", "thesis"]
+
+
+def as_distribution(targets: Tensor, classes: int, dtype: torch.dtype) -> Tensor:
+    """Class ids (B,) as one-hot rows; soft labels (B, C) as they are: (B, C)."""
+    return one_hot(targets, classes).to(dtype) if targets.ndim == 1 else targets.to(dtype)
+
+
+@LOSSES.register("cross_entropy")
+@dataclass(frozen=True, kw_only=True)
+class CrossEntropy(Loss):
+    """Softmax cross-entropy with label smoothing and temperature; soft targets welcome.
+
+    Thesis Table 3.1: the gradient at the logits is (softmax(z / τ) − y) / τ.
+    `convention` says what smoothing ε makes of a label: PyTorch's (1 − ε)·y + ε/C (Szegedy et al., CVPR 2016),
+    or the thesis's (ch. 3) 1 − ε for the label and ε/(C − 1) for each other class.
+    """
+
+    shift_invariant: ClassVar[bool] = True
+
+    smoothing: Fraction = 0.0
+    convention: Smoothing = "pytorch"
+    temperature: PositiveFloat = 1.0
+
+    def per_sample(self, logits: Tensor, targets: Tensor) -> Tensor:
+        wanted = self.smoothed(targets, logits.shape[1], logits.dtype)
+        return -(wanted * log_softmax(logits / self.temperature, 1)).sum(1)
+
+    def logit_gradient(self, logits: Tensor, targets: Tensor) -> Tensor:
+        wanted = self.smoothed(targets, logits.shape[1], logits.dtype)
+        total = wanted.sum(1, keepdim=True)  # 1 unless a caller optimises over free label mass
+        return (softmax(logits / self.temperature, 1) * total - wanted) / self.temperature
+
+    def smoothed(self, targets: Tensor, classes: int, dtype: torch.dtype) -> Tensor:
+        """The distribution that the loss really aims at: (B, C)."""
+        wanted = as_distribution(targets, classes, dtype)
+        if self.convention == "pytorch":
+            return (1 - self.smoothing) * wanted + self.smoothing / classes
+        return (1 - self.smoothing) * wanted + self.smoothing / (classes - 1) * (1 - wanted)
+
+
+@LOSSES.register("focal")
+@dataclass(frozen=True, kw_only=True)
+class Focal(Loss):
+    """Cross-entropy that turns away from easy samples: −α (1 − p)^γ log p.
+
+    Lin et al., "Focal Loss for Dense Object Detection", ICCV 2017, in the multi-class form of thesis Eq. (3.4).
+    The gradient is thesis Theorem 1 (Eq. 3.5) with temperature: Σ_t y_t Φ(α, p_t, γ)(p_j − δ_tj) / τ.
+    """
+
+    shift_invariant: ClassVar[bool] = True
+
+    gamma: NonNegativeFloat = 2.0
+    alpha: PositiveFloat = 1.0
+    temperature: PositiveFloat = 1.0
+
+    def per_sample(self, logits: Tensor, targets: Tensor) -> Tensor:
+        wanted = as_distribution(targets, logits.shape[1], logits.dtype)
+        log_p = log_softmax(logits / self.temperature, 1)
+        return -self.alpha * (wanted * (1 - log_p.exp()) ** self.gamma * log_p).sum(1)
+
+    def logit_gradient(self, logits: Tensor, targets: Tensor) -> Tensor:
+        wanted = as_distribution(targets, logits.shape[1], logits.dtype)
+        weight = wanted * self.weight(logits)  # (B, C): y_t Φ_t
+        p = softmax(logits / self.temperature, 1)
+        return (p * weight.sum(1, keepdim=True) - weight) / self.temperature
+
+    def weight(self, logits: Tensor) -> Tensor:
+        """Φ(α, p, γ) = α (1 − p)^γ (1 − γ p log p / (1 − p)) of every class (Eq. 3.5): (B, C)."""
+        log_p = log_softmax(logits / self.temperature, 1)
+        p = log_p.exp()
+        rest = -torch.expm1(log_p)  # 1 − p without cancellation
+        ratio = torch.where(rest > 0, p * log_p / rest.clamp_min(torch.finfo(p.dtype).tiny), -torch.ones_like(p))
+        return self.alpha * rest**self.gamma * (1 - self.gamma * ratio)
+
+
+@LOSSES.register("binary_cross_entropy")
+@dataclass(frozen=True, kw_only=True)
+class BinaryCrossEntropy(Loss):
+    """One sigmoid and one yes-or-no question a class; also the single-logit binary classifier.
+
+    Thesis Table 3.1: the gradient at each logit is sigmoid(z) − y, divided by the number of logits
+    where `over_classes` is "mean", PyTorch's default reduction. Class ids become one-hot targets,
+    or stay 0/1 where the model has one logit.
+    """
+
+    over_classes: Literal["mean", "sum"] = "mean"
+
+    def per_sample(self, logits: Tensor, targets: Tensor) -> Tensor:
+        wanted = _binary_targets(targets, logits)
+        losses = -(wanted * logsigmoid(logits) + (1 - wanted) * logsigmoid(-logits))
+        return losses.mean(1) if self.over_classes == "mean" else losses.sum(1)
+
+    def logit_gradient(self, logits: Tensor, targets: Tensor) -> Tensor:
+        difference = torch.sigmoid(logits) - _binary_targets(targets, logits)
+        return difference / logits.shape[1] if self.over_classes == "mean" else difference
+
+
+def _binary_targets(targets: Tensor, logits: Tensor) -> Tensor:
+    if logits.shape[1] == 1 and targets.ndim == 1:
+        return targets[:, None].to(logits.dtype)
+    return as_distribution(targets, logits.shape[1], logits.dtype)

@@ -1,0 +1,131 @@
+"""What an option may be: constraints beside the type, checked wherever a method is built."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import types
+import typing
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Annotated, Any, Literal
+
+
+@dataclass(frozen=True)
+class Constraint:
+    """A condition on a value and the words for it in an error message."""
+
+    expected: str
+    holds: Callable[[Any], bool]
+
+
+PositiveInt = Annotated[int, Constraint("a positive int", lambda value: value > 0)]
+NonNegativeInt = Annotated[int, Constraint("an int of at least 0", lambda value: value >= 0)]
+PositiveFloat = Annotated[float, Constraint("a positive number", lambda value: value > 0 and not math.isnan(value))]
+NonNegativeFloat = Annotated[float, Constraint("a number of at least 0", lambda value: value >= 0)]
+Fraction = Annotated[float, Constraint("a number in [0, 1]", lambda value: 0 <= value <= 1)]
+
+
+class OptionError(ValueError):
+    """`path: expected ..., got ...`; callers that know more of the path prefix it."""
+
+    def __init__(self, path: str, problem: str) -> None:
+        super().__init__(f"{path}: {problem}" if path else problem)
+        self.path, self.problem = path, problem
+
+    def under(self, prefix: str) -> OptionError:
+        separator = "." if self.path and not self.path.startswith("[") else ""
+        return OptionError(f"{prefix}{separator}{self.path}", self.problem)
+
+
+def checked(annotation: Any, value: Any, path: str) -> Any:
+    """`value` if it fits `annotation` (an int where a float is expected becomes one); else an OptionError."""
+    if annotation is Any:
+        return value
+    origin = typing.get_origin(annotation)
+    if origin is Annotated:
+        base, *constraints = typing.get_args(annotation)
+        value = checked(base, value, path)
+        for constraint in constraints:
+            if isinstance(constraint, Constraint) and not constraint.holds(value):
+                raise mismatch(path, constraint.expected, value)
+        return value
+    if origin in (typing.Union, types.UnionType):
+        return _checked_union(typing.get_args(annotation), value, path)
+    if origin is Literal:
+        choices = typing.get_args(annotation)
+        if value not in choices:
+            raise mismatch(path, "one of " + ", ".join(repr(choice) for choice in choices), value)
+        return value
+    if origin is tuple:
+        return _checked_tuple(typing.get_args(annotation), value, path)
+    if origin is dict:
+        if not isinstance(value, dict):
+            raise mismatch(path, "a table", value)
+        key_type, value_type = typing.get_args(annotation)
+        return {checked(key_type, k, path): checked(value_type, v, f"{path}.{k}") for k, v in value.items()}
+    if annotation is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if isinstance(annotation, type):
+        if issubclass(annotation, Enum) and not isinstance(value, annotation):
+            return checked(Literal[tuple(member.value for member in annotation)], value, path) and annotation(value)
+        if not isinstance(value, annotation) or (isinstance(value, bool) and annotation in (int, float)):
+            raise mismatch(path, _words_for(annotation), value)
+    return value
+
+
+def check_fields(instance: Any) -> None:
+    """Check every field of a frozen dataclass against its annotation, converting where `checked` does."""
+    hints = typing.get_type_hints(type(instance), include_extras=True)
+    for field in dataclasses.fields(instance):
+        value = checked(hints[field.name], getattr(instance, field.name), field.name)
+        object.__setattr__(instance, field.name, value)
+
+
+def mismatch(path: str, expected: str, value: Any) -> OptionError:
+    return OptionError(path, f"expected {expected}, got {value!r}")
+
+
+def type_name(annotation: Any) -> str:
+    """The annotation in the words of a help text."""
+    origin = typing.get_origin(annotation)
+    if origin is Annotated:
+        base, *constraints = typing.get_args(annotation)
+        return next((c.expected for c in constraints if isinstance(c, Constraint)), type_name(base))
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(type_name(member) for member in typing.get_args(annotation))
+    if origin is Literal:
+        return " | ".join(repr(choice) for choice in typing.get_args(annotation))
+    if annotation is type(None):
+        return "none"
+    return _words_for(annotation) if isinstance(annotation, type) else str(annotation).replace("typing.", "")
+
+
+def _checked_union(members: tuple[Any, ...], value: Any, path: str) -> Any:
+    if value is None and type(None) in members:
+        return None
+    errors = []
+    for member in members:
+        if member is not type(None):
+            try:
+                return checked(member, value, path)
+            except OptionError as error:
+                errors.append(error)
+    if len(errors) == 1:
+        raise errors[0]
+    raise mismatch(path, " or ".join(type_name(member) for member in members), value)
+
+
+def _checked_tuple(members: tuple[Any, ...], value: Any, path: str) -> tuple[Any, ...]:
+    if not isinstance(value, (tuple, list)):
+        raise mismatch(path, "a list", value)
+    if len(members) == 2 and members[1] is Ellipsis:
+        return tuple(checked(members[0], item, f"{path}[{i}]") for i, item in enumerate(value))
+    if len(value) != len(members):
+        raise mismatch(path, f"a list of {len(members)}", value)
+    return tuple(checked(member, item, f"{path}[{i}]") for i, (member, item) in enumerate(zip(members, value)))
+
+
+def _words_for(kind: type) -> str:
+    return {int: "an int", float: "a number", str: "text", bool: "true or false"}.get(kind, kind.__name__)

@@ -1,0 +1,164 @@
+"""The values that flow from a private batch to a report: frozen dataclasses without behaviour."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from dosimeter.interfaces import Defense, Loss, Training
+
+Update = dict[str, Tensor]  # by parameter name; a layer that the client withholds is absent
+
+
+class Refused(ValueError):
+    """A method that cannot work here: the message says why and what would make it work."""
+
+
+class Outcome(StrEnum):
+    """How an attempt ended. A failed attack is a finding, never a traceback."""
+
+    COMPLETED = "completed"  # ran to its end; the scores say how well
+    PARTIAL = "partial"  # part of the answer was found, the rest is marked as a guess
+    AMBIGUOUS = "ambiguous"  # several answers explain the update equally well
+    DIVERGED = "diverged"  # the optimisation left the finite numbers
+    SINGULAR = "singular"  # the equations do not determine the answer
+    IMPOSSIBLE = "impossible"  # refused before it ran: rank, dimension or threat model forbid it
+
+
+class Knowledge(StrEnum):
+    """What a method may need of the threat model; checked before it runs."""
+
+    HEAD_GRADIENT = "head gradient"
+    BIAS_GRADIENT = "head bias gradient"
+    ALL_GRADIENTS = "gradient of every layer"
+    BATCH_SIZE = "batch size"
+    LABELS = "labels"
+    AUXILIARY = "auxiliary data"
+    NON_NEGATIVE_FEATURES = "non-negative features"
+    SINGLE_SAMPLE = "batch of one"
+    SOFTMAX_LOSS = "softmax cross-entropy"
+    BATCH_NORM = "batch-norm layers"
+    TAMPERED_MODEL = "tampered model"
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Private (or auxiliary) samples as the model takes them."""
+
+    inputs: Tensor  # (B, *shape)
+    targets: Tensor  # (B,) class ids, or (B, C) soft labels
+
+
+@dataclass(frozen=True, kw_only=True)
+class Normalization:
+    """How pixels in [0, 1] became the model's inputs: (pixel - mean) / std, per channel."""
+
+    mean: tuple[float, ...] = (0.0,)
+    std: tuple[float, ...] = (1.0,)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Public:
+    """What the protocol reveals by design, the defenses in force included (Kerckhoffs)."""
+
+    input_shape: tuple[int, ...]
+    classes: int
+    batch_size: int | None  # None: the client does not declare it
+    loss: Loss
+    training: Training
+    train_mode: bool  # batch norm and dropout behave as in training
+    normalization: Normalization = field(default_factory=Normalization)
+    defenses: tuple[Defense, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exposure:
+    """All that the server has of one client in one round."""
+
+    model: nn.Module  # as the server sent it
+    update: Update
+    public: Public
+    auxiliary: Batch | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Client:
+    """What a client holds before it sends; defenses transform it, `observe` then lets it train and send."""
+
+    model: nn.Module
+    batch: Batch
+    training: Training
+    loss: Loss
+    outgoing: tuple[Callable[[Update], Update], ...] = ()  # applied to the update in this order
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelEstimate:
+    """What a label recovery found."""
+
+    counts: Tensor  # (C,) int64, samples per class
+    labels: Tensor  # (B,) int64, the counts written out in ascending order
+    soft: Tensor | None = None  # (B, C)
+    scores: Tensor | None = None  # (C,) the larger, the likelier the class is present
+    certified: bool = False  # proved from the gradient alone
+    confidence: float | None = None  # in [0, 1], where the method can know it
+    outcome: Outcome = Outcome.COMPLETED
+    message: str = ""
+    details: Mapping[str, Tensor] = field(default_factory=dict)  # what the method computed on the way, by name
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeatureEstimate:
+    """Recovered inputs of the last linear layer."""
+
+    features: Tensor  # (n, H)
+    labels: Tensor  # (n,) int64
+    residual: Tensor  # (n,) how far each sample is from explaining the gradient, relative
+    certified: Tensor  # (n,) bool
+    error_bar: Tensor | None = None  # (n,) bound on the relative feature error
+    soft: Tensor | None = None  # (n, C)
+    batch_size: int | None = None  # as recovered from the gradient
+    complete: bool = False  # the whole gradient is accounted for
+    outcome: Outcome = Outcome.COMPLETED
+    message: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reconstruction:
+    """Recovered inputs, in the model's own scale."""
+
+    inputs: Tensor  # (n, *shape)
+    labels: Tensor  # (n,) class ids or (n, C) soft labels that the attack settled on
+    objective: float  # the attack's own objective at `inputs`, prior included
+    normalization: Normalization = field(default_factory=Normalization)
+    outcome: Outcome = Outcome.COMPLETED
+    message: str = ""
+    restarts: tuple[float, ...] = ()  # the objective that each restart reached
+    distance: float | None = None  # the matching distance alone, where the attack has one
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """One experiment, whole, as it stands in the records file; every field is plain JSON."""
+
+    key: str  # hash of `config`
+    config: dict[str, Any]
+    surface: str  # labels, features or inputs
+    method: str
+    seed: int
+    threat_model: dict[str, Any]
+    metrics: dict[str, list[float | None]]  # per sample (labels: one value a batch)
+    nulls: dict[str, dict[str, list[float | None]]]  # null name -> metric name -> per sample
+    outcome: str
+    verdict: str
+    reason: str
+    warnings: list[str]
+    seconds: float
+    versions: dict[str, str]
+    details: dict[str, Any] = field(default_factory=dict)
+    pictures: list[dict[str, Any]] = field(default_factory=list)  # truth, recovery and nulls as PNG data, small
