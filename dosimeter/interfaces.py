@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from torch import Generator, Tensor, nn
 
@@ -18,6 +18,7 @@ class Method(ABC):
 
     name: ClassVar[str] = ""  # set by the registry
     needs: ClassVar[frozenset[Knowledge]] = frozenset()
+    quick: ClassVar[dict[str, Any]] = {}  # options for an audit of a minute, where the defaults take longer
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -48,6 +49,15 @@ class Training(Method):
     @abstractmethod
     def __call__(self, model: nn.Module, inputs: Tensor, targets: Tensor, loss: Loss, create_graph: bool = False) -> Update:
         """The update, in units of a gradient; differentiable in inputs and targets with `create_graph`; mutates nothing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampler(Method):
+    """Draws a client's batch out of a data set by a distribution of labels."""
+
+    @abstractmethod
+    def __call__(self, labels: Tensor, batch_size: int, classes: int, rng: Generator) -> Tensor:
+        """(N,) labels -> (batch_size,) distinct indices; a request that the data cannot fill is refused."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +92,10 @@ class Attack(Method):
 
     @abstractmethod
     def __call__(self, exposure: Exposure, labels: LabelEstimate | None, rng: Generator) -> Reconstruction: ...
+
+    def objective_at(self, exposure: Exposure, inputs: Tensor, targets: Tensor) -> float | None:
+        """The attack's objective at given inputs, where it has one: at the truth it tells whether the attack was under-optimised."""
+        return None
 
 
 @dataclass(frozen=True, kw_only=True)

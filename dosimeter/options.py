@@ -67,6 +67,8 @@ def checked(annotation: Any, value: Any, path: str) -> Any:
         return {checked(key_type, k, path): checked(value_type, v, f"{path}.{k}") for k, v in value.items()}
     if annotation is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
+    if annotation is float and value in ("inf", "-inf"):  # as JSON, which has no infinity, carries it
+        return float(value)
     if isinstance(annotation, type):
         if issubclass(annotation, Enum) and not isinstance(value, annotation):
             return checked(Literal[tuple(member.value for member in annotation)], value, path) and annotation(value)

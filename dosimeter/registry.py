@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, Generic, TypeVar
 
-from dosimeter.interfaces import Attack, Defense, FeatureRecovery, LabelRecovery, Loss, Metric, Training
+from dosimeter.interfaces import Attack, Defense, FeatureRecovery, LabelRecovery, Loss, Metric, Sampler, Training
 from dosimeter.options import OptionError, checked, type_name
 
 Entry = TypeVar("Entry", bound=Callable[..., Any])
@@ -126,6 +126,6 @@ ATTACKS: Registry[Attack] = Registry("attack", "dosimeter.attacks", Attack)
 METRICS: Registry[Metric] = Registry("metric", "dosimeter.metrics", Metric)
 MODELS: Registry[Any] = Registry("model", "dosimeter.models")
 DATASETS: Registry[Any] = Registry("data set", "dosimeter.data")
-SAMPLERS: Registry[Any] = Registry("sampler", "dosimeter.data")
+SAMPLERS: Registry[Sampler] = Registry("sampler", "dosimeter.data", Sampler)
 
 METHODS: tuple[Registry[Any], ...] = (LABELS, FEATURES, ATTACKS, DEFENSES, LOSSES, TRAININGS, METRICS)
