@@ -1,0 +1,38 @@
+"""Gaussian noise on the update."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Generator
+
+from dosimeter.defenses.outgoing import OutgoingDefense, largest_magnitude, standard_normal
+from dosimeter.options import NonNegativeFloat
+from dosimeter.registry import DEFENSES
+from dosimeter.types import Update
+
+
+@DEFENSES.register("gaussian_noise")
+@dataclass(frozen=True, kw_only=True)
+class GaussianNoise(OutgoingDefense):
+    """Adds independent Gaussian noise to every entry of the update.
+
+    Sun et al., "Can You Really Backdoor Federated Learning?", 2019, as the noisy gradient of rgla Section 5.3 (σ = 0.01),
+    ilrg Appendix G and soft-labels Section 5.2: g + N(0, std²).
+    With `relative`, each layer's standard deviation is `std` times the layer's largest magnitude, so that one setting
+    means the same on a deep model's small gradients as on a head's large ones.
+    """
+
+    promise: ClassVar[str] = "nothing by itself: without a bound on the update there is no sensitivity, hence no ε; list clipping before it"
+
+    std: NonNegativeFloat
+    relative: bool = False
+
+    def protect(self, update: Update, rng: Generator) -> Update:
+        if self.std == 0:
+            return dict(update)
+        return {
+            name: change + standard_normal(change, rng) * (self.std * (largest_magnitude(change) if self.relative else 1.0))
+            for name, change in update.items()
+        }
