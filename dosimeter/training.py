@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -13,23 +15,37 @@ from dosimeter.options import Fraction, PositiveFloat, PositiveInt
 from dosimeter.registry import TRAININGS
 from dosimeter.types import Update
 
+Gradient = Callable[[Update, dict[str, Tensor], Tensor, Tensor], Update]  # at parameters and buffers, of inputs and targets
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replayable(Training):
+    """A training that is written over any gradient function, so that attacks can also replay it in a compiled form."""
+
+    def __call__(self, model: nn.Module, inputs: Tensor, targets: Tensor, loss: Loss, create_graph: bool = False) -> Update:
+        update = self.replay(eager_gradient(model, loss, create_graph), leaves(model), copied_buffers(model), inputs, targets)
+        return update if create_graph else {name: change.detach() for name, change in update.items()}
+
+    @abstractmethod
+    def replay(self, gradient: Gradient, parameters: Update, buffers: dict[str, Tensor], inputs: Tensor, targets: Tensor) -> Update:
+        """The update of `parameters`, in units of a gradient; `buffers` are the caller's copies and may be written to."""
+
 
 @TRAININGS.register("fedsgd")
 @dataclass(frozen=True, kw_only=True)
-class FedSGD(Training):
+class FedSGD(Replayable):
     """Sends the gradient of the mean loss over the batch.
 
     McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS 2017: FedSGD.
     """
 
-    def __call__(self, model: nn.Module, inputs: Tensor, targets: Tensor, loss: Loss, create_graph: bool = False) -> Update:
-        parameters = _leaves(model)
-        return _gradient(model, parameters, _copied_buffers(model), inputs, targets, loss, create_graph)
+    def replay(self, gradient: Gradient, parameters: Update, buffers: dict[str, Tensor], inputs: Tensor, targets: Tensor) -> Update:
+        return gradient(parameters, buffers, inputs, targets)
 
 
 @TRAININGS.register("fedavg")
 @dataclass(frozen=True, kw_only=True)
-class FedAvg(Training):
+class FedAvg(Replayable):
     """Trains locally for several steps and sends what changed.
 
     McMahan et al., AISTATS 2017: Algorithm 1, ClientUpdate. The client passes `epochs` times over its batch in
@@ -44,20 +60,15 @@ class FedAvg(Training):
     mini_batch: PositiveInt | None = None
     momentum: Fraction = 0.0
 
-    def __call__(self, model: nn.Module, inputs: Tensor, targets: Tensor, loss: Loss, create_graph: bool = False) -> Update:
-        start = _leaves(model)
-        buffers = _copied_buffers(model)
-        weights, velocity = dict(start), {}
+    def replay(self, gradient: Gradient, parameters: Update, buffers: dict[str, Tensor], inputs: Tensor, targets: Tensor) -> Update:
+        weights, velocity = dict(parameters), {}
         pieces = self.pieces(len(inputs))
         for piece in pieces:
-            gradient = _gradient(model, weights, buffers, inputs[piece], targets[piece], loss, create_graph)
-            velocity = {name: self.momentum * velocity[name] + g if velocity else g for name, g in gradient.items()}
-            weights = weights | {name: weights[name] - self.learning_rate * v for name, v in velocity.items()}
-            if not create_graph:
-                weights = {name: weight.detach().requires_grad_() for name, weight in weights.items()}
+            slope = gradient(weights, buffers, inputs[piece], targets[piece])
+            velocity = {name: self.momentum * velocity[name] + g if velocity else g for name, g in slope.items()}
+            weights = {name: weights[name] - self.learning_rate * v for name, v in velocity.items()}
         scale = 1 / (self.learning_rate * len(pieces))
-        update = {name: (start[name] - weights[name]) * scale for name in velocity}
-        return update if create_graph else {name: change.detach() for name, change in update.items()}
+        return {name: (parameters[name] - weights[name]) * scale for name in velocity}
 
     def pieces(self, batch_size: int) -> list[slice]:
         """The mini-batches in the order in which they are trained on."""
@@ -68,29 +79,42 @@ class FedAvg(Training):
         return [epoch[step % len(epoch)] for step in range(self.steps)]
 
 
-def _gradient(
-    model: nn.Module,
-    parameters: dict[str, Tensor],
-    buffers: dict[str, Tensor],
-    inputs: Tensor,
-    targets: Tensor,
-    loss: Loss,
-    create_graph: bool,
-) -> Update:
-    """The gradient of the mean loss at `parameters`, by name; parameters that the loss does not reach get zeros."""
-    with torch.enable_grad():
-        value = loss(functional_call(model, (parameters, buffers), (inputs,)), targets)
-        gradients = torch.autograd.grad(
-            value, list(parameters.values()), create_graph=create_graph, allow_unused=True, materialize_grads=True
-        )
-    return dict(zip(parameters, gradients))
+def eager_gradient(model: nn.Module, loss: Loss, create_graph: bool) -> Gradient:
+    """The gradient of the mean loss by plain autograd; parameters that the loss does not reach get zeros."""
+
+    def gradient(parameters: Update, buffers: dict[str, Tensor], inputs: Tensor, targets: Tensor) -> Update:
+        if not create_graph:
+            parameters = {name: parameter.detach().requires_grad_() for name, parameter in parameters.items()}
+        with torch.enable_grad():
+            value = loss(functional_call(model, (parameters, buffers), (inputs,)), targets)
+            slopes = torch.autograd.grad(
+                value, list(parameters.values()), create_graph=create_graph, allow_unused=True, materialize_grads=True
+            )
+        return dict(zip(parameters, slopes))
+
+    return gradient
 
 
-def _leaves(model: nn.Module) -> dict[str, Tensor]:
+def functional_gradient(model: nn.Module, loss: Loss) -> Gradient:
+    """The same as a pure function under `torch.func.grad`, which further transforms and compilation can see through."""
+
+    def gradient(parameters: Update, buffers: dict[str, Tensor], inputs: Tensor, targets: Tensor) -> Update:
+        def value(at: Update) -> tuple[Tensor, dict[str, Tensor]]:
+            written = {name: buffer.clone() for name, buffer in buffers.items()}
+            return loss(functional_call(model, (at, written), (inputs.clone(),)), targets), written
+
+        slopes, written = torch.func.grad(value, has_aux=True)(parameters)
+        buffers.update(written)
+        return slopes
+
+    return gradient
+
+
+def leaves(model: nn.Module) -> Update:
     """The trainable parameters as fresh leaves, so that no caller's requires_grad or .grad is touched."""
     return {name: p.detach().requires_grad_() for name, p in model.named_parameters() if p.requires_grad}
 
 
-def _copied_buffers(model: nn.Module) -> dict[str, Tensor]:
+def copied_buffers(model: nn.Module) -> dict[str, Tensor]:
     """Copies, since batch norm in train mode writes into its running statistics."""
     return {name: buffer.detach().clone() for name, buffer in model.named_buffers()}

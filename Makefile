@@ -1,0 +1,38 @@
+# Everything needs `make setup`, which builds .venv once and again whenever pyproject.toml changes.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: setup audit test test-slow check browser clean
+
+setup: $(READY)
+
+$(READY): pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	touch $(READY)
+
+audit: setup
+	$(BIN)/dosimeter audit --out out/audit
+
+test: setup browser
+	$(BIN)/python -m pytest -q -n 2 -m "not slow"
+
+test-slow: setup browser
+	$(BIN)/python -m pytest -q -m slow
+
+# The tests open the report in a real browser. Debian's chromium is installed where there is none and we may.
+browser:
+	@command -v chromium >/dev/null || command -v google-chrome >/dev/null || \
+	{ test "$$(id -u)" = 0 && command -v apt-get >/dev/null && apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium >/dev/null; } || \
+	echo "no chromium here and no way to install it: the browser tests will be skipped"
+
+check: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+
+clean:
+	rm -rf $(VENV) build dist out *.egg-info

@@ -1,0 +1,74 @@
+"""Records on disk: append-only JSONL, one line an experiment, so that a killed run resumes without loss or repetition."""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+from dosimeter.types import Record
+
+FILE_NAME = "records.jsonl"
+
+
+def write_record(folder: str | Path, record: Record) -> None:
+    """Append one line, on disk before this returns; a torn line left by a killed run is cut off first."""
+    path = Path(folder) / FILE_NAME
+    path.parent.mkdir(parents=True, exist_ok=True)
+    line = json.dumps(finite_only(dataclasses.asdict(record)), ensure_ascii=False, allow_nan=False, separators=(",", ":")) + "\n"
+    with path.open("r+b" if path.exists() else "w+b") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.seek(_whole_length(file.read()))
+        file.truncate()
+        file.write(line.encode())
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def read_records(folder: str | Path) -> list[Record]:
+    """All whole records of a run, the latest of each key; a torn last line is passed over, any other damage is said."""
+    path = Path(folder) / FILE_NAME
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: no records there; `dosimeter audit --out {folder}` writes them")
+    content = path.read_bytes()
+    records: dict[str, Record] = {}
+    for number, line in enumerate(content[: _whole_length(content)].splitlines(), 1):
+        record = _parsed(line, f"{path}, line {number}")
+        records[record.key] = record
+    return list(records.values())
+
+
+def finite_only(value: Any) -> Any:
+    """JSON has no infinity and no NaN: both become null."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: finite_only(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite_only(item) for item in value]
+    return value
+
+
+def _whole_length(content: bytes) -> int:
+    """The length up to the last line that is whole: it ends in a newline and is JSON."""
+    length = content.rfind(b"\n") + 1
+    last = content[content.rfind(b"\n", 0, max(length - 1, 0)) + 1 : length]
+    try:
+        if last:
+            json.loads(last)
+    except ValueError:
+        return length - len(last)
+    return length
+
+
+def _parsed(line: bytes, where: str) -> Record:
+    try:
+        return Record(**json.loads(line))
+    except ValueError as error:
+        raise ValueError(f"{where}: not a record ({error}); the file was changed by hand or damaged") from None
+    except TypeError as error:
+        raise ValueError(f"{where}: a record of another version of Dosimeter ({error})") from None

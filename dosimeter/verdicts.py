@@ -1,0 +1,115 @@
+"""What a score means: leaked, not shown at this budget, or impossible here; always with the reason."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from dosimeter.types import Record
+
+SURFACES = ("labels", "features", "inputs")
+CHANCE = 0.01  # a guess at random does as well at most this often, where labels count as leaked
+MARGIN_DB = 3.0  # a picture must beat each of its nulls by as much to count as leaked
+
+
+class Verdict(StrEnum):
+    LEAKED = "leaked"
+    NOT_SHOWN = "not shown at this budget"
+    IMPOSSIBLE = "impossible here"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SurfaceVerdict:
+    """The verdict on one surface, carried by its most telling record."""
+
+    surface: str
+    verdict: Verdict
+    reason: str
+    method: str  # of that record, "" where there is none
+
+
+Values = Sequence[float | None]
+
+
+def judge_labels(found: Mapping[str, Values], nulls: Mapping[str, Mapping[str, Values]], certified: bool) -> tuple[Verdict, str]:
+    """Labels leaked where the share of recovered instances is proved, or beyond what guessing gives."""
+    score = _number(found["insacc"][0])
+    guesses = sorted(_number(value) for value in nulls["guess"]["insacc"])
+    as_good = sum(guess >= score for guess in guesses) / len(guesses)
+    share = f"{score:.0%} of the labels recovered (InsAcc)"
+    if certified:
+        return Verdict.LEAKED, f"{share}, proved from the gradient alone"
+    if as_good <= CHANCE:
+        return (
+            Verdict.LEAKED,
+            f"{share}; guessing does as well in {_at_most(as_good, len(guesses))} of draws (median {guesses[len(guesses) // 2]:.0%})",
+        )
+    return Verdict.NOT_SHOWN, f"{share}, which guessing reaches in {as_good:.1%} of draws"
+
+
+def judge_features(found: Mapping[str, Values], nulls: Mapping[str, Mapping[str, Values]], certified: int) -> tuple[Verdict, str]:
+    """Features leaked where one is certified, or where most errors lie below every null's."""
+    errors = [_number(value, math.inf) for value in found["feature_error"]]
+    middle = _median(errors)
+    if certified:
+        return (
+            Verdict.LEAKED,
+            f"{certified} of {len(errors)} feature vectors certified from the gradient alone; median relative error {middle:.2g}",
+        )
+    null_medians = [_median([_number(v, math.inf) for v in null["feature_error"]]) for null in nulls.values() if "feature_error" in null]
+    floor = min(null_medians, default=1.0)  # 1: the error of the zero vector
+    if middle < 0.5 * min(floor, 1.0):
+        return Verdict.LEAKED, f"median relative feature error {middle:.2g}, the best null has {floor:.2g}"
+    return Verdict.NOT_SHOWN, f"median relative feature error {middle:.2g} against {floor:.2g} of the best null"
+
+
+def judge_inputs(found: Mapping[str, Values], nulls: Mapping[str, Mapping[str, Values]]) -> tuple[Verdict, str]:
+    """Inputs leaked where pictures beat each of their own nulls by a margin that is seen, not by luck of the average."""
+    psnr = [_number(value, -math.inf) for value in found["psnr"]]
+    rivals = [[_number(value, -math.inf) for value in null["psnr"]] for null in nulls.values()]
+    best = [max(column) for column in zip(*rivals)]
+    above = sum(value >= rival + MARGIN_DB for value, rival in zip(psnr, best))
+    middle, rival = _median(psnr), _median(best)
+    figures = f"median PSNR {middle:.1f} dB against {rival:.1f} dB of the best null"
+    if above:
+        return Verdict.LEAKED, f"{above} of {len(psnr)} inputs beat every null by {MARGIN_DB:g} dB or more; {figures}"
+    return Verdict.NOT_SHOWN, f"no input beats its nulls by {MARGIN_DB:g} dB; {figures}"
+
+
+def judge_surfaces(records: Iterable[Record]) -> list[SurfaceVerdict]:
+    """For each surface, the gravest verdict among its records, with that record's reason."""
+    gravity = {Verdict.LEAKED: 2, Verdict.NOT_SHOWN: 1, Verdict.IMPOSSIBLE: 0}
+    by_surface: dict[str, list[Record]] = {surface: [] for surface in SURFACES}
+    for record in records:
+        by_surface[record.surface].append(record)
+    verdicts = []
+    for surface, group in by_surface.items():
+        if not group:
+            continue
+        worst = max(group, key=lambda record: (gravity[Verdict(record.verdict)], strength(record)))
+        verdicts.append(SurfaceVerdict(surface=surface, verdict=Verdict(worst.verdict), reason=worst.reason, method=worst.method))
+    return verdicts
+
+
+def strength(record: Record) -> float:
+    """How much a record shows, to rank records of one surface; larger is worse for the client."""
+    sign_and_metric = {"labels": (1, "insacc"), "features": (-1, "feature_error"), "inputs": (1, "psnr")}
+    sign, metric = sign_and_metric[record.surface]
+    values = [_number(value, -sign * math.inf) for value in record.metrics.get(metric, [])]
+    return sign * _median(values) if values else -math.inf
+
+
+def _number(value: float | None, missing: float = math.nan) -> float:
+    return missing if value is None or math.isnan(value) else value
+
+
+def _median(values: Sequence[float]) -> float:
+    ordered = sorted(values)
+    middle = len(ordered) // 2
+    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
+
+
+def _at_most(share: float, draws: int) -> str:
+    return f"less than {1 / draws:.1%}" if share == 0 else f"{share:.1%}"

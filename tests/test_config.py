@@ -1,0 +1,108 @@
+import json
+import tomllib
+from dataclasses import dataclass, field
+from typing import Literal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dosimeter.config import construct, describe, digest, override, to_toml
+from dosimeter.interfaces import Loss, Training
+from dosimeter.losses import CrossEntropy, Focal
+from dosimeter.options import Fraction, PositiveInt, check_fields
+from dosimeter.training import FedAvg, FedSGD
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inner:
+    name: str = "x"
+    options: dict = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outer:
+    loss: Loss = field(default_factory=CrossEntropy)
+    trainings: tuple[Training, ...] = ()
+    inner: Inner = field(default_factory=Inner)
+    steps: PositiveInt = 3
+    share: Fraction = 0.5
+    limit: float | None = None
+    choice: Literal["a", "b"] = "a"
+    which: Literal["all"] | tuple[Loss, ...] = "all"
+
+    def __post_init__(self):
+        check_fields(self)
+
+
+losses = st.one_of(
+    st.builds(
+        CrossEntropy,
+        smoothing=st.floats(0, 1),
+        convention=st.sampled_from(["pytorch", "thesis"]),
+        temperature=st.floats(1e-3, 1e3),
+    ),
+    st.builds(Focal, gamma=st.floats(0, 10)),
+)
+trainings = st.one_of(
+    st.just(FedSGD()),
+    st.builds(FedAvg, steps=st.none() | st.integers(1, 99), learning_rate=st.floats(1e-9, 10, exclude_min=True), momentum=st.floats(0, 1)),
+)
+configurations = st.builds(
+    Outer,
+    loss=losses,
+    trainings=st.lists(trainings, max_size=3).map(tuple),
+    inner=st.builds(Inner, name=st.text(max_size=8), options=st.dictionaries(st.from_regex(r"[a-z]{6,9}", fullmatch=True), st.integers())),
+    limit=st.none() | st.floats(allow_nan=False),
+    which=st.just("all") | st.lists(losses, max_size=2).map(tuple),
+)
+
+
+@given(configurations)
+def test_round_trips_are_exact(config):
+    assert construct(Outer, describe(config)) == config
+    assert construct(Outer, tomllib.loads(to_toml(config))) == config
+    assert construct(Outer, json.loads(json.dumps(describe(config), allow_nan=False))) == config
+    assert digest(construct(Outer, describe(config))) == digest(config)
+
+
+def test_short_forms_and_overrides():
+    data = override(
+        {"loss": "focal", "trainings": ["fedavg"]}, ["loss.gamma=1.5", "trainings.0.steps=4", "steps=7", "choice=b", "inner.depth=2"]
+    )
+    config = construct(Outer, data)
+    assert config.loss == Focal(gamma=1.5)
+    assert config.trainings == (FedAvg(steps=4),)
+    assert (config.steps, config.choice, config.inner.options) == (7, "b", {"depth": 2})
+
+
+def test_the_digest_sees_content_not_order():
+    assert digest({"a": 1, "b": 2}) == digest({"b": 2, "a": 1}) != digest({"a": 1, "b": 3})
+
+
+@pytest.mark.parametrize(
+    ("data", "sentence"),
+    [
+        ({"steps": -3}, "steps: expected a positive int, got -3"),
+        ({"steps": True}, "steps: expected an int, got True"),
+        ({"step": 1}, "step: no such key; did you mean 'steps'?"),
+        ({"loss": "focl"}, "loss: no loss named 'focl'; did you mean 'focal'?"),
+        ({"loss": {"name": "focal", "gamma": "high"}}, "loss.gamma: expected a number, got 'high'"),
+        ({"loss": {"gamma": 1}}, "loss: expected the name of a loss, or a table with its `name` and options, got {'gamma': 1}"),
+        ({"trainings": [{"name": "fedavg", "steps": 0}]}, "trainings[0].steps: expected a positive int or none, got 0"),
+        ({"choice": "c"}, "choice: expected one of 'a', 'b', got 'c'"),
+        ({"inner": 3}, "inner: expected a table, got 3"),
+        ({"which": [{"name": "focal", "gamma": -1}]}, "which[0].gamma: expected a number of at least 0, got -1"),
+    ],
+)
+def test_errors_name_the_path(data, sentence):
+    with pytest.raises(ValueError) as raised:
+        construct(Outer, data)
+    assert sentence.replace(" or none", "") in str(raised.value)
+
+
+def test_bad_assignments():
+    with pytest.raises(ValueError, match="expected key=value, got 'steps'"):
+        override({}, ["steps"])
+    with pytest.raises(ValueError, match="steps: is not a table"):
+        override({"steps": 3}, ["steps.more=1"])

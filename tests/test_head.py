@@ -1,0 +1,66 @@
+import pytest
+import torch
+from torch import nn
+
+from dosimeter.client import observe
+from dosimeter.head import find_head, input_of, locate_head
+from dosimeter.types import Batch, Refused
+
+
+def test_finds_the_last_layer_and_its_gradients(classifier, batch):
+    head = find_head(observe(classifier, batch))
+    assert (head.name, head.classes, head.features, head.non_negative) == ("5", 10, 12, True)
+    features = input_of(classifier, "5", batch.inputs)
+    error = (torch.softmax(head.logits(features), 1) - nn.functional.one_hot(batch.targets, 10)) / len(batch.inputs)
+    torch.testing.assert_close(head.weight_gradient, error.T @ features)
+    torch.testing.assert_close(head.bias_gradient, error.sum(0))
+
+
+def test_a_head_named_first_is_still_found():
+    class Odd(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.classify = nn.Linear(6, 3, bias=False)
+            self.body = nn.Linear(4, 6)
+
+        def forward(self, x):
+            return self.classify(torch.tanh(self.body(x)))
+
+    head = find_head(observe(Odd(), Batch(torch.rand(2, 4), torch.tensor([0, 2]))))
+    assert (head.name, head.bias, head.bias_gradient, head.non_negative) == ("classify", None, None, False)
+
+
+def test_a_log_softmax_behind_the_head_does_no_harm():
+    model = nn.Sequential(nn.Linear(4, 5), nn.LogSoftmax(1))
+    assert locate_head(model, (4,)) == ("0", False)
+    with pytest.raises(Refused, match="something follows it"):
+        locate_head(model, (4,), allow_shift=False)
+
+
+def test_withheld_gradients_are_none(classifier, batch):
+    exposure = observe(classifier, batch)
+    del exposure.update["5.weight"]
+    assert find_head(exposure).weight_gradient is None
+
+
+def test_modes_and_buffers_survive(normed_classifier, batch):
+    model = normed_classifier.train()
+    running = model[1].running_mean.clone()
+    locate_head(model, (1, 8, 8))
+    input_of(model, "4", batch.inputs)
+    assert model.training
+    assert model[1].training
+    assert torch.equal(running, model[1].running_mean)
+
+
+@pytest.mark.parametrize(
+    ("model", "sentence"),
+    [
+        (nn.Sequential(nn.Conv2d(1, 3, 8), nn.Flatten()), "has no linear layer"),
+        (nn.Sequential(nn.Flatten(), nn.Linear(64, 3), nn.Softmax(1)), "something follows it"),
+        (nn.Sequential(nn.Flatten(), nn.Linear(64, 3), nn.ReLU()), "something follows it"),
+    ],
+)
+def test_refusals(model, sentence):
+    with pytest.raises(Refused, match=sentence):
+        locate_head(model, (1, 8, 8))
