@@ -7,23 +7,22 @@ from dosimeter.types import Record
 
 
 def record(key: str, **changes) -> Record:
-    values = dict(
-        key=key,
-        config={"seed": 0},
-        surface="labels",
-        method="idlg",
-        seed=0,
-        threat_model={},
-        metrics={"insacc": [0.5]},
-        nulls={},
-        outcome="completed",
-        verdict="leaked",
-        reason="",
-        warnings=[],
-        seconds=0.1,
-        versions={},
-    )
-    return Record(**(values | changes))
+    values = {
+        "config": {"seed": 0},
+        "surface": "labels",
+        "method": "idlg",
+        "seed": 0,
+        "threat_model": {},
+        "metrics": {"insacc": [0.5]},
+        "nulls": {},
+        "outcome": "completed",
+        "verdict": "leaked",
+        "reason": "",
+        "warnings": [],
+        "seconds": 0.1,
+        "versions": {},
+    }
+    return Record(**{"key": key, **values, **changes})
 
 
 def test_records_come_back_whole(tmp_path):
