@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from dosimeter.interfaces import Defense, Loss, Training
 from dosimeter.losses import CrossEntropy
 from dosimeter.normalization import input_bounds
-from dosimeter.randomness import generator
+from dosimeter.randomness import generator, seeded
 from dosimeter.training import FedSGD
 from dosimeter.types import Batch, Client, Exposure, Normalization, Public, Update
 
@@ -44,7 +44,8 @@ def observe(
     _warn_outside_bounds(batch.inputs, normalization)
     for position, defense in enumerate(defenses):
         client = defense(client, generator(seed, f"defense {position} {defense.name}", batch.inputs.device))
-    update = client.training(client.model, client.batch.inputs, client.batch.targets, client.loss)
+    with seeded(seed, "training"):
+        update = client.training(client.model, client.batch.inputs, client.batch.targets, client.loss)
     for transform in client.outgoing:
         update = transform(update)
     public = Public(

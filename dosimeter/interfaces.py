@@ -64,7 +64,9 @@ class Sampler(Method):
 class Defense(Method):
     """A transformer of the client: of its data, its model, its training or what it sends."""
 
+    side: ClassVar[Literal["data", "model", "training", "update"]]  # what it changes; the sides act in this order
     promise: ClassVar[str] = "nothing"  # what the defense guarantees on paper
+    breaks: ClassVar[str] = ""  # what it costs, or makes impossible
 
     @abstractmethod
     def __call__(self, client: Client, rng: Generator) -> Client: ...
@@ -114,6 +116,11 @@ class Metric(Method):
     surface: ClassVar[Literal["labels", "features", "inputs"]]
     higher_is_better: ClassVar[bool]
     unit: ClassVar[str] = ""
+    per_batch: ClassVar[bool] = False  # compares label counts (C,): one number for the whole batch
 
     @abstractmethod
     def __call__(self, recovered: Tensor, truth: Tensor) -> Tensor: ...
+
+    def unavailable(self, shape: tuple[int, ...] | None = None) -> str | None:
+        """Why this metric cannot compare samples of `shape` here, or None where it can; without a shape, what this machine lacks."""
+        return None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Generator
@@ -10,5 +12,17 @@ from torch import Generator
 
 def generator(seed: int, role: str, device: torch.device | str = "cpu") -> Generator:
     """A generator that depends on the seed and the role's name alone."""
+    return Generator(device).manual_seed(_derived(seed, role))
+
+
+@contextmanager
+def seeded(seed: int, role: str) -> Iterator[None]:
+    """PyTorch's global streams, from which dropout layers draw, set by the seed and the role, and given back afterwards."""
+    with torch.random.fork_rng():
+        torch.manual_seed(_derived(seed, role))
+        yield
+
+
+def _derived(seed: int, role: str) -> int:
     digest = hashlib.sha256(f"{seed}/{role}".encode()).digest()
-    return Generator(device).manual_seed(int.from_bytes(digest[:8], "big") >> 1)
+    return int.from_bytes(digest[:8], "big") >> 1

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from dosimeter.client import check_exposure
 from dosimeter.head import find_head
 from dosimeter.interfaces import Attack, FeatureRecovery, LabelRecovery, Method
-from dosimeter.randomness import generator
+from dosimeter.randomness import generator, seeded
 from dosimeter.registry import ATTACKS, FEATURES, LABELS
 from dosimeter.types import Exposure, FeatureEstimate, Knowledge, LabelEstimate, Reconstruction, Refused
 
@@ -22,7 +22,9 @@ def recover_labels(exposure: Exposure, method: str | LabelRecovery, *, seed: int
     recovery = LABELS.resolve(method, **options)
     check_exposure(exposure)
     check_needs(recovery, exposure, None)
-    return recovery(exposure, _rng(exposure, seed, f"labels {recovery.name}"))
+    role = f"labels {recovery.name}"
+    with seeded(seed, role):
+        return recovery(exposure, _rng(exposure, seed, role))
 
 
 def recover_features(
@@ -33,7 +35,9 @@ def recover_features(
     check_exposure(exposure)
     known = as_label_estimate(labels, exposure.public.classes)
     check_needs(recovery, exposure, known)
-    return recovery(exposure, known, _rng(exposure, seed, f"features {recovery.name}"))
+    role = f"features {recovery.name}"
+    with seeded(seed, role):
+        return recovery(exposure, known, _rng(exposure, seed, role))
 
 
 def reconstruct(exposure: Exposure, method: str | Attack, *, labels: Labels = None, seed: int = 0, **options: Any) -> Reconstruction:
@@ -42,7 +46,9 @@ def reconstruct(exposure: Exposure, method: str | Attack, *, labels: Labels = No
     check_exposure(exposure)
     known = as_label_estimate(labels, exposure.public.classes)
     check_needs(attack, exposure, known)
-    return attack(exposure, known, _rng(exposure, seed, f"attack {attack.name}"))
+    role = f"attack {attack.name}"
+    with seeded(seed, role):
+        return attack(exposure, known, _rng(exposure, seed, role))
 
 
 def as_label_estimate(labels: Labels, classes: int) -> LabelEstimate | None:
