@@ -1,0 +1,87 @@
+"""From real-valued estimates to whole counts of samples per class, and from counts to labels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from dosimeter.types import LabelEstimate, Outcome
+
+
+def nearest_counts(estimate: Tensor, total: int | Tensor, at_least: Tensor | None = None) -> Tensor:
+    """The whole counts that sum to `total` and lie nearest to `estimate` (..., C), none below `at_least` (default 0).
+
+    Class i offers units worth x_i, x_i − 1, x_i − 2, ... (what each still takes off the squared distance); the `total`
+    most valuable ones are taken. This is the largest-remainder rule, and exact: the objective is separable and convex.
+    """
+    floor = torch.zeros_like(estimate, dtype=torch.float64) if at_least is None else at_least.to(torch.float64)
+    wanted = torch.nan_to_num(estimate.to(torch.float64)) - floor  # (..., C)
+    units = total - floor.sum(-1, keepdim=True)  # (..., 1) still to be given away
+    if bool((units < 0).any()):
+        raise ValueError(
+            f"counts: {int(floor.sum(-1).max())} samples are already placed, more than the {int(torch.as_tensor(total).max())}"
+        )
+    low = wanted.amin(-1, keepdim=True) - units - 1  # at this price every class takes all units
+    high = wanted.amax(-1, keepdim=True) + 1  # at this one none takes any
+    for _ in range(100):
+        price = (low + high) / 2
+        affordable = _taken(wanted, price).sum(-1, keepdim=True) <= units
+        low, high = torch.where(affordable, low, price), torch.where(affordable, price, high)
+    taken = _taken(wanted, high)
+    left = units - taken.sum(-1, keepdim=True)  # units that tie at the price itself
+    rank = (wanted - taken).argsort(dim=-1, descending=True, stable=True).argsort(dim=-1)
+    return (floor + taken + (rank < left)).long()
+
+
+def apportioned(weights: Tensor, present: Tensor, total: int | None) -> Tensor:
+    """One sample for each present class, the rest in proportion to `weights`; only the `total` heaviest classes where more are present.
+
+    With `total` unknown each present class counts once. `weights` and `present` are (C,).
+    """
+    weights = torch.where(present, torch.nan_to_num(weights.to(torch.float64)).clamp_min(0), 0)
+    if total is None:
+        return present.long()
+    if int(present.sum()) > total:
+        heaviest = torch.where(present, weights, -1).topk(total).indices
+        return torch.zeros_like(present, dtype=torch.long).index_fill(0, heaviest, 1)
+    share = weights / weights.sum() if float(weights.sum()) > 0 else present / present.sum()
+    reachable = torch.where(present, share * total, -float(total))
+    return nearest_counts(reachable, total, at_least=present)
+
+
+def labels_of(counts: Tensor) -> Tensor:
+    """The counts written out: (B,) class ids in ascending order."""
+    return torch.repeat_interleave(torch.arange(len(counts), device=counts.device), counts.clamp_min(0))
+
+
+def whole_number_confidence(estimate: Tensor, counts: Tensor) -> float:
+    """1 where the estimate came out in whole numbers, 0 where a class had to be rounded by half a sample or more."""
+    return float((1 - 2 * (torch.nan_to_num(estimate.to(torch.float64)) - counts).abs().max()).clamp(0, 1))
+
+
+def counted(
+    counts: Tensor,
+    *,
+    scores: Tensor,
+    confidence: float | None = None,
+    outcome: Outcome = Outcome.COMPLETED,
+    message: str = "",
+    details: Mapping[str, Tensor] | None = None,
+) -> LabelEstimate:
+    """The estimate that says these counts."""
+    return LabelEstimate(
+        counts=counts,
+        labels=labels_of(counts),
+        scores=scores,
+        confidence=confidence,
+        outcome=outcome,
+        message=message,
+        details=details or {},
+    )
+
+
+def _taken(wanted: Tensor, price: Tensor) -> Tensor:
+    """How many units of each class are worth more than the price."""
+    return (wanted - price).ceil().clamp_min(0)

@@ -1,0 +1,60 @@
+"""iDLG: the label's gradient row points the other way."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Generator, Tensor
+
+from dosimeter.head import find_head
+from dosimeter.interfaces import LabelRecovery
+from dosimeter.labels.counting import apportioned, counted
+from dosimeter.labels.one_hot_loss import require_sign_rule
+from dosimeter.registry import LABELS
+from dosimeter.types import Exposure, Knowledge, LabelEstimate, Outcome
+
+
+@LABELS.register("idlg")
+@dataclass(frozen=True, kw_only=True)
+class IDLG(LabelRecovery):
+    """Takes a class for present where its row of the head's gradient sums to less than zero.
+
+    Zhao et al., "iDLG: Improved Deep Leakage from Gradients", arXiv 2001.02610, Section 3: of one sample, the label's
+    row is the one that points against all others. For batches the rule of Ma et al., ICLR 2023, Section 4.2: every row
+    with a negative sum; sound only where features are non-negative.
+    Departures: the present classes share the batch size out in proportion to their row sums (the papers stop at
+    presence, which `as_published=True` restores: each present class once, however many); a batch of one compares
+    each row with the longest instead of all with all, the same rule for the rank-one gradient of one sample.
+    """
+
+    needs = frozenset({Knowledge.HEAD_GRADIENT, Knowledge.SOFTMAX_LOSS})
+
+    as_published: bool = False
+
+    def __call__(self, exposure: Exposure, rng: Generator) -> LabelEstimate:
+        require_sign_rule(exposure, self.name)
+        rows = find_head(exposure).weight_gradient
+        assert rows is not None
+        size = exposure.public.batch_size
+        scores = _against_the_others(rows) if size == 1 else -rows.sum(1, dtype=torch.float64)  # (C,)
+        present = scores == scores.max() if size == 1 else scores > 0
+        if not bool(present.any()):
+            present, outcome = scores == scores.max(), Outcome.AMBIGUOUS
+            message = "no row of the head's gradient sums to less than zero; the smallest is taken"
+        else:
+            outcome, message = Outcome.COMPLETED, ""
+        if size is None:
+            outcome, message = Outcome.PARTIAL, "the batch size is not declared; each present class is counted once"
+        counts = present.long() if self.as_published else apportioned(scores, present, size)
+        return counted(counts, scores=scores, outcome=outcome, message=message)
+
+
+def _against_the_others(rows: Tensor) -> Tensor:
+    """How far each row points against the majority: of one sample, ∇W_i = (p_i − y_i) f, negative for the label alone."""
+    rows = rows.double()
+    along = rows @ rows[rows.norm(dim=1).argmax()]  # (C,) ∇W_i · f up to a factor
+    signs = torch.sign(along).sum()
+    if signs == 0:  # two classes of opposite sign: only the features' own sign can tell
+        return -rows.sum(1)
+    return -along * torch.sign(signs)

@@ -1,0 +1,81 @@
+"""iLRG: counts from the head's gradient, embeddings and probabilities beside."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import softmax
+
+from dosimeter.head import input_of
+from dosimeter.labels.ilrg import ILRG
+from dosimeter.losses import BinaryCrossEntropy, CrossEntropy, Focal
+from dosimeter.server import recover_labels
+from dosimeter.types import Refused
+
+LABELS = [0, 0, 0, 3, 3, 8, 9, 9]
+COUNTS = [3, 0, 0, 2, 0, 0, 0, 0, 1, 2]
+
+
+@pytest.mark.parametrize("activation", [nn.ReLU, nn.SiLU, nn.Tanh, nn.Sigmoid])
+def test_counts_come_back_exactly_from_an_untrained_net(expose, activation):
+    estimate = recover_labels(expose(LABELS, activation=activation), "ilrg")
+    assert estimate.counts.tolist() == COUNTS
+    assert estimate.labels.tolist() == LABELS
+    assert estimate.confidence > 0.5
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        CrossEntropy(smoothing=0.2),
+        CrossEntropy(smoothing=0.2, convention="thesis"),
+        CrossEntropy(temperature=0.7),
+        Focal(gamma=2.0),
+        BinaryCrossEntropy(),
+        BinaryCrossEntropy(over_classes="sum"),
+    ],
+)
+def test_the_equations_follow_the_clients_loss(expose, loss):
+    assert recover_labels(expose(LABELS, loss=loss), "ilrg").counts.tolist() == COUNTS
+
+
+def test_one_sample_gives_its_embedding_and_probabilities_exactly(expose, inputs):
+    exposure = expose([4])
+    estimate = recover_labels(exposure, "ilrg")
+    features = input_of(exposure.model, "2", inputs(1))
+    assert torch.allclose(estimate.details["embeddings"].float(), features.expand(10, -1), rtol=1e-4, atol=1e-5)
+    assert torch.allclose(estimate.details["probabilities"].float(), softmax(exposure.model(inputs(1)), 1).expand(10, -1), atol=1e-5)
+
+
+def test_the_solution_is_the_moore_penrose_one_of_equation_seven(expose):
+    exposure = expose(LABELS)
+    estimate = recover_labels(exposure, "ilrg")
+    weight_gradient, bias_gradient = exposure.update["2.weight"].double(), exposure.update["2.bias"].double()
+    head = exposure.model[2].double()
+    probabilities = softmax(head(weight_gradient / bias_gradient[:, None]), 1).detach()
+    system = torch.cat([torch.ones(1, 10, dtype=torch.float64), probabilities.T - torch.eye(10)])
+    right = torch.cat([torch.ones(1, dtype=torch.float64), bias_gradient]) * len(LABELS)
+    assert torch.allclose(estimate.scores, torch.linalg.pinv(system) @ right, atol=1e-6)
+
+
+def test_published_rounding_need_not_sum_to_the_batch_size(expose):
+    exposure = expose(LABELS)
+    scores = recover_labels(exposure, "ilrg").scores
+    published = recover_labels(exposure, "ilrg", as_published=True).counts
+    assert published.tolist() == scores.clamp_min(0).round().long().tolist()
+
+
+def test_an_undeclared_batch_size_is_inferred(expose):
+    estimate = recover_labels(expose(LABELS, declare=False), "ilrg")
+    assert estimate.counts.tolist() == COUNTS
+    assert "8 is the smallest" in estimate.message
+
+
+def test_more_classes_than_candidates_keep_the_smallest_bias_gradients(expose):
+    exposure = expose([3, 3, 150, 199], classes=200)
+    assert torch.equal(ILRG(candidates=16)(exposure, torch.Generator()).counts, recover_labels(exposure, "ilrg").counts)
+    assert len(ILRG(candidates=16)(exposure, torch.Generator()).details["classes"]) == 16
+
+
+def test_a_head_without_bias_is_refused(expose):
+    with pytest.raises(Refused, match="the last layer has no bias"):
+        recover_labels(expose(LABELS, bias=False), "ilrg")
