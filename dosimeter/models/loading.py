@@ -1,0 +1,158 @@
+"""From a name, options, a weights file and a seed to a model; a file that would have to run code is refused."""
+
+from __future__ import annotations
+
+import importlib
+import pickle
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from dosimeter.options import OptionError
+from dosimeter.randomness import generator
+from dosimeter.registry import MODELS, build
+
+TORCH_SUFFIXES = (".pt", ".pth", ".th")
+WRAPPERS = ("state_dict", "model", "model_state_dict")  # keys under which training scripts put the state dict
+PREFIXES = ("module.", "_orig_mod.")  # left by DataParallel and by torch.compile
+SHOWN = 3  # parameter names in a message
+
+
+def load_model(name: str, options: Mapping[str, Any], weights: Path | None, seed: int) -> nn.Module:
+    """A model by registry name or `module:function`, drawn from `seed` alone, then filled from `weights` where given.
+
+    The global random state is left as it was. `module:function` is looked for in the current directory, then among the
+    installed packages, and called with `options`.
+    """
+    with _seeded(seed):
+        model = _call(name, dict(options)) if ":" in name else build(MODELS.entry(name, "model"), dict(options), "model")
+    if weights is not None:
+        load_weights(model, Path(weights))
+    return model
+
+
+def find_function(name: str) -> Callable[..., Any]:
+    """The function that `module:function` names."""
+    module_name, _, function_name = name.partition(":")
+    if not module_name or not function_name:
+        raise OptionError("model", f"expected a registered name or module:function, got {name!r}")
+    with _current_directory_first():
+        try:
+            module = importlib.import_module(module_name)
+        except Exception as error:
+            where = f"from {Path.cwd()} or the installed packages"
+            raise OptionError("model", f"cannot import {module_name!r} {where}: {_sentence(error)}") from error
+    if not hasattr(module, function_name):
+        close = get_close_matches(function_name, vars(module), 1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        raise OptionError("model", f"the module {module_name!r} has no {function_name!r}{hint}")
+    function = getattr(module, function_name)
+    if not callable(function):
+        raise OptionError("model", f"expected {name!r} to be a function that returns a torch.nn.Module, got {type(function).__name__}")
+    return function
+
+
+def load_weights(model: nn.Module, path: Path) -> None:
+    """Fill `model` from a .safetensors file or a state dict saved by torch; every parameter must be there and fit."""
+    state = _without_prefix(_unwrapped(read_tensors(path), path))
+    expected = model.state_dict()
+    # Batch norm counts its batches only since torch 0.4.1, and only where its momentum is None does the count matter.
+    missing = [name for name in expected if name not in state and not name.endswith("num_batches_tracked")]
+    unexpected = [name for name in state if name not in expected]
+    misshapen = [name for name in state if name in expected and state[name].shape != expected[name].shape]
+    problems = [f"{len(missing)} missing ({_listed(missing)})"] if missing else []
+    problems += [f"{len(unexpected)} unexpected ({_listed(unexpected)})"] if unexpected else []
+    problems += [f"{n} has shape {tuple(state[n].shape)} where the model has {tuple(expected[n].shape)}" for n in misshapen[:SHOWN]]
+    problems += [f"{len(misshapen) - SHOWN} more of another shape"] if len(misshapen) > SHOWN else []
+    if problems:
+        raise ValueError(f"weights: {path} does not fit the model: {'; '.join(problems)}")
+    broken = [name for name, tensor in state.items() if tensor.is_floating_point() and not torch.isfinite(tensor).all()]
+    if broken:
+        raise ValueError(f"weights: {path} has NaN or infinite entries in {_listed(broken)}")
+    model.load_state_dict(state, strict=False)
+
+
+def read_tensors(path: Path) -> Any:
+    """What a weights file holds, on the CPU; nothing in the file is ever run."""
+    if not path.is_file():
+        raise FileNotFoundError(f"weights: no file {path}")
+    if path.suffix != ".safetensors" and path.suffix not in TORCH_SUFFIXES:
+        raise ValueError(f"weights: expected a file ending in .safetensors, {', '.join(TORCH_SUFFIXES)}, got {path}")
+    try:
+        with warnings.catch_warnings(action="ignore"):  # torch's hints on pickle protocols and TorchScript: refused below anyway
+            return load_file(path) if path.suffix == ".safetensors" else torch.load(path, map_location="cpu", weights_only=True)
+    except (SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError, LookupError, ValueError, TypeError, OSError) as error:
+        if isinstance(error, pickle.UnpicklingError) or "TorchScript" in str(error):
+            remedy = "save model.state_dict() or a .safetensors file instead"
+            raise ValueError(f"weights: {path} holds more than tensors and could run code when read, so it is refused; {remedy}") from error
+        kind = "safetensors" if path.suffix == ".safetensors" else "torch"
+        raise ValueError(f"weights: {path} is truncated, damaged or not a {kind} file") from error
+
+
+def _call(name: str, options: dict[str, Any]) -> nn.Module:
+    function = find_function(name)
+    with _current_directory_first():
+        try:
+            model = function(**options)
+        except Exception as error:
+            given = ", ".join(f"{key}={value!r}" for key, value in options.items())
+            raise OptionError("model", f"{name} failed when called with ({given}): {_sentence(error)}") from error
+    if not isinstance(model, nn.Module):
+        raise OptionError("model", f"{name} must return a torch.nn.Module, got {type(model).__name__}")
+    return model
+
+
+def _unwrapped(content: Any, path: Path) -> dict[str, Tensor]:
+    for wrapper in WRAPPERS:
+        if isinstance(content, Mapping) and isinstance(content.get(wrapper), Mapping):
+            content = content[wrapper]
+            break
+    if not isinstance(content, Mapping) or not content or not all(isinstance(value, Tensor) for value in content.values()):
+        keys = f"; its keys are {_listed([str(key) for key in content])}" if isinstance(content, Mapping) and content else ""
+        under = ", ".join(repr(wrapper) for wrapper in WRAPPERS)
+        raise ValueError(f"weights: {path} holds no state dict (tensors by parameter name, bare or under {under}){keys}")
+    return {str(name): tensor for name, tensor in content.items()}
+
+
+def _without_prefix(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    for prefix in PREFIXES:
+        if all(name.startswith(prefix) for name in state):
+            state = {name.removeprefix(prefix): tensor for name, tensor in state.items()}
+    return state
+
+
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """Global random numbers that depend on `seed` alone; the global state is restored afterwards."""
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+        torch.manual_seed(generator(seed, "model").initial_seed())
+        yield
+
+
+@contextmanager
+def _current_directory_first() -> Iterator[None]:
+    before = list(sys.path)
+    sys.path.insert(0, str(Path.cwd()))
+    importlib.invalidate_caches()
+    try:
+        yield
+    finally:
+        sys.path[:] = before
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names[:SHOWN]) + (", ..." if len(names) > SHOWN else "")
+
+
+def _sentence(error: BaseException) -> str:
+    text = str(error).strip()
+    return text.splitlines()[0] if text else type(error).__name__
