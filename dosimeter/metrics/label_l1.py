@@ -1,0 +1,30 @@
+"""L1 error of soft labels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from dosimeter.interfaces import Metric
+from dosimeter.metrics import check_paired
+from dosimeter.registry import METRICS
+
+
+@METRICS.register("label_l1")
+@dataclass(frozen=True, kw_only=True)
+class LabelL1(Metric):
+    """Sum over classes of the absolute error of a soft label.
+
+    0 is exact and 2 is all mass on the wrong classes. The published test of soft labels (Wang et al., "Towards Eliminating Hard
+    Label Constraints in Gradient Inversion Attacks", ICLR 2024) knows the attack's true inner scalar; this one asks for the label.
+    """
+
+    surface: ClassVar = "labels"
+    higher_is_better: ClassVar[bool] = False
+
+    def __call__(self, recovered: Tensor, truth: Tensor) -> Tensor:
+        check_paired(self.name, recovered, truth)
+        return (recovered.to(torch.float64) - truth.to(torch.float64)).abs().sum(1)  # (B,)

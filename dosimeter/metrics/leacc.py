@@ -1,0 +1,31 @@
+"""Label existence accuracy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from dosimeter.interfaces import Metric
+from dosimeter.metrics import check_paired
+from dosimeter.registry import METRICS
+
+
+@METRICS.register("leacc")
+@dataclass(frozen=True, kw_only=True)
+class LabelExistenceAccuracy(Metric):
+    """Fraction of all classes for which it was told rightly whether the batch has any of them.
+
+    Ma et al., "Instance-wise Batch Label Restoration", ICLR 2023, section 4: LeAcc. Absent classes count, so that with many
+    classes and a small batch saying "none" scores high: read it beside its null and ClsAcc.
+    """
+
+    surface: ClassVar = "labels"
+    higher_is_better: ClassVar[bool] = True
+    per_batch: ClassVar[bool] = True
+
+    def __call__(self, recovered: Tensor, truth: Tensor) -> Tensor:
+        check_paired(self.name, recovered, truth, dimensions=1)
+        return ((recovered > 0) == (truth > 0)).to(torch.float64).mean(-1).reshape(-1)  # (1,), or (N,) for counts (N, C)
