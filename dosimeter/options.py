@@ -99,6 +99,9 @@ def type_name(annotation: Any) -> str:
         return " or ".join(type_name(member) for member in typing.get_args(annotation))
     if origin is Literal:
         return " | ".join(repr(choice) for choice in typing.get_args(annotation))
+    if origin is tuple:
+        members = [member for member in typing.get_args(annotation) if member is not Ellipsis]
+        return "a list of (" + ", ".join(type_name(member) for member in members) + ")"
     if annotation is type(None):
         return "none"
     return _words_for(annotation) if isinstance(annotation, type) else str(annotation).replace("typing.", "")

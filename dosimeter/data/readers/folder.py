@@ -1,0 +1,17 @@
+"""A folder of image files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dosimeter.data.dataset import ImageSet
+from dosimeter.data.parts import Part
+from dosimeter.data.readers.pictures import read_pictures
+
+
+def read_folder(path: Path, *, part: Part = "all", size: int | None = None) -> ImageSet:
+    """One sub-folder a class, or a flat folder of unlabelled images, or images with a manifest.json."""
+    files = {file.relative_to(path).as_posix(): file.read_bytes for file in path.rglob("*") if file.is_file()}
+    if not files:
+        raise ValueError(f"{path}: expected a folder of images, found an empty folder")
+    return read_pictures(files, path, part=part, size=size)
