@@ -27,6 +27,7 @@ class Clipping(OutgoingDefense):
     """
 
     promise: ClassVar[str] = "a bound on what one client can contribute, which is the sensitivity that noise needs; no ε by itself"
+    breaks: ClassVar[str] = "the size of large updates: training slows down; directions, quotients and ratios stay exact in the norm modes"
 
     max_norm: PositiveFloat
     mode: Literal["norm", "layer", "value"] = "norm"

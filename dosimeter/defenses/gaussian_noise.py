@@ -25,6 +25,7 @@ class GaussianNoise(OutgoingDefense):
     """
 
     promise: ClassVar[str] = "nothing by itself: without a bound on the update there is no sensitivity, hence no ε; list clipping before it"
+    breaks: ClassVar[str] = "accuracy, the more the larger the model: the noise of all entries adds up, the signal does not grow"
 
     std: NonNegativeFloat
     relative: bool = False

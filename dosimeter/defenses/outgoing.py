@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import ClassVar
 
 import torch
 from torch import Generator, Tensor
@@ -17,6 +18,8 @@ from dosimeter.types import Client, Update
 class OutgoingDefense(Defense):
     """Changes what is sent; the client's outgoing transforms run in the order in which their defenses are listed."""
 
+    side: ClassVar = "update"
+
     @abstractmethod
     def protect(self, update: Update, rng: Generator) -> Update:
         """A new update; the tensors of the given one stay as they are."""
@@ -28,6 +31,11 @@ class OutgoingDefense(Defense):
 def standard_normal(like: Tensor, rng: Generator) -> Tensor:
     """Gaussian noise of the shape, dtype and device of `like`, drawn from `rng` wherever that lives."""
     return torch.randn(like.shape, generator=rng, dtype=like.dtype, device=rng.device).to(like.device)
+
+
+def working_dtype(change: Tensor) -> torch.dtype:
+    """Float32 for half precision, which lacks the digits and some of the operations; else the tensor's own."""
+    return torch.promote_types(change.dtype, torch.float32)
 
 
 def largest_magnitude(change: Tensor) -> float:

@@ -28,6 +28,7 @@ class Pruning(OutgoingDefense):
     """
 
     promise: ClassVar[str] = "nothing: the surviving entries are exact"
+    breaks: ClassVar[str] = "small gradients are lost for good without error accumulation; accuracy suffers above about 99 %"
 
     ratio: Fraction
     scope: Literal["layer", "update"] = "layer"

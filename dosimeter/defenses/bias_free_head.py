@@ -1,0 +1,37 @@
+"""A classifier without a bias."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from torch import Generator
+
+from dosimeter.head import locate_head
+from dosimeter.interfaces import Defense
+from dosimeter.registry import DEFENSES
+from dosimeter.types import Client
+
+
+@DEFENSES.register("bias_free_head")
+@dataclass(frozen=True, kw_only=True)
+class BiasFreeHead(Defense):
+    """Takes the bias out of the last linear layer, so that there is none to send.
+
+    Scheliga, Mäder & Seeland, "Combining Variational Modeling with Partial Gradient Perturbation to Prevent Deep Gradient Leakage",
+    2022 (thesis Section 4.2.3).
+    Departure: only the head's bias goes, the one whose gradient counts the labels; the paper takes out those of all linear layers.
+    """
+
+    side: ClassVar = "model"
+    promise: ClassVar[str] = "no head bias gradient exists; the weight's gradient determines labels and features without it"
+    breaks: ClassVar[str] = "a trained model's class priors, until it is trained on"
+
+    def __call__(self, client: Client, rng: Generator) -> Client:
+        name, _ = locate_head(client.model, tuple(client.batch.inputs.shape[1:]), client.loss.shift_invariant)
+        if client.model.get_submodule(name).bias is None:
+            return client
+        model = copy.deepcopy(client.model)
+        model.get_submodule(name).register_parameter("bias", None)
+        return replace(client, model=model)

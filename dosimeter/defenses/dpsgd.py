@@ -1,0 +1,106 @@
+"""DP-SGD: every sample's gradient clipped, and noise on their sum."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import ClassVar
+
+import torch
+from torch import Generator, Tensor, nn
+from torch.func import functional_call, grad, vmap
+
+from dosimeter.defenses.gaussian_noise import GaussianNoise
+from dosimeter.interfaces import Defense, Loss, Training
+from dosimeter.options import NonNegativeFloat, OptionError, PositiveFloat
+from dosimeter.privacy import Accountant, gaussian_epsilon
+from dosimeter.registry import DEFENSES
+from dosimeter.training import FedSGD, copied_buffers
+from dosimeter.types import Client, Refused, Update
+
+VALUES_AT_ONCE = 2**27  # of per-sample gradients held in memory at one time
+
+
+@DEFENSES.register("dpsgd")
+@dataclass(frozen=True, kw_only=True)
+class DPSGD(Defense):
+    """Clips every sample's gradient and adds noise to their mean, for a provable (ε, δ).
+
+    Abadi et al., "Deep Learning with Differential Privacy", CCS 2016: Algorithm 1. The update is
+    (Σ_i g_i · min(1, max_norm / ‖g_i‖₂) + N(0, (noise_multiplier · max_norm)²)) / B.
+    The noise goes before whatever other defenses do to the update, wherever they are listed, so that they only post-process.
+    Departure: the sum is divided by the size of this batch, which the server may know, where Algorithm 1 has the expected size.
+    """
+
+    side: ClassVar = "training"
+    promise: ClassVar[str] = "(ε, δ) for each sample, against everything the server can do: see `epsilon`"
+    breaks: ClassVar[str] = "accuracy at small ε; batch norm in train mode; time and memory for a gradient a sample"
+
+    max_norm: PositiveFloat
+    noise_multiplier: NonNegativeFloat
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if math.isinf(self.max_norm) and self.noise_multiplier > 0:
+            raise OptionError("noise_multiplier", f"expected 0 with an infinite max_norm, got {self.noise_multiplier}; noise needs a bound")
+
+    def __call__(self, client: Client, rng: Generator) -> Client:
+        if not isinstance(client.training, FedSGD):
+            raise Refused(f"dpsgd clips one gradient a sample, so it needs fedsgd training; this client runs {client.training.name}")
+        _refuse_batch_norm(client.model)
+        training = FedSGD() if math.isinf(self.max_norm) else ClippedSGD(max_norm=self.max_norm)
+        std = self.noise_multiplier * self.max_norm / len(client.batch.inputs) if self.noise_multiplier else 0.0
+        noise = partial(GaussianNoise(std=std).protect, rng=rng)
+        return replace(client, training=training, outgoing=(noise, *client.outgoing))
+
+    def epsilon(self, *, sample_rate: float, steps: int, delta: float, accountant: Accountant = "rdp") -> float:
+        """ε at δ after `steps` rounds, each on a Poisson sample of `sample_rate` of the client's data."""
+        return gaussian_epsilon(
+            noise_multiplier=self.noise_multiplier, sample_rate=sample_rate, steps=steps, delta=delta, accountant=accountant
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClippedSGD(Training):
+    """Sends the mean of the samples' gradients, each first shrunk to a norm of at most `max_norm`: DP-SGD without its noise.
+
+    It has no noise so that attacks can replay what is deterministic; the noise is the client's alone.
+    """
+
+    name: ClassVar[str] = "clipped_sgd"
+
+    max_norm: PositiveFloat
+
+    def __call__(self, model: nn.Module, inputs: Tensor, targets: Tensor, loss: Loss, create_graph: bool = False) -> Update:
+        size = max(1, VALUES_AT_ONCE // max(1, sum(p.numel() for p in model.parameters())))
+        total: Update = {}
+        with torch.set_grad_enabled(create_graph):
+            for piece_inputs, piece_targets in zip(inputs.split(size), targets.split(size)):
+                gradients = per_sample_gradients(model, piece_inputs, piece_targets, loss)
+                square = torch.stack([g.flatten(1).square().sum(1) for g in gradients.values()]).sum(0)  # (b,)
+                scale = self.max_norm / square.clamp_min(self.max_norm**2).sqrt()  # smooth where a gradient is zero
+                for name, g in gradients.items():
+                    clipped = torch.tensordot(scale, g, dims=1)
+                    total[name] = total[name] + clipped if name in total else clipped
+        return {name: change / len(inputs) for name, change in total.items()}
+
+
+def per_sample_gradients(model: nn.Module, inputs: Tensor, targets: Tensor, loss: Loss) -> Update:
+    """Each sample's own gradient by parameter name: (B, *parameter shape); differentiable in inputs and targets."""
+    _refuse_batch_norm(model)
+    parameters = {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
+    buffers = copied_buffers(model)
+
+    def sample_loss(parameters: dict[str, Tensor], sample: Tensor, target: Tensor) -> Tensor:
+        return loss(functional_call(model, (parameters, buffers), (sample[None],)), target[None])
+
+    return vmap(grad(sample_loss), in_dims=(None, 0, 0), randomness="different")(parameters, inputs, targets)
+
+
+def _refuse_batch_norm(model: nn.Module) -> None:
+    for name, module in model.named_modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and (module.training or module.running_mean is None):
+            raise Refused(
+                f"dpsgd needs a gradient of each sample on its own, and batch norm {name!r} mixes the batch: use eval mode or group norm"
+            )

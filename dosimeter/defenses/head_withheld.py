@@ -1,0 +1,38 @@
+"""The last linear layer stays with the client."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from torch import Generator
+
+from dosimeter.head import locate_head
+from dosimeter.interfaces import Defense
+from dosimeter.registry import DEFENSES
+from dosimeter.types import Client, Update
+
+
+@DEFENSES.register("head_withheld")
+@dataclass(frozen=True, kw_only=True)
+class HeadWithheld(Defense):
+    """Sends every layer but the last linear one, weight and bias.
+
+    Sotthiwat et al., "Partially Encrypted Multi-Party Computation for Federated Learning", CCGrid 2021 (PE-MPC), and Mei et al.,
+    "FedVF: Personalized Federated Learning Based on Layer-wise Parameter Updates with Variable Frequency", IPCCC 2021, as
+    in thesis Section 4.2.3. To the server, an encrypted layer and one kept at home look the same: absent.
+    """
+
+    side: ClassVar = "update"
+    promise: ClassVar[str] = "the head's gradient is not seen; the layers below carry it on (thesis chapter 4 bridges the gap)"
+    breaks: ClassVar[str] = "a shared classifier: each client keeps its own head, or pays for encrypting it"
+
+    def __call__(self, client: Client, rng: Generator) -> Client:
+        name, _ = locate_head(client.model, tuple(client.batch.inputs.shape[1:]), client.loss.shift_invariant)
+        prefix = f"{name}." if name else ""
+        withheld = {f"{prefix}weight", f"{prefix}bias"}
+
+        def without_head(update: Update) -> Update:
+            return {name: change for name, change in update.items() if name not in withheld}
+
+        return replace(client, outgoing=(*client.outgoing, without_head))

@@ -1,0 +1,43 @@
+"""Several local steps before anything is sent."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from torch import Generator
+
+from dosimeter.interfaces import Defense
+from dosimeter.options import PositiveFloat, PositiveInt
+from dosimeter.registry import DEFENSES
+from dosimeter.training import FedAvg, FedSGD
+from dosimeter.types import Client, Refused
+
+
+@DEFENSES.register("local_iterations")
+@dataclass(frozen=True, kw_only=True)
+class LocalIterations(Defense):
+    """Trains `steps` local steps and sends the sum of them, in place of one gradient.
+
+    Wei et al., "A Framework for Evaluating Gradient Leakage Attacks in Federated Learning", ESORICS 2020 (thesis Section 2.3.2).
+    A client that runs FedSGD turns to FedAvg with `learning_rate` on its whole batch; one that runs FedAvg already keeps its
+    own settings, `steps` and a given `learning_rate` apart. One step of FedSGD stays FedSGD.
+    """
+
+    side: ClassVar = "training"
+    promise: ClassVar[str] = "nothing: the server knows the steps and can replay them"
+    breaks: ClassVar[str] = "clients drift apart on unlike data; fewer rounds pay for it"
+
+    steps: PositiveInt
+    learning_rate: PositiveFloat | None = None  # None: the client's own, or FedAvg's default
+
+    def __call__(self, client: Client, rng: Generator) -> Client:
+        training = client.training
+        if isinstance(training, FedAvg):
+            rate = self.learning_rate or training.learning_rate
+            return replace(client, training=replace(training, steps=self.steps, learning_rate=rate))
+        if not isinstance(training, FedSGD):
+            raise Refused(f"local_iterations needs fedsgd or fedavg training; this client runs {training.name}")
+        if self.steps == 1:
+            return client
+        return replace(client, training=FedAvg(steps=self.steps, learning_rate=self.learning_rate or FedAvg().learning_rate))

@@ -1,0 +1,50 @@
+"""Mixup: pairs of samples and of labels, blended."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Generator
+
+from dosimeter.client import check_batch
+from dosimeter.interfaces import Defense
+from dosimeter.losses import as_distribution
+from dosimeter.options import PositiveFloat
+from dosimeter.registry import DEFENSES
+from dosimeter.types import Batch, Client, Refused
+
+
+@DEFENSES.register("mixup")
+@dataclass(frozen=True, kw_only=True)
+class Mixup(Defense):
+    """Trains on blends of two samples each, with labels blended alike.
+
+    Zhang et al., "mixup: Beyond Empirical Risk Minimization", ICLR 2018 (thesis Table 2.2): x = λ x_i + (1 − λ) x_j and likewise
+    the labels, λ from Beta(α, α), j from a random order of the batch. One λ a sample, drawn afresh.
+    """
+
+    side: ClassVar = "data"
+    promise: ClassVar[str] = "nothing: the blends leak as samples do, and the labels say how they were blended"
+    breaks: ClassVar[str] = "little: it is a regulariser; hard labels are gone"
+
+    alpha: PositiveFloat = 1.0
+
+    def __call__(self, client: Client, rng: Generator) -> Client:
+        inputs, targets = client.batch.inputs, client.batch.targets
+        if len(inputs) < 2:
+            raise Refused("mixup blends pairs of samples, so it needs a batch of at least two; this batch has one")
+        soft = as_distribution(targets, check_batch(client.model, client.batch, "batch"), inputs.dtype)
+        partner = torch.randperm(len(inputs), generator=rng, device=rng.device).to(inputs.device)
+        share = self._shares(len(inputs), rng).to(inputs)  # (B,)
+        image_share = share.view(-1, *[1] * (inputs.ndim - 1))
+        mixed = image_share * inputs + (1 - image_share) * inputs[partner]
+        labels = share[:, None] * soft + (1 - share[:, None]) * soft[partner]
+        return replace(client, batch=Batch(mixed, labels))
+
+    def _shares(self, count: int, rng: Generator) -> torch.Tensor:
+        """λ of each sample; numpy draws it, seeded by `rng`, as PyTorch's Beta takes no generator."""
+        seed = int(torch.randint(2**62, (), generator=rng, device=rng.device))
+        return torch.from_numpy(np.random.default_rng(seed).beta(self.alpha, self.alpha, count))

@@ -1,0 +1,55 @@
+"""Quantisation of the update to few bits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+import torch
+from torch import Generator, Tensor
+
+from dosimeter.defenses.outgoing import OutgoingDefense
+from dosimeter.options import Constraint
+from dosimeter.registry import DEFENSES
+from dosimeter.types import Update
+
+Bits = Annotated[int, Constraint("an int from 2 to 32 (one bit is the `sign` defense)", lambda value: 2 <= value <= 32)]
+
+
+@DEFENSES.register("quantisation")
+@dataclass(frozen=True, kw_only=True)
+class Quantisation(OutgoingDefense):
+    """Rounds every entry to one of 2^bits − 1 evenly spaced levels between minus and plus its layer's largest magnitude.
+
+    Alistarh et al., "QSGD: Communication-Efficient SGD via Gradient Quantization and Encoding", NeurIPS 2017: one bit for the
+    sign, the rest for the magnitude. With `stochastic`, rounding up or down is drawn so that the mean is exact (QSGD's
+    Eq. for ξ); without it, entries go to the nearest level. 32 bits send the update as it is.
+    Departure: levels span the layer's largest magnitude, as practice has it, in place of its L2 norm.
+    """
+
+    promise: ClassVar[str] = "nothing: every entry is known to within half a step"
+    breaks: ClassVar[str] = "entries far below their layer's largest one, which round to zero"
+
+    bits: Bits
+    stochastic: bool = False
+
+    def protect(self, update: Update, rng: Generator) -> Update:
+        if self.bits == 32:
+            return dict(update)
+        return {name: self._quantised(change, rng) for name, change in update.items()}
+
+    def step(self, change: Tensor) -> Tensor:
+        """The distance between two levels of a layer, in float64: ()."""
+        return change.abs().max().double() / (2 ** (self.bits - 1) - 1)
+
+    def _quantised(self, change: Tensor, rng: Generator) -> Tensor:
+        if change.numel() == 0 or not change.any():
+            return change
+        step = self.step(change)
+        levels = change.double() / step
+        if self.stochastic:
+            uniform = torch.rand(change.shape, generator=rng, dtype=torch.float64, device=rng.device).to(change.device)
+            levels = (levels + uniform).floor()
+        else:
+            levels = levels.round()
+        return (levels * step).to(change.dtype)

@@ -1,0 +1,44 @@
+"""Label differential privacy by randomised response."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Generator
+
+from dosimeter.client import check_batch
+from dosimeter.interfaces import Defense
+from dosimeter.options import NonNegativeFloat
+from dosimeter.privacy import randomised_response_keep
+from dosimeter.registry import DEFENSES
+from dosimeter.types import Batch, Client, Refused
+
+
+@DEFENSES.register("random_labels")
+@dataclass(frozen=True, kw_only=True)
+class RandomLabels(Defense):
+    """Replaces labels at random, so rarely as ε allows.
+
+    Warner, "Randomized Response", JASA 1965; for training, Ghazi et al., "Deep Learning with Label Differential Privacy",
+    NeurIPS 2021: Algorithm 1 (one stage). A label stays with probability e^ε / (e^ε + C − 1), otherwise it becomes one of
+    the other classes, all alike. An infinite ε keeps every label.
+    """
+
+    side: ClassVar = "data"
+    promise: ClassVar[str] = "ε for each label, δ = 0, if a label is randomised once and then reused; nothing for the inputs"
+    breaks: ClassVar[str] = "accuracy at small ε, the more the more classes there are"
+
+    epsilon: NonNegativeFloat
+
+    def __call__(self, client: Client, rng: Generator) -> Client:
+        targets = client.batch.targets
+        if targets.ndim != 1:
+            raise Refused("random_labels randomises class ids; this batch has soft labels, so list it before what mixes or smooths them")
+        classes = max(2, check_batch(client.model, client.batch, "batch"))
+        keep = randomised_response_keep(self.epsilon, classes)
+        stays = torch.rand(targets.shape, generator=rng, dtype=torch.float64, device=rng.device) < keep  # (B,)
+        shift = torch.randint(1, classes, targets.shape, generator=rng, device=rng.device)
+        answered = torch.where(stays.to(targets.device), targets, (targets + shift.to(targets)) % classes)
+        return replace(client, batch=Batch(client.batch.inputs, answered))

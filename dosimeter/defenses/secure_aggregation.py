@@ -1,0 +1,66 @@
+"""Secure aggregation: the server sees the mean of several clients' updates and no single one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Generator, Tensor
+
+from dosimeter.interfaces import Defense
+from dosimeter.options import PositiveInt
+from dosimeter.registry import DEFENSES
+from dosimeter.training import Gradient, Replayable
+from dosimeter.types import Client, Refused, Update
+
+
+@DEFENSES.register("secure_aggregation")
+@dataclass(frozen=True, kw_only=True)
+class SecureAggregation(Defense):
+    """Lets the server see only the mean of the updates of `clients` clients.
+
+    Bonawitz et al., "Practical Secure Aggregation for Privacy-Preserving Machine Learning", CCS 2017; homomorphic encryption and
+    multi-party sums (thesis Table 2.2, aggregation) look the same to the server. The audited batch is what all clients hold
+    together: it is shared out in order, as evenly as possible, each client trains on its share, and the mean is weighted by
+    the sizes of the shares (McMahan et al., AISTATS 2017). So with FedSGD and no batch norm the server sees the gradient of
+    one batch of all samples: aggregation hides whose a sample is, and leaks what a batch of that size leaks.
+    List it before the defenses of the update; what follows it acts on the mean.
+    """
+
+    side: ClassVar = "training"
+    promise: ClassVar[str] = "no single client's update is seen, if enough clients are honest; the mean itself is not protected"
+    breaks: ClassVar[str] = "checks on single updates (outliers, poisoning); rounds fail when too many clients drop out"
+
+    clients: PositiveInt
+
+    def __call__(self, client: Client, rng: Generator) -> Client:
+        if self.clients == 1:
+            return client
+        if client.outgoing:
+            raise Refused("secure_aggregation must be listed before the defenses of the update, which would otherwise act on the mean")
+        if not isinstance(client.training, Replayable):
+            raise Refused(f"secure_aggregation needs fedsgd or fedavg training; this client runs {client.training.name}")
+        samples = len(client.batch.inputs)
+        if samples < self.clients:
+            raise Refused(f"secure_aggregation over {self.clients} clients needs a sample for each; the batch has {samples}")
+        return replace(client, training=MeanOfClients(clients=self.clients, each=client.training))
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeanOfClients(Replayable):
+    """The mean of the updates that clients compute on their shares of the batch, weighted by the shares' sizes."""
+
+    name: ClassVar[str] = "mean_of_clients"
+
+    clients: PositiveInt
+    each: Replayable
+
+    def replay(self, gradient: Gradient, parameters: Update, buffers: dict[str, Tensor], inputs: Tensor, targets: Tensor) -> Update:
+        total: Update = {}
+        for share, wanted in zip(torch.tensor_split(inputs, self.clients), torch.tensor_split(targets, self.clients)):
+            own = {name: buffer.clone() for name, buffer in buffers.items()}
+            update = self.each.replay(gradient, parameters, own, share, wanted)
+            weight = len(share) / len(inputs)
+            total = {name: total[name] + change * weight if total else change * weight for name, change in update.items()}
+        return total

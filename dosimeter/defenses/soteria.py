@@ -1,0 +1,70 @@
+"""Soteria: the head's gradient with the most telling features taken out."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Generator, Tensor, nn
+
+from dosimeter.head import locate_head
+from dosimeter.interfaces import Defense
+from dosimeter.options import Fraction
+from dosimeter.registry import DEFENSES
+from dosimeter.training import copied_buffers
+from dosimeter.types import Client, Update
+
+
+@DEFENSES.register("soteria")
+@dataclass(frozen=True, kw_only=True)
+class Soteria(Defense):
+    """Zeroes the columns of the head's gradient whose features say most about the input.
+
+    Sun et al., "Soteria: Provable Defense against Privacy Leakage in Federated Learning from Representation Perspective",
+    CVPR 2021: with r the input of the last linear layer, the ⌊ratio · H⌋ features with the largest |r_i| / ‖∂r_i/∂X‖, which
+    stands for ‖r_i (∂r_i/∂X)⁻¹‖, are set to zero in that layer's gradient ∇W = Σ (p − y) rᵀ; all other layers stay as they are.
+    A batch shares one gradient, so the scores are summed over its samples. It scores the model and the data as they are
+    where it is listed, so list it after the defenses of either.
+    """
+
+    side: ClassVar = "update"
+    promise: ClassVar[str] = (
+        "a bound on reconstruction from the representation alone, under the paper's assumptions; no other layer is touched"
+    )
+    breaks: ClassVar[str] = "training of the head's zeroed columns; one backward pass a feature"
+
+    ratio: Fraction
+
+    def __call__(self, client: Client, rng: Generator) -> Client:
+        name, _ = locate_head(client.model, tuple(client.batch.inputs.shape[1:]), client.loss.shift_invariant)
+        layer = f"{name}.weight" if name else "weight"
+        scores = feature_scores(client.model, name, client.batch.inputs)  # (H,)
+        telling = scores.topk(math.floor(self.ratio * len(scores) + 1e-9)).indices
+
+        def without_telling(update: Update) -> Update:
+            if layer not in update or len(telling) == 0:
+                return dict(update)
+            return update | {layer: update[layer].index_fill(1, telling, 0)}
+
+        return replace(client, outgoing=(*client.outgoing, without_telling))
+
+
+def feature_scores(model: nn.Module, head: str, inputs: Tensor) -> Tensor:
+    """Σ over samples of |r_i| / ‖∂r_i/∂X‖ for every feature of the head: (H,); 0 for a feature that is zero."""
+    caught: list[Tensor] = []
+    hook = model.get_submodule(head).register_forward_hook(lambda _, received, __: caught.append(received[0]))
+    leaf = inputs.detach().clone().requires_grad_()
+    try:
+        with torch.enable_grad(), torch.random.fork_rng():
+            torch.func.functional_call(model, copied_buffers(model), (leaf.clone(),))
+    finally:
+        hook.remove()
+    features = caught[-1]  # (B, H)
+    scores = []
+    for index in range(features.shape[1]):
+        slope = torch.autograd.grad(features[:, index].sum(), leaf, retain_graph=True)[0].flatten(1).norm(dim=1)  # (B,)
+        size = features[:, index].detach().abs()
+        scores.append(torch.where(size > 0, size / slope.clamp_min(torch.finfo(size.dtype).tiny), 0).sum())
+    return torch.stack(scores)
