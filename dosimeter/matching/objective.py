@@ -1,0 +1,118 @@
+"""What is minimised: the distance between the client's update and the replayed one, plus the priors."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from dosimeter.matching.priors import Seen
+from dosimeter.matching.recipe import Recipe
+from dosimeter.training import FedSGD, Replayable, copied_buffers, eager_gradient, functional_gradient
+from dosimeter.types import Exposure, Update
+
+Buffers = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What changes from step to step while the shapes stay: tensors only, so that a compiled form can take them."""
+
+    matching: Tensor  # () 1 where the update is matched, 0 before that
+    priors: Tensor  # (P,) the weight of each prior
+    layers: Tensor | None = None  # (L,) the say of each layer, None: all the same
+    masks: tuple[Tensor, ...] | None = None  # per layer, 1 where an entry is seen by both sides
+
+
+class Objective:
+    """The objective of one guessed batch, as a function of its inputs and label logits.
+
+    It owns a copy of the model, in the mode in which the server sent it; buffers are copied before every forward pass.
+    """
+
+    def __init__(self, exposure: Exposure, recipe: Recipe, targets: Tensor | None) -> None:
+        self.public, self.recipe = exposure.public, recipe
+        self.targets = targets  # (B,) or (B, C); None where the labels are optimised
+        self.model = copy.deepcopy(exposure.model)
+        self.trainable: Update = {name: p.detach() for name, p in self.model.named_parameters() if p.requires_grad}
+        self.names = tuple(name for name in self.trainable if name in exposure.update)
+        self.target = {name: exposure.update[name].detach() for name in self.names}
+        watched = sorted({name for prior in recipe.priors for name in prior.watched(self.model)})
+        self.watch = _Watch(self.model, watched) if watched else None
+        if self.replayable:
+            self.model.requires_grad_(False)
+
+    @property
+    def replayable(self) -> bool:
+        return isinstance(self.public.training, Replayable)
+
+    def buffers(self) -> Buffers:
+        return copied_buffers(self.model)
+
+    def __call__(
+        self, inputs: Tensor, logits: Tensor | None, buffers: Buffers, names: Sequence[str], terms: Terms, functional: bool
+    ) -> tuple[Tensor, Tensor]:
+        """(B, *shape) inputs and (B, C) label logits -> the objective with its priors, and the distance alone."""
+        targets = self.targets if logits is None else self.soft_targets(logits)
+        assert targets is not None
+        update = self.replay(inputs, targets, buffers, names, functional)
+        guess = [_wide(update[name]) for name in names]
+        target = [_wide(self.target[name]) for name in names]
+        if terms.masks is not None:
+            guess = [g * mask for g, mask in zip(guess, terms.masks)]
+            target = [t * mask for t, mask in zip(target, terms.masks)]
+        distance = self.recipe.distance(guess, target, terms.layers)
+        total = terms.matching * distance
+        if self.recipe.priors:
+            seen = self.watch(self.trainable, buffers, inputs) if self.watch else {}
+            penalties = torch.stack([_wide(prior(inputs, seen)) for prior in self.recipe.priors])
+            total = total + (terms.priors * penalties).sum()
+        return total, distance
+
+    def soft_targets(self, logits: Tensor) -> Tensor:
+        """Logits that are optimised as labels: a distribution for softmax losses, else one probability a class."""
+        return logits.softmax(-1) if self.public.loss.shift_invariant else logits.sigmoid()
+
+    def replay(self, inputs: Tensor, targets: Tensor, buffers: Buffers, names: Sequence[str], functional: bool) -> Update:
+        """The client's training on a guess. FedSGD differentiates only the matched layers; local steps move them all."""
+        training, loss = self.public.training, self.public.loss
+        with torch.autocast(inputs.device.type, torch.bfloat16, enabled=self.recipe.precision == "bf16"):
+            inputs = inputs.clone()  # a model may write into what it is given
+            if not isinstance(training, Replayable):
+                return training(self.model, inputs, targets, loss, create_graph=True)
+            wanted = names if isinstance(training, FedSGD) else self.trainable
+            parameters = {name: self.trainable[name] for name in wanted}
+            if functional:
+                return training.replay(functional_gradient(self.model, loss), parameters, dict(buffers), inputs, targets)
+            leaves = {name: p.detach().requires_grad_() for name, p in parameters.items()}
+            return training.replay(eager_gradient(self.model, loss, create_graph=True), leaves, buffers, inputs, targets)
+
+
+class _Watch:
+    """What chosen modules receive in a forward pass, by hooks on a copy of the model."""
+
+    def __init__(self, model: nn.Module, names: Sequence[str]) -> None:
+        self.model, self.caught = copy.deepcopy(model).requires_grad_(False), {}
+        for name in names:
+            self.model.get_submodule(name).register_forward_pre_hook(self._catcher(name))
+
+    def _catcher(self, name: str):
+        def catch(_: nn.Module, received: tuple[Tensor, ...]) -> None:
+            self.caught[name] = received[0]
+
+        return catch
+
+    def __call__(self, parameters: Update, buffers: Buffers, inputs: Tensor) -> Seen:
+        self.caught.clear()
+        written = {name: buffer.clone() for name, buffer in buffers.items()}
+        functional_call(self.model, (parameters, written), (inputs.clone(),))
+        return dict(self.caught)
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    """At least single precision: sums over a whole update overflow and cancel in less."""
+    return tensor if tensor.dtype == torch.float64 else tensor.float()

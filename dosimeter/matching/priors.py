@@ -1,0 +1,103 @@
+"""What a guess should look like apart from its gradient: priors on images and on what the network makes of them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from dosimeter.types import Refused
+
+Seen = Mapping[str, Tensor]  # by module name: what the module received in the forward pass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prior(ABC):
+    """A penalty on one guessed batch, switched on after `onset` (a fraction of the steps)."""
+
+    weight: float
+    onset: float = 0.0
+
+    @abstractmethod
+    def __call__(self, inputs: Tensor, seen: Seen) -> Tensor:
+        """(B, *shape) and what the watched modules received -> a scalar."""
+
+    def watched(self, model: nn.Module) -> tuple[str, ...]:
+        """The modules whose inputs the prior looks at."""
+        return ()
+
+    def weight_at(self, progress: float) -> float:
+        """The weight after a fraction `progress` of the steps."""
+        return self.weight if progress >= self.onset else 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class TotalVariation(Prior):
+    """Neighbouring pixels are alike: the mean absolute difference in each direction, or its isotropic form.
+
+    "l1" is the form of Geiping et al.'s code; "isotropic" is Σ ((Δx)² + (Δy)²)^(power/2), hfginv Eq. (11), as a mean.
+    Inputs without two spatial directions have no neighbours and pay nothing.
+    """
+
+    form: Literal["l1", "isotropic"] = "l1"
+    power: float = 1.0
+
+    def __call__(self, inputs: Tensor, seen: Seen) -> Tensor:
+        if inputs.ndim < 4:
+            return inputs.new_zeros(())
+        down = inputs[..., 1:, :] - inputs[..., :-1, :]
+        right = inputs[..., :, 1:] - inputs[..., :, :-1]
+        if self.form == "l1":
+            return down.abs().mean() + right.abs().mean()
+        squared = down[..., :, :-1].square() + right[..., :-1, :].square()
+        if self.power == 2:
+            return squared.mean()
+        return (squared + torch.finfo(inputs.dtype).eps).pow(self.power / 2).mean()
+
+
+@dataclass(frozen=True, kw_only=True)
+class SquaredNorm(Prior):
+    """Inputs stay small: the mean square (GradInversion's ℓ2 term, Yin et al., CVPR 2021, Eq. 9)."""
+
+    def __call__(self, inputs: Tensor, seen: Seen) -> Tensor:
+        return inputs.square().mean()
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchNormStatistics(Prior):
+    """The batch's mean and variance at every batch norm are those of the training data.
+
+    Σ_l w_l (‖μ_l(x) − μ̄_l‖₂ + ‖σ²_l(x) − σ̄²_l‖₂): Yin et al., CVPR 2020 and 2021; hfginv Eq. (11). `first` weighs the
+    first layer up, as the released code of both does.
+    """
+
+    statistics: Mapping[str, tuple[Tensor, Tensor]]  # by module name: running mean and variance
+    first: float = 1.0
+
+    def __call__(self, inputs: Tensor, seen: Seen) -> Tensor:
+        total = inputs.new_zeros(())
+        for position, (name, (mean, variance)) in enumerate(self.statistics.items()):
+            received = seen[name]
+            spread, centre = torch.var_mean(received, dim=[0, *range(2, received.ndim)], correction=0)
+            term = torch.linalg.vector_norm(centre - mean) + torch.linalg.vector_norm(spread - variance)
+            total = total + (self.first if position == 0 else 1.0) * term
+        return total
+
+    def watched(self, model: nn.Module) -> tuple[str, ...]:
+        return tuple(self.statistics)
+
+
+def batch_norm_prior(model: nn.Module, *, weight: float, onset: float = 0.0, first: float = 1.0) -> BatchNormStatistics:
+    """The prior on a model's own running statistics; refused where it keeps none."""
+    statistics = {
+        name: (module.running_mean.detach().clone(), module.running_var.detach().clone())
+        for name, module in model.named_modules()
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_mean is not None and module.running_var is not None
+    }
+    if not statistics:
+        raise Refused("the batch-norm prior needs batch-norm layers with running statistics: the model has none; set batch_norm=0")
+    return BatchNormStatistics(weight=weight, onset=onset, statistics=statistics, first=first)

@@ -1,0 +1,70 @@
+"""What changes while an attack runs: the learning rate, and which layers are matched."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import nn
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rate:
+    """The learning rate over the steps: constant, in steps, or along half a cosine, after a linear warm-up.
+
+    The default steps, × `factor` at 3/8, 5/8 and 7/8, are those of Geiping et al.'s code.
+    """
+
+    start: float
+    shape: Literal["constant", "steps", "cosine"] = "steps"
+    factor: float = 0.1
+    milestones: tuple[float, ...] = (3 / 8, 5 / 8, 7 / 8)
+    warm_up: float = 0.0  # a fraction of the steps
+
+    def at(self, progress: float) -> float:
+        """The rate after a fraction `progress` of the steps."""
+        rise = min(1.0, progress / self.warm_up) if self.warm_up > 0 else 1.0
+        if self.shape == "steps":
+            return self.start * rise * self.factor ** sum(progress >= milestone for milestone in self.milestones)
+        if self.shape == "cosine":
+            return self.start * rise * 0.5 * (1 + math.cos(math.pi * progress))
+        return self.start * rise
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layers:
+    """Which layers are matched when: all at once, or from the deep end `at_once` tensors more every `every` of the steps.
+
+    hfginv, Stage II, "Stepwise optimization objective". `skipped` are never matched.
+    """
+
+    at_once: int | None = None
+    every: float = 1 / 30
+    skipped: frozenset[str] = frozenset()
+
+    def at(self, progress: float, names: Sequence[str]) -> tuple[str, ...]:
+        """The matched layers among `names` (shallow to deep) after a fraction `progress` of the steps."""
+        wanted = self.ever(names)
+        if self.at_once is None:
+            return wanted
+        entered = self.at_once * (1 + math.floor(progress / self.every + 1e-9))
+        return wanted[max(0, len(wanted) - entered) :]
+
+    def ever(self, names: Sequence[str]) -> tuple[str, ...]:
+        """Every layer that is matched at some time."""
+        return tuple(name for name in names if name not in self.skipped) or tuple(names)
+
+
+def first_block(model: nn.Module) -> frozenset[str]:
+    """The parameters of the stem and the first block, where the model is a stem, three or more blocks and a head; else none.
+
+    A block is a direct child that holds several layers with parameters; what stands before the first is the stem.
+    """
+    children = [(name, child) for name, child in model.named_children() if any(True for _ in child.parameters())]
+    blocks = [name for name, child in children if sum(bool(list(m.parameters(recurse=False))) for m in child.modules()) > 1]
+    if len(blocks) < 3:
+        return frozenset()
+    shallow = [name for name, _ in children][: [name for name, _ in children].index(blocks[0]) + 1]
+    return frozenset(f"{child}.{name}" for child in shallow for name, _ in model.get_submodule(child).named_parameters())
