@@ -33,20 +33,18 @@ class SurfaceVerdict:
 Values = Sequence[float | None]
 
 
-def judge_labels(found: Mapping[str, Values], nulls: Mapping[str, Mapping[str, Values]], certified: bool) -> tuple[Verdict, str]:
-    """Labels leaked where the share of recovered instances is proved, or beyond what guessing gives."""
-    score = _number(found["insacc"][0])
-    guesses = sorted(_number(value) for value in nulls["guess"]["insacc"])
-    as_good = sum(guess >= score for guess in guesses) / len(guesses)
-    share = f"{score:.0%} of the labels recovered (InsAcc)"
+def judge_labels(
+    found: Mapping[str, Values], nulls: Mapping[str, Mapping[str, Values]], chance: float, certified: bool
+) -> tuple[Verdict, str]:
+    """Labels leaked where they are proved, or beyond what guessing gives; `chance` is how often a guess does as well."""
+    share = f"{_number(found['insacc'][0]):.0%} of the labels recovered (InsAcc)"
+    guessing = f"{_number(nulls['prior']['insacc'][0]):.0%}"
     if certified:
-        return Verdict.LEAKED, f"{share}, proved from the gradient alone"
-    if as_good <= CHANCE:
-        return (
-            Verdict.LEAKED,
-            f"{share}; guessing does as well in {_at_most(as_good, len(guesses))} of draws (median {guesses[len(guesses) // 2]:.0%})",
-        )
-    return Verdict.NOT_SHOWN, f"{share}, which guessing reaches in {as_good:.1%} of draws"
+        return Verdict.LEAKED, f"{share}, proved from the gradient alone; guessing gives {guessing}"
+    if chance <= CHANCE:
+        rarely = f"once in {1 / chance:.0f} tries" if chance else "in none of its tries"
+        return Verdict.LEAKED, f"{share}; guessing gives {guessing} and does as well {rarely}"
+    return Verdict.NOT_SHOWN, f"{share}; guessing gives {guessing} and does as well in {chance:.0%} of its tries"
 
 
 def judge_features(found: Mapping[str, Values], nulls: Mapping[str, Mapping[str, Values]], certified: int) -> tuple[Verdict, str]:
@@ -109,7 +107,3 @@ def _median(values: Sequence[float]) -> float:
     ordered = sorted(values)
     middle = len(ordered) // 2
     return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
-
-
-def _at_most(share: float, draws: int) -> str:
-    return f"less than {1 / draws:.1%}" if share == 0 else f"{share:.1%}"

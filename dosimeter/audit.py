@@ -1,0 +1,202 @@
+"""The whole suite on one subject: every method that fits, one record each, and the verdict on every surface."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from torch import nn
+
+from dosimeter.config import describe
+from dosimeter.experiment import Measurement, Setting, Subject, key_of, run
+from dosimeter.head import locate_head
+from dosimeter.interfaces import ActiveAttack, Attack, Defense, FeatureRecovery, LabelRecovery, Loss, Training
+from dosimeter.losses import CrossEntropy
+from dosimeter.progress import Listener, listening
+from dosimeter.records import FILE_NAME, read_records, write_record
+from dosimeter.registry import ATTACKS, FEATURES, LABELS, Registry
+from dosimeter.subjects import DataConfig, ModelConfig, subject_from
+from dosimeter.training import FedSGD
+from dosimeter.types import Batch, Knowledge, Normalization, Outcome, Record
+from dosimeter.verdicts import SurfaceVerdict, judge_surfaces
+
+TRUSTED = ("subspace", "ilrg", "posterior", "llg", "zlg", "idlg")  # where no label recovery proves itself
+USABLE = (Outcome.COMPLETED, Outcome.PARTIAL)
+
+Budget = Literal["quick", "published"]
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where an audit stands."""
+
+    method: str
+    position: int  # of the method in the audit, from 0
+    methods: int
+    done: int = 0  # steps of this method
+    steps: int = 1
+    note: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Suite(Setting):
+    """Which methods an audit runs: named ones, or all that the registries hold."""
+
+    labels: Literal["all"] | tuple[LabelRecovery, ...] = "all"
+    features: Literal["all"] | tuple[FeatureRecovery, ...] = "all"
+    attacks: Literal["all"] | tuple[Attack, ...] = "all"
+    attack_labels: Literal["recovered", "given"] = "recovered"
+    budget: Budget = "quick"  # how long the methods taken by "all" may run: minutes, or as published
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditConfig(Suite):
+    """An audit as a TOML file describes it."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    device: str = "cpu"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Audit:
+    """The result: records, and what they mean. `save` writes both and the report."""
+
+    records: tuple[Record, ...]
+
+    @property
+    def verdicts(self) -> list[SurfaceVerdict]:
+        return judge_surfaces(self.records)
+
+    def save(self, folder: str | Path) -> Path:
+        """Write records and report.html into `folder`; records that are there already stay. Returns the report's path."""
+        from dosimeter.report import write_report
+
+        folder = Path(folder)
+        known = {record.key for record in read_records(folder)} if (folder / FILE_NAME).exists() else set()
+        for record in self.records:
+            if record.key not in known:
+                write_record(folder, record)
+        return write_report(folder)
+
+
+def audit(
+    model: nn.Module,
+    batch: Batch,
+    *,
+    training: Training | None = None,
+    loss: Loss | None = None,
+    defenses: Sequence[Defense] = (),
+    normalization: Normalization | None = None,
+    auxiliary: Batch | None = None,
+    foreign: Batch | None = None,
+    declare_batch_size: bool = True,
+    labels: str | Sequence[str | LabelRecovery] = "all",
+    features: str | Sequence[str | FeatureRecovery] = "all",
+    attacks: str | Sequence[str | Attack] = "all",
+    attack_labels: Literal["recovered", "given"] = "recovered",
+    budget: Budget = "quick",
+    seed: int = 0,
+    out: str | Path | None = None,
+    progress: Callable[[Progress], None] | None = None,
+) -> Audit:
+    """Run every method that fits on your own model and private batch, and say what leaked.
+
+    `foreign` is another batch, for the null "the same attack on a foreign gradient"; without it auxiliary samples stand in,
+    and without those noise. With `out`, each record is on disk as soon as it is made, and a killed audit resumes there.
+    """
+    suite = Suite(
+        training=training or FedSGD(),
+        loss=loss or CrossEntropy(),
+        defenses=tuple(defenses),
+        declare_batch_size=declare_batch_size,
+        seed=seed,
+        labels=_methods(LABELS, labels),
+        features=_methods(FEATURES, features),
+        attacks=_methods(ATTACKS, attacks),
+        attack_labels=attack_labels,
+        budget=budget,
+    )
+    subject = subject_from(model, batch, normalization=normalization, auxiliary=auxiliary, foreign=foreign)
+    return run_suite(subject, suite, out=out, progress=progress)
+
+
+def run_suite(
+    subject: Subject, suite: Suite, *, out: str | Path | None = None, progress: Callable[[Progress], None] | None = None
+) -> Audit:
+    """Carry out every measurement of the suite; those that the folder `out` holds already are taken from there."""
+    labels = _chosen(LABELS, suite.labels, suite.budget)
+    features = _chosen(FEATURES, suite.features, suite.budget)
+    attacks = _chosen(ATTACKS, suite.attacks, suite.budget)
+    total = len(labels) + len(features) + len(attacks)
+    if total == 0:
+        raise ValueError("nothing to audit: labels, features and attacks are all empty")
+    if labels or features:
+        locate_head(subject.model, tuple(subject.batch.inputs.shape[1:]), allow_shift=suite.loss.shift_invariant)
+    folder = None if out is None else Path(out)
+    known = _known(folder, subject)
+    records: list[Record] = []
+
+    def carry_out(measurement: Measurement) -> Record:
+        record = known.get(key_of(subject, measurement))
+        if record is None:
+            with listening(_listener(progress, measurement, len(records), total)):
+                record = run(subject, measurement)
+            if folder:
+                write_record(folder, record)
+        records.append(record)
+        return record
+
+    setting = {name: getattr(suite, name) for name in Setting.__dataclass_fields__}
+    attempts = [(recovery, carry_out(Measurement(**setting, labels=recovery))) for recovery in labels]
+    source = "given" if suite.attack_labels == "given" else _label_source(attempts)
+    for recovery in features:
+        wanted = source if Knowledge.LABELS in recovery.needs else "optimised"
+        carry_out(Measurement(**setting, labels=wanted, features=recovery))
+    for attack in attacks:
+        carry_out(Measurement(**setting, labels=source, attack=attack))
+    return Audit(records=tuple(records))
+
+
+def _known(folder: Path | None, subject: Subject) -> dict[str, Record]:
+    """The records that an earlier, perhaps killed, run of the same audit left in the folder."""
+    if folder is None or not (folder / FILE_NAME).exists():
+        return {}
+    known = {record.key: record for record in read_records(folder)}
+    for record in known.values():
+        if record.config["subject"] != describe(subject.description):
+            raise ValueError(f"{folder}: holds the records of another model or batch; choose another folder or remove it")
+    return known
+
+
+def _label_source(attempts: list[tuple[LabelRecovery, Record]]) -> LabelRecovery | Literal["optimised"]:
+    """The label recovery that the attacks build on, chosen by what the server sees: a proof first, then the order of trust."""
+    usable = [(recovery, record) for recovery, record in attempts if record.outcome in USABLE]
+    proved = [recovery for recovery, record in usable if record.details.get("certified")]
+    ranked = sorted((recovery for recovery, _ in usable), key=lambda r: TRUSTED.index(r.name) if r.name in TRUSTED else len(TRUSTED))
+    return next(iter(proved + ranked), "optimised")
+
+
+def _chosen(registry: Registry[Any], wanted: Any, budget: Budget) -> tuple[Any, ...]:
+    """The methods themselves: those named, or one of each that needs no tampered model and no option without a default."""
+    if wanted != "all":
+        return tuple(wanted)
+    entries = {name: registry.entry(name) for name in registry}
+    passive = {name: entry for name, entry in entries.items() if not (isinstance(entry, type) and issubclass(entry, ActiveAttack))}
+    return tuple(registry.build(name, **(getattr(entry, "quick", {}) if budget == "quick" else {})) for name, entry in passive.items())
+
+
+def _methods(registry: Registry[Any], wanted: Any) -> Any:
+    if wanted == "all":
+        return "all"
+    return tuple(registry.resolve(item) for item in ([wanted] if isinstance(wanted, str) else wanted))
+
+
+def _listener(progress: Callable[[Progress], None] | None, measurement: Measurement, position: int, methods: int) -> Listener | None:
+    if progress is None:
+        return None
+    where = Progress(getattr(measurement.method, "name", ""), position, methods)
+    progress(where)
+    return lambda done, steps, note: progress(replace(where, done=done, steps=steps, note=note))

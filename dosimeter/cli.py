@@ -1,0 +1,143 @@
+"""The command line: parses without importing torch, then hands over to the same functions that Python callers use."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from dosimeter.version import __version__
+
+ASSIGNMENT = re.compile(r"[A-Za-z_][\w.]*=")
+KINDS = ("labels", "features", "attacks", "defenses", "losses", "trainings", "metrics", "models", "data", "samplers")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; 0 done, 2 bad input, 130 interrupted."""
+    options = _parser().parse_args(arguments)
+    try:
+        return options.command(options)
+    except (ValueError, OSError) as error:
+        sys.stderr.write(f"dosimeter: {' '.join(str(error).split())}\n")
+        return 2
+    except KeyboardInterrupt:
+        sys.stderr.write("dosimeter: stopped; the same command goes on where it was\n")
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="dosimeter", description="Measure what a shared gradient gives away.")
+    parser.add_argument("--version", action="version", version=f"dosimeter {__version__}")
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+
+    audit = _add(commands, "audit", _audit, "run every attack that fits and write a report (the main job)")
+    audit.add_argument("words", nargs="*", metavar="CONFIG.toml | key=value", help="an audit file, and options that override it")
+    audit.add_argument("--out", default="dosimeter-audit", metavar="DIR", help="where records and report go (default: %(default)s)")
+
+    run = _add(commands, "run", _run, "run one experiment")
+    run.add_argument("words", nargs="+", metavar="CONFIG.toml | key=value", help="an experiment file, and options that override it")
+    run.add_argument("--out", metavar="DIR", help="append the record to DIR/records.jsonl")
+
+    listing = _add(commands, "list", _list, "list every method with its idea, what it needs and its options")
+    listing.add_argument("kind", nargs="?", choices=KINDS, help="only this kind")
+
+    report = _add(commands, "report", _report, "rebuild the report from records alone")
+    report.add_argument("folder", metavar="DIR")
+    return parser
+
+
+def _add(commands: Any, name: str, command: Any, help_text: str) -> argparse.ArgumentParser:
+    parser = commands.add_parser(name, help=help_text, description=help_text[0].upper() + help_text[1:] + ".")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    parser.set_defaults(command=command)
+    return parser
+
+
+def _audit(options: argparse.Namespace) -> int:
+    from dosimeter import terminal
+    from dosimeter.audit import AuditConfig, run_suite
+    from dosimeter.subjects import prepare
+
+    config = _configured(AuditConfig, options.words)
+    subject = prepare(config.model, config.data, seed=config.seed, device=config.device)
+    with terminal.progress_bar() as progress:
+        result = run_suite(subject, config, out=options.out, progress=progress)
+    path = result.save(options.out)
+    if options.json:
+        verdicts = [vars(verdict) for verdict in result.verdicts]
+        _print_json({"verdicts": verdicts, "records": [_without_pictures(record) for record in result.records], "report": str(path)})
+    else:
+        terminal.print_audit(result, path)
+    return 0
+
+
+def _run(options: argparse.Namespace) -> int:
+    from dosimeter import terminal
+    from dosimeter.experiment import run
+    from dosimeter.progress import listening
+    from dosimeter.records import write_record
+    from dosimeter.subjects import Experiment, prepare
+
+    config = _configured(Experiment, options.words)
+    subject = prepare(config.model, config.data, seed=config.seed, device=config.device)
+    with terminal.step_bar() as listener, listening(listener):
+        record = run(subject, config.measurement(), raise_refusals=True)
+    if options.out:
+        write_record(options.out, record)
+    if options.json:
+        _print_json(_without_pictures(record))
+    else:
+        terminal.print_record(record)
+    return 0
+
+
+def _list(options: argparse.Namespace) -> int:
+    from dosimeter import terminal
+    from dosimeter.listing import catalogue
+
+    entries = catalogue([options.kind] if options.kind else KINDS)
+    if options.json:
+        _print_json(entries)
+    else:
+        terminal.print_catalogue(entries)
+    return 0
+
+
+def _report(options: argparse.Namespace) -> int:
+    from dosimeter.report import write_report
+
+    path = write_report(options.folder)
+    if options.json:
+        _print_json({"report": str(path)})
+    else:
+        sys.stdout.write(f"{path}\n")
+    return 0
+
+
+def _configured(kind: Any, words: Sequence[str]) -> Any:
+    """A configuration from at most one TOML file and any number of key=value words."""
+    from dosimeter.config import construct, override, read_toml
+
+    files = [word for word in words if not ASSIGNMENT.match(word)]
+    if len(files) > 1:
+        raise ValueError(f"expected one file and key=value words, got the files {', '.join(files)}")
+    data = read_toml(files[0]) if files else {}
+    return construct(kind, override(data, [word for word in words if ASSIGNMENT.match(word)]))
+
+
+def _without_pictures(record: Any) -> dict[str, Any]:
+    return {name: value for name, value in vars(record).items() if name != "pictures"}
+
+
+def _print_json(value: Any) -> None:
+    from dosimeter.records import finite_only
+
+    json.dump(finite_only(value), sys.stdout, ensure_ascii=False, indent=2)
+    sys.stdout.write("\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

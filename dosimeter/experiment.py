@@ -1,0 +1,251 @@
+"""One experiment, top to bottom: a private batch is trained on, the server attacks what it got, and the truth returns to score it."""
+
+from __future__ import annotations
+
+import platform
+import time
+import warnings
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from dosimeter.client import observe
+from dosimeter.config import describe, digest
+from dosimeter.interfaces import Attack, Defense, FeatureRecovery, LabelRecovery, Loss, Method, Training
+from dosimeter.losses import CrossEntropy
+from dosimeter.options import check_fields
+from dosimeter.pictures import picture_rows
+from dosimeter.scoring import Scores, score
+from dosimeter.server import reconstruct, recover_features, recover_labels
+from dosimeter.training import FedSGD
+from dosimeter.types import Batch, Exposure, FeatureEstimate, LabelEstimate, Normalization, Outcome, Reconstruction, Record, Refused
+from dosimeter.verdicts import Verdict, judge_features, judge_inputs, judge_labels
+from dosimeter.version import __version__
+
+Estimate = LabelEstimate | FeatureEstimate | Reconstruction
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """Who is audited: a model and a private batch, with what the nulls need and the words that describe them."""
+
+    model: nn.Module
+    batch: Batch
+    foreign: Batch | None = None  # another client's batch, for the null
+    auxiliary: Batch | None = None  # what the threat model grants the server
+    reference: Batch | None = None  # images for the nulls alone, where the server is granted none
+    normalization: Normalization = field(default_factory=Normalization)
+    description: dict[str, Any] = field(default_factory=dict)  # model, data, accuracy, digests: plain JSON
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """How the client trains and what defends it."""
+
+    training: Training = field(default_factory=FedSGD)
+    loss: Loss = field(default_factory=CrossEntropy)
+    defenses: tuple[Defense, ...] = ()
+    declare_batch_size: bool = True
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurement(Setting):
+    """A setting and the methods that the server runs: the last one set is scored, those before it feed it."""
+
+    labels: LabelRecovery | Literal["given", "optimised"] = "given"  # optimised: the method finds its own
+    features: FeatureRecovery | None = None
+    attack: Attack | None = None
+
+    @property
+    def method(self) -> Method | None:
+        """The method that is scored."""
+        return self.attack or self.features or (self.labels if isinstance(self.labels, LabelRecovery) else None)
+
+    @property
+    def surface(self) -> str:
+        return "inputs" if self.attack else "features" if self.features else "labels"
+
+
+def key_of(subject: Subject, measurement: Measurement) -> str:
+    """What an experiment is known by in the records."""
+    return digest(_config(subject, measurement))
+
+
+def run(subject: Subject, measurement: Measurement, *, raise_refusals: bool = False) -> Record:
+    """Carry out one measurement and return its record. A refusal is a finding, unless it is to be raised."""
+    if measurement.method is None:
+        raise ValueError("nothing to measure: name a label recovery (`labels`), a feature recovery (`features`) or an `attack`")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        exposure = _expose(subject, measurement, subject.batch)
+        started = time.perf_counter()
+        try:
+            found = _attack(exposure, measurement, subject.batch.targets)
+        except Refused as refusal:
+            if raise_refusals:
+                raise
+            return _impossible(subject, measurement, str(refusal))
+        seconds = time.perf_counter() - started
+        foreign = _attack_foreign(subject, measurement)
+        scores = _score(subject, exposure, found, foreign)
+        details = _details(found, scores) | _objectives(measurement, exposure, found, subject.batch)
+    verdict, reason = _judge(found, scores)
+    said = [str(warning.message) for warning in caught if issubclass(warning.category, UserWarning)]
+    return Record(
+        **_identity(subject, measurement),
+        metrics={name: values.tolist() for name, values in scores.items()},
+        nulls={null: {name: values.tolist() for name, values in columns.items()} for null, columns in scores.nulls.items()},
+        outcome=found.outcome.value,
+        verdict=verdict.value,
+        reason=reason,
+        warnings=list(dict.fromkeys([*said, *scores.warnings, *_shortfalls(details)])),
+        seconds=seconds,
+        details=details,
+        pictures=picture_rows(found, subject.batch, foreign, subject.auxiliary or subject.reference, scores)
+        if _has_pictures(found)
+        else [],
+    )
+
+
+def _expose(subject: Subject, measurement: Measurement, batch: Batch) -> Exposure:
+    return observe(
+        subject.model,
+        batch,
+        training=measurement.training,
+        defenses=measurement.defenses,
+        loss=measurement.loss,
+        normalization=subject.normalization,
+        auxiliary=subject.auxiliary,
+        declare_batch_size=measurement.declare_batch_size,
+        seed=measurement.seed,
+    )
+
+
+def _attack(exposure: Exposure, measurement: Measurement, given: Tensor) -> Estimate:
+    """The server's side. `given` is used only where the threat model grants the labels, which the record says."""
+    seed = measurement.seed
+    if isinstance(measurement.labels, LabelRecovery):
+        labels = recover_labels(exposure, measurement.labels, seed=seed)
+        if measurement.method is measurement.labels:
+            return labels
+    else:
+        labels = given if measurement.labels == "given" else None
+    if measurement.attack is not None:
+        return reconstruct(exposure, measurement.attack, labels=labels, seed=seed)
+    assert measurement.features is not None
+    return recover_features(exposure, measurement.features, labels=labels, seed=seed)
+
+
+def _attack_foreign(subject: Subject, measurement: Measurement) -> Estimate | None:
+    """The same attack on another client's gradient: what its score is worth without the private batch."""
+    if subject.foreign is None or measurement.surface == "labels":
+        return None
+    try:
+        return _attack(_expose(subject, measurement, subject.foreign), measurement, subject.foreign.targets)
+    except Refused:
+        return None
+
+
+def _score(subject: Subject, exposure: Exposure, found: Estimate, foreign: Estimate | None) -> Scores:
+    reference = subject.auxiliary or subject.reference
+    return score(found, subject.batch, auxiliary=reference, foreign=foreign, exposure=exposure, normalization=subject.normalization)
+
+
+def _judge(found: Estimate, scores: Scores) -> tuple[Verdict, str]:
+    metrics = {name: values.tolist() for name, values in scores.items()}
+    nulls = {null: {name: values.tolist() for name, values in columns.items()} for null, columns in scores.nulls.items()}
+    if isinstance(found, LabelEstimate):
+        return judge_labels(metrics, nulls, scores.details["chance"], found.certified)
+    if isinstance(found, FeatureEstimate):
+        return judge_features(metrics, nulls, int(found.certified.sum()))
+    return judge_inputs(metrics, nulls)
+
+
+def _objectives(measurement: Measurement, exposure: Exposure, found: Estimate, truth: Batch) -> dict[str, float]:
+    """The attack's objective where it ended and at the truth, to tell under-optimisation from impossibility."""
+    if not isinstance(found, Reconstruction) or measurement.attack is None or found.inputs.shape != truth.inputs.shape:
+        return {}
+    at_truth = measurement.attack.objective_at(exposure, truth.inputs, truth.targets)
+    return {} if at_truth is None else {"objective_at_truth": at_truth}
+
+
+def _shortfalls(details: dict[str, Any]) -> list[str]:
+    reached, at_truth = details.get("objective"), details.get("objective_at_truth")
+    if reached is None or at_truth is None or not reached > at_truth:
+        return []
+    ends = f"the attack ended at objective {reached:.3g}, the true batch has {at_truth:.3g}"
+    return [f"under-optimised: {ends}; more steps or restarts may show more"]
+
+
+def _details(found: Estimate, scores: Scores) -> dict[str, Any]:
+    details: dict[str, Any] = {"message": found.message} | dict(scores.details)
+    if scores.unavailable:
+        details["unavailable"] = scores.unavailable
+    if isinstance(found, LabelEstimate):
+        details |= {"counts": found.counts.tolist(), "certified": found.certified, "confidence": found.confidence}
+    elif isinstance(found, FeatureEstimate):
+        details |= {"certified": int(found.certified.sum()), "complete": found.complete, "batch_size": found.batch_size}
+    else:
+        details |= {"objective": found.objective, "distance": found.distance, "restarts": list(found.restarts)}
+    return details
+
+
+def _impossible(subject: Subject, measurement: Measurement, reason: str) -> Record:
+    return Record(
+        **_identity(subject, measurement),
+        metrics={},
+        nulls={},
+        outcome=Outcome.IMPOSSIBLE.value,
+        verdict=Verdict.IMPOSSIBLE.value,
+        reason=reason,
+        warnings=[],
+        seconds=0.0,
+    )
+
+
+def _identity(subject: Subject, measurement: Measurement) -> dict[str, Any]:
+    method = measurement.method
+    assert method is not None
+    config = _config(subject, measurement)
+    return {
+        "key": digest(config),
+        "config": config,
+        "surface": measurement.surface,
+        "method": method.name,
+        "seed": measurement.seed,
+        "threat_model": _threat_model(subject, measurement),
+        "versions": {"dosimeter": __version__, "torch": torch.__version__, "python": platform.python_version()},
+    }
+
+
+def _config(subject: Subject, measurement: Measurement) -> dict[str, Any]:
+    return {"subject": describe(subject.description), **describe(measurement)}
+
+
+def _threat_model(subject: Subject, measurement: Measurement) -> dict[str, Any]:
+    """Everything a reader must know to weigh the figures (DESIGN: labels, mode, accuracy, stage and steps are always said)."""
+    method, labels = measurement.method, measurement.labels
+    assert method is not None
+    return {
+        **subject.description,
+        "mode": "train" if subject.model.training else "eval",
+        "input_shape": list(subject.batch.inputs.shape[1:]),
+        "batch_size": len(subject.batch.inputs),
+        "batch_size_declared": measurement.declare_batch_size,
+        "labels": f"recovered by {labels.name}" if isinstance(labels, LabelRecovery) else labels,
+        "auxiliary": 0 if subject.auxiliary is None else len(subject.auxiliary.inputs),
+        "training": describe(measurement.training),
+        "loss": describe(measurement.loss),
+        "defenses": describe(measurement.defenses),
+        "needs": sorted(need.value for need in method.needs),
+    }
+
+
+def _has_pictures(found: Estimate) -> bool:
+    return isinstance(found, Reconstruction) and found.inputs.ndim == 4 and found.inputs.shape[1] in (1, 3)

@@ -1,0 +1,132 @@
+"""What a person sees in the terminal: a progress bar on stderr, tables on stdout."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Bars
+from rich.table import Table
+from rich.text import Text
+
+from dosimeter.audit import Audit, Progress
+from dosimeter.progress import Listener
+from dosimeter.registry import METRICS
+from dosimeter.statistics import Summary, summarize
+from dosimeter.types import Record
+from dosimeter.verdicts import Verdict
+
+COLOURS = {Verdict.LEAKED: "bold red", Verdict.NOT_SHOWN: "yellow", Verdict.IMPOSSIBLE: "dim"}
+SHOWN = {"labels": "insacc", "features": "feature_error", "inputs": "psnr"}  # the metric that stands for a surface
+
+
+@contextmanager
+def progress_bar() -> Iterator[Callable[[Progress], None]]:
+    """One bar over the methods, one over the steps of the present one."""
+    with _bars() as bars:
+        whole, part = bars.add_task("audit"), bars.add_task("", visible=False)
+
+        def show(progress: Progress) -> None:
+            bars.update(whole, description="audit", completed=progress.position, total=progress.methods)
+            bars.update(part, description=progress.method, completed=progress.done, total=progress.steps, note=progress.note, visible=True)
+
+        yield show
+        bars.update(whole, completed=bars.tasks[whole].total)
+        bars.update(part, visible=False)
+
+
+@contextmanager
+def step_bar() -> Iterator[Listener]:
+    with _bars() as bars:
+        task = bars.add_task("working")
+        yield lambda done, total, note: bars.update(task, completed=done, total=total, note=note)
+
+
+def print_audit(result: Audit, report: Path) -> None:
+    """Every method in one table, then the verdicts, then where the report lies."""
+    console = Console()
+    table = Table(title="What the update gave away", title_justify="left")
+    for heading in ("surface", "method", "labels", "score", "best null", "verdict", "seconds"):
+        table.add_column(heading, justify="right" if heading in ("score", "best null", "seconds") else "left")
+    for record in result.records:
+        score, null = _figures(record)
+        source = record.threat_model.get("labels", "") if record.surface != "labels" else ""
+        verdict = Text(record.verdict, COLOURS[Verdict(record.verdict)])
+        table.add_row(record.surface, record.method, source, score, null, verdict, f"{record.seconds:.1f}")
+    console.print(table)
+    for verdict in result.verdicts:
+        console.print(
+            Text.assemble((f"{verdict.surface}: {verdict.verdict}", COLOURS[verdict.verdict]), f" ({verdict.method}): {verdict.reason}")
+        )
+    console.print(f"report: {report}", soft_wrap=True)
+
+
+def print_record(record: Record) -> None:
+    console = Console()
+    console.print(
+        Text.assemble((f"{record.surface}: {record.verdict}", COLOURS[Verdict(record.verdict)]), f" ({record.method}): {record.reason}")
+    )
+    table = Table()
+    for heading in ("metric", "median", "10 %", "90 %", *record.nulls):
+        table.add_column(heading, justify="left" if heading == "metric" else "right")
+    for metric, values in record.metrics.items():
+        summary = _summary(metric, values)
+        nulls = [_number(_summary(metric, columns[metric]).median) if metric in columns else "" for columns in record.nulls.values()]
+        table.add_row(metric, _number(summary.median), _number(summary.quantiles[0]), _number(summary.quantiles[3]), *nulls)
+    console.print(table)
+    for warning in record.warnings:
+        console.print(Text(f"warning: {warning}", "yellow"))
+
+
+def print_catalogue(entries: list[dict[str, Any]]) -> None:
+    console = Console()
+    kind = None
+    for entry in entries:
+        if entry["kind"] != kind:
+            kind = entry["kind"]
+            console.print(Text(f"\n{kind}", "bold underline"))
+        console.print(Text.assemble(("  " + entry["name"], "bold"), f"  {entry['idea']}"), soft_wrap=True)
+        if entry["needs"]:
+            console.print(Text(f"      needs: {', '.join(entry['needs'])}", "cyan"), soft_wrap=True)
+        for option in entry["options"]:
+            default = "required" if option["required"] else f"default {option['default']}"
+            console.print(Text(f"      {option['name']}: {option['type']}, {default}", "dim"), soft_wrap=True)
+
+
+def _bars() -> Bars:
+    columns = (
+        TextColumn("{task.description:24}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[note]}"),
+    )
+    return _NotedBars(*columns, console=Console(stderr=True), transient=True)
+
+
+class _NotedBars(Bars):
+    """Bars whose tasks always have a note."""
+
+    def add_task(self, description: str, **fields: Any) -> Any:
+        return super().add_task(description, **{"note": "", **fields})
+
+
+def _figures(record: Record) -> tuple[str, str]:
+    metric = SHOWN[record.surface]
+    if metric not in record.metrics:
+        return "", ""
+    medians = [_summary(metric, columns[metric]).median for columns in record.nulls.values() if metric in columns]
+    best = (max if METRICS.build(metric).higher_is_better else min)((m for m in medians if m is not None), default=None)
+    return _number(_summary(metric, record.metrics[metric]).median), _number(best)
+
+
+def _summary(metric: str, values: list[float | None]) -> Summary:
+    return summarize(values, METRICS.build(metric).higher_is_better)
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3g}"
