@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from scipy.linalg import lstsq
 from torch import Generator, Tensor
 from torch.nn.functional import softmax
 
@@ -87,7 +88,9 @@ def _solve_shares(gradients: Tensor, bias_gradient: Tensor) -> Tensor:
     noise = torch.finfo(torch.float32).eps
     if system.is_cuda:
         return torch.linalg.pinv(system, rtol=noise) @ right
-    return torch.linalg.lstsq(system, right[:, None], rcond=noise, driver="gelsy").solution[:, 0]
+    # SciPy's driver: torch leaves gelsy's column order uninitialised, so that the last bits differ from call to call.
+    solution = lstsq(system.numpy(), right.numpy(), cond=noise, lapack_driver="gelsy", check_finite=False)[0]
+    return torch.from_numpy(solution)
 
 
 def _rounded_as_published(estimate: Tensor, size: int) -> Tensor:

@@ -1,0 +1,177 @@
+"""What every registered method owes, whatever it does; a new method is covered by being registered."""
+
+import copy
+import inspect
+import json
+import re
+import tomllib
+from dataclasses import dataclass, fields
+
+import pytest
+import torch
+from torch import nn
+
+import dosimeter as dm
+from dosimeter.config import construct, describe, to_toml
+from dosimeter.interfaces import ActiveAttack, Attack, Defense, FeatureRecovery, LabelRecovery, Loss, Metric, Training
+from dosimeter.listing import REGISTRIES, catalogue
+from dosimeter.registry import ATTACKS, DEFENSES, FEATURES, LABELS, LOSSES, METHODS, METRICS, TRAININGS, Registry, options_of
+from dosimeter.types import Knowledge, Refused
+
+# For options without a default: a value with which the method can be built.
+REQUIRED = {"std": 0.1, "scale": 0.1, "max_norm": 1.0, "ratio": 0.5, "bits": 8, "clients": 3, "steps": 2, "noise_multiplier": 1.0}
+REQUIRED |= {"rank": 2, "layer": "5", "epsilon": 1.0, "rate": 0.3, "smoothing": 0.1, "targets": (3,), "block": 2, "sigma": 1.0}
+FAST = {"steps": 4, "restarts": 1, "iterations": 4, "generations": 4}  # where an option of that name exists
+
+ALL = [(registry, name) for registry in METHODS for name in registry]
+SERVER = [(registry, name) for registry in (LABELS, FEATURES, ATTACKS) for name in registry]
+
+
+def identify(value):
+    return value if isinstance(value, str) else value.kind.replace(" ", "_")
+
+
+def build(registry: Registry, name: str, fast: bool = False):
+    options = {
+        option.name: REQUIRED[option.name] for option in options_of(registry.entry(name)) if option.default is inspect.Parameter.empty
+    }
+    if fast:
+        options |= {option.name: FAST[option.name] for option in options_of(registry.entry(name)) if option.name in FAST}
+    return registry.build(name, **options)
+
+
+def call(registry: Registry, method, exposure, labels, seed=0):
+    if registry is LABELS:
+        return dm.recover_labels(exposure, method, seed=seed)
+    if registry is FEATURES:
+        return dm.recover_features(exposure, method, labels=labels, seed=seed)
+    return dm.reconstruct(exposure, method, labels=labels, seed=seed)
+
+
+def exposures(digits, classifier):
+    """Settings that grant a lot: a method must work in one of them."""
+    images, labels = digits
+    auxiliary = dm.Batch(images[500:800], labels[500:800])
+    distinct = torch.tensor([0, 1, 2, 3])
+    bare = nn.Sequential(nn.Flatten(), nn.Linear(64, 12, bias=False), nn.ReLU(), nn.Linear(12, 10, bias=False))
+    for model, chosen in ((classifier, distinct), (classifier, distinct[:1]), (bare, distinct[:1])):
+        batch = dm.Batch(images[chosen].clone(), labels[chosen].clone())
+        yield batch, dm.observe(model, batch, auxiliary=auxiliary)
+
+
+def tensors(value):
+    found = [getattr(value, field.name) for field in fields(value)]
+    return [thing for thing in found if isinstance(thing, torch.Tensor)]
+
+
+@pytest.mark.parametrize(("registry", "name"), ALL, ids=identify)
+def test_configuration_round_trips(registry, name):
+    @dataclass(frozen=True, kw_only=True)
+    class Holder:
+        method: registry.interface  # pyright: ignore
+
+    Holder.__annotations__["method"] = registry.interface
+    method = build(registry, name)
+    holder = Holder(method=method)
+    assert construct(Holder, json.loads(json.dumps(describe(holder), allow_nan=False))) == holder
+    assert construct(Holder, tomllib.loads(to_toml(holder))) == holder
+
+
+@pytest.mark.parametrize(("registry", "name"), ALL, ids=identify)
+def test_docstring_has_idea_and_source(registry, name):
+    lines = (inspect.getdoc(registry.entry(name)) or "").splitlines()
+    assert lines, "no docstring"
+    assert lines[0].endswith("."), "line one is the idea, one whole sentence"
+    assert len(lines[0]) <= 140
+    body = "\n".join(lines[1:]).strip()
+    assert body if registry is METRICS else re.search(r"\d{4}|Eq|[Tt]hesis|[Oo]urs", body), "the docstring must name its source"
+
+
+@pytest.mark.parametrize(
+    ("registry", "name"), [(r, n) for r, n in ALL if r in (LABELS, FEATURES, ATTACKS, DEFENSES, METRICS)], ids=identify
+)
+def test_file_name_is_registry_name(registry, name):
+    assert registry.entry(name).__module__.rsplit(".", 1)[-1] == name
+
+
+@pytest.mark.parametrize(("registry", "name"), ALL, ids=identify)
+def test_unknown_options_are_refused_by_name(registry, name):
+    with pytest.raises(ValueError, match="unknown option 'no_such_option'"):
+        registry.build(name, no_such_option=1)
+
+
+@pytest.mark.parametrize(("registry", "name"), SERVER, ids=identify)
+def test_the_server_side_is_sealed_repeatable_and_pure(registry, name, digits, classifier):
+    """Same seed same result bit for bit, also after the batch was scrambled in place; nothing it was given is changed."""
+    method = build(registry, name, fast=True)
+    if isinstance(method, ActiveAttack) or Knowledge.TAMPERED_MODEL in method.needs:
+        pytest.skip("works on a tampered model only; its own tests cover this")
+    for batch, exposure in exposures(digits, classifier):
+        given = batch.targets.clone()
+        before = copy.deepcopy((exposure.update, exposure.model.state_dict(), exposure.auxiliary))
+        try:
+            first = call(registry, method, exposure, given)
+        except Refused:
+            continue
+        batch.inputs.uniform_()
+        batch.targets.zero_()
+        again = call(registry, method, exposure, given)
+        for one, other in zip(tensors(first), tensors(again)):
+            assert torch.equal(one.nan_to_num(), other.nan_to_num())
+        assert all(torch.equal(before[0][key], value) for key, value in exposure.update.items())
+        assert all(torch.equal(before[1][key], value) for key, value in exposure.model.state_dict().items())
+        assert torch.equal(before[2].inputs, exposure.auxiliary.inputs)
+        return
+    pytest.fail("refused in every setting")
+
+
+@pytest.mark.parametrize(("registry", "name"), SERVER, ids=identify)
+def test_needs_are_enforced(registry, name, digits, classifier):
+    method = build(registry, name, fast=True)
+    images, labels = digits
+    batch = dm.Batch(images[:3], labels[:3])
+    withheld = dm.observe(classifier, batch, declare_batch_size=False)
+    without_head = {key: value for key, value in withheld.update.items() if not key.startswith("5.")}
+    poor = type(withheld)(model=withheld.model, update=without_head, public=withheld.public, auxiliary=None)
+    if not method.needs - {Knowledge.NON_NEGATIVE_FEATURES, Knowledge.SOFTMAX_LOSS, Knowledge.TAMPERED_MODEL}:
+        pytest.skip("needs nothing that this exposure lacks")
+    with pytest.raises(Refused, match=f"{name}.*needs"):
+        call(registry, method, poor, None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FirstDraw(Attack):
+    """Returns its starting point, so that a test can see whether it moved."""
+
+    def __call__(self, exposure, labels, rng):
+        start = torch.randn(2, *exposure.public.input_shape, generator=rng)
+        return dm.Reconstruction(inputs=start, labels=torch.zeros(2, dtype=torch.int64), objective=0.0)
+
+
+@pytest.mark.parametrize("name", list(DEFENSES))
+def test_switching_a_defense_on_does_not_move_the_attack(name, classifier, batch):
+    try:
+        defended = dm.observe(classifier, batch, defenses=(build(DEFENSES, name),), seed=7)
+    except Refused as refusal:
+        pytest.skip(str(refusal))
+    plain = dm.observe(classifier, batch, seed=7)
+    first, other = (dm.reconstruct(exposure, FirstDraw(), seed=7).inputs for exposure in (plain, defended))
+    assert torch.equal(first, other)
+    assert not torch.equal(first, dm.reconstruct(plain, FirstDraw(), seed=8).inputs)
+
+
+def test_every_interface_has_its_registry():
+    wanted = {LABELS: LabelRecovery, FEATURES: FeatureRecovery, ATTACKS: Attack, DEFENSES: Defense}
+    wanted |= {LOSSES: Loss, TRAININGS: Training, METRICS: Metric}
+    assert {registry: registry.interface for registry in METHODS} == wanted
+    assert {"idlg", "ilrg"} <= set(LABELS)
+    assert {"dlg", "inverting_gradients"} <= set(ATTACKS)
+    assert {"gaussian_noise", "clipping", "pruning"} <= set(DEFENSES)
+
+
+def test_the_catalogue_is_complete_and_plain():
+    entries = catalogue(list(REGISTRIES))
+    assert {(entry["kind"], entry["name"]) for entry in entries} == {
+        (kind, name) for kind, registry in REGISTRIES.items() for name in registry
+    }
+    json.dumps(entries, allow_nan=False)
