@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
-from torch.nn.functional import log_softmax, logsigmoid, one_hot, softmax
+from torch.nn.functional import log_softmax, logsigmoid, softmax
 
 from dosimeter.interfaces import Loss
 from dosimeter.options import Fraction, NonNegativeFloat, PositiveFloat
@@ -18,7 +18,9 @@ Smoothing = Literal["pytorch", "thesis"]
 
 def as_distribution(targets: Tensor, classes: int, dtype: torch.dtype) -> Tensor:
     """Class ids (B,) as one-hot rows; soft labels (B, C) as they are: (B, C)."""
-    return one_hot(targets, classes).to(dtype) if targets.ndim == 1 else targets.to(dtype)
+    if targets.ndim == 2:
+        return targets.to(dtype)
+    return (targets[:, None] == torch.arange(classes, device=targets.device)).to(dtype)  # under vmap too, unlike one_hot
 
 
 @LOSSES.register("cross_entropy")
