@@ -1,0 +1,118 @@
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import dosimeter as dm
+from dosimeter.defenses.dpsgd import ClippedSGD, per_sample_gradients
+from dosimeter.losses import CrossEntropy
+
+
+def _loop(model, batch):
+    """Each sample's gradient, one backward pass after the other."""
+    pairs = zip(batch.inputs.split(1), batch.targets.split(1))
+    return [dm.FedSGD()(model, inputs, targets, CrossEntropy()) for inputs, targets in pairs]
+
+
+def _norm(update):
+    return torch.cat([change.flatten() for change in update.values()]).norm()
+
+
+def test_per_sample_gradients_agree_with_a_loop(classifier, batch):
+    found = per_sample_gradients(classifier, batch.inputs, batch.targets, CrossEntropy())
+    for index, expected in enumerate(_loop(classifier, batch)):
+        for name, gradient in expected.items():
+            assert torch.allclose(found[name][index], gradient, atol=1e-6)
+
+
+def test_per_sample_gradients_equal_those_of_opacus(batch):
+    grad_sample = pytest.importorskip("opacus.grad_sample", reason="opacus is not installed")
+    model = nn.Sequential(
+        nn.Conv2d(1, 6, 3, stride=2), nn.GroupNorm(2, 6), nn.ReLU(), nn.Flatten(), nn.Linear(54, 8), nn.Tanh(), nn.Linear(8, 10)
+    )
+    model.double()
+    inputs = batch.inputs.double()
+    wrapped = grad_sample.GradSampleModule(model, loss_reduction="mean")
+    nn.CrossEntropyLoss()(wrapped(inputs), batch.targets).backward()
+    theirs = {name.removeprefix("_module."): p.grad_sample for name, p in wrapped.named_parameters()}
+    wrapped.remove_hooks()
+    ours = per_sample_gradients(model, inputs, batch.targets, CrossEntropy())
+    assert ours.keys() == theirs.keys()
+    for name in ours:
+        assert torch.allclose(ours[name], theirs[name], rtol=1e-10, atol=1e-12)
+
+
+def test_the_update_is_the_mean_of_clipped_gradients(classifier, batch):
+    gradients = _loop(classifier, batch)
+    bound = float(torch.stack([_norm(g) for g in gradients]).median())  # some are clipped, some are not
+    sent = dm.observe(classifier, batch, defenses=(dm.defense("dpsgd", max_norm=bound, noise_multiplier=0.0),)).update
+    for name, change in sent.items():
+        expected = torch.stack([g[name] * min(1.0, bound / float(_norm(g))) for g in gradients]).mean(0)
+        assert torch.allclose(change, expected, atol=1e-6)
+    assert _norm(sent) < _norm(dm.observe(classifier, batch).update)
+
+
+def test_a_huge_norm_without_noise_is_fedsgd_to_rounding(classifier, batch):
+    plain = dm.observe(classifier, batch).update
+    sent = dm.observe(classifier, batch, defenses=(dm.defense("dpsgd", max_norm=1e9, noise_multiplier=0.0),)).update
+    for name, change in plain.items():
+        assert torch.allclose(sent[name], change, atol=1e-6)
+
+
+def test_noise_has_the_deviation_of_the_mechanism(classifier, batch):
+    quiet = dm.observe(classifier, batch, defenses=(dm.defense("dpsgd", max_norm=0.5, noise_multiplier=0.0),)).update
+    loud = dm.observe(classifier, batch, defenses=(dm.defense("dpsgd", max_norm=0.5, noise_multiplier=3.0),)).update
+    noise = torch.cat([(loud[name] - quiet[name]).flatten() for name in quiet])
+    assert noise.std().item() == pytest.approx(3.0 * 0.5 / len(batch.inputs), rel=0.05)
+
+
+def test_noise_comes_before_other_update_defenses_wherever_they_stand(classifier, batch):
+    private, prune = dm.defense("dpsgd", max_norm=0.5, noise_multiplier=1.0), dm.defense("pruning", ratio=0.9)
+    sent = dm.observe(classifier, batch, defenses=(prune, private)).update
+    assert (sent["3.weight"] == 0).sum().item() == math.floor(0.9 * sent["3.weight"].numel())
+
+
+def test_the_server_can_replay_the_clipping_and_differentiate_it(classifier, batch):
+    inputs = batch.inputs.double().clone().requires_grad_()
+    training, model = ClippedSGD(max_norm=0.5), classifier.double()
+
+    def energy(x):
+        update = training(model, x, batch.targets, CrossEntropy(), create_graph=True)
+        return torch.stack([change[..., :1].sum() for change in update.values()]).sum()
+
+    slope = torch.autograd.grad(energy(inputs), inputs)[0]
+    direction = torch.randn_like(inputs)
+    step = 1e-6
+    numeric = (energy(inputs + step * direction) - energy(inputs - step * direction)) / (2 * step)
+    assert (slope * direction).sum().item() == pytest.approx(numeric.item(), rel=1e-4)
+
+
+def test_pieces_give_the_same_update(classifier, batch, monkeypatch):
+    whole = ClippedSGD(max_norm=0.5)(classifier, batch.inputs, batch.targets, CrossEntropy())
+    monkeypatch.setattr("dosimeter.defenses.dpsgd.VALUES_AT_ONCE", 2 * sum(p.numel() for p in classifier.parameters()))
+    pieces = ClippedSGD(max_norm=0.5)(classifier, batch.inputs, batch.targets, CrossEntropy())
+    for name in whole:
+        assert torch.allclose(whole[name], pieces[name], atol=1e-7)
+
+
+def test_epsilon_at_the_known_point():
+    defense = dm.defense("dpsgd", max_norm=1.0, noise_multiplier=1.1)
+    assert defense.epsilon(sample_rate=0.01, steps=100, delta=1e-5) == pytest.approx(0.9561, abs=5e-5)
+
+
+def test_batch_norm_in_train_mode_is_refused(normed_classifier, batch):
+    defense = dm.defense("dpsgd", max_norm=1.0, noise_multiplier=1.0)
+    with pytest.raises(dm.Refused, match=r"batch norm '1' mixes the batch: use eval mode or group norm"):
+        dm.observe(normed_classifier, batch, defenses=(defense,))
+    assert dm.observe(normed_classifier.eval(), batch, defenses=(defense,)).update
+
+
+def test_local_steps_are_refused(classifier, batch):
+    with pytest.raises(dm.Refused, match=r"needs fedsgd training; this client runs fedavg"):
+        dm.observe(classifier, batch, training=dm.FedAvg(), defenses=(dm.defense("dpsgd", max_norm=1.0, noise_multiplier=1.0),))
+
+
+def test_noise_without_a_bound_is_refused():
+    with pytest.raises(ValueError, match=r"defense\.noise_multiplier: expected 0 with an infinite max_norm, got 1"):
+        dm.defense("dpsgd", max_norm=math.inf, noise_multiplier=1.0)

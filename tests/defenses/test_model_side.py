@@ -1,0 +1,91 @@
+"""The random defenses of the model: dropout and precode."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import dosimeter as dm
+from dosimeter.head import locate_head
+
+
+def _trained_behind(model, batch, name, seed=0, **options):
+    return dm.observe(model.train(), batch, defenses=(dm.defense(name, **options),), seed=seed)
+
+
+def test_dropout_zeroes_about_its_rate_of_a_single_samples_head_columns(digits):
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 2000), nn.Sigmoid(), nn.Linear(2000, 10))
+    exposure = _trained_behind(model, dm.Batch(digits[0][:1], digits[1][:1]), "dropout", rate=0.3)
+    dropped = (exposure.update["3.weight"] == 0).all(0).float().mean().item()
+    assert dropped == pytest.approx(0.3, abs=0.05)
+
+
+def test_dropout_keeps_names_and_is_what_pytorch_does(classifier, batch):
+    exposure = _trained_behind(classifier, batch, "dropout", rate=0.5)
+    assert set(exposure.update) == {name for name, _ in classifier.named_parameters()}
+    torch.manual_seed(3)
+    ours = exposure.model(batch.inputs)
+    torch.manual_seed(3)
+    theirs = classifier[5](nn.Dropout(0.5)(classifier[:5](batch.inputs)))
+    assert torch.equal(ours, theirs)
+    assert torch.equal(exposure.model.eval()(batch.inputs), classifier.eval()(batch.inputs))
+
+
+def test_dropout_survives_a_copy(classifier, batch):
+    model = copy.deepcopy(_trained_behind(classifier, batch, "dropout").model)
+    assert not torch.equal(model(batch.inputs), model(batch.inputs))
+
+
+@pytest.mark.parametrize(("name", "options"), [("dropout", {"rate": 0.5}), ("precode", {})])
+def test_a_replay_on_the_truth_does_not_repeat_the_clients_draw(classifier, batch, name, options):
+    exposure = _trained_behind(classifier, batch, name, **options)
+    replayed = exposure.public.training(exposure.model, batch.inputs, batch.targets, exposure.public.loss)
+    assert not torch.allclose(replayed["0.weight"], exposure.update["0.weight"], rtol=1e-3)
+
+
+@pytest.mark.parametrize("name", ["dropout", "precode"])
+def test_eval_mode_is_refused(classifier, batch, name):
+    with pytest.raises(dm.Refused, match=rf"{name} .* in train mode only, and this client trains in eval mode"):
+        dm.observe(classifier.eval(), batch, defenses=(dm.defense(name),))
+
+
+def test_a_rate_of_one_is_refused():
+    with pytest.raises(ValueError, match=r"defense\.rate: expected a number in \[0, 1\), got 1"):
+        dm.defense("dropout", rate=1.0)
+
+
+def test_precode_puts_its_bottleneck_before_the_head_that_was(classifier, batch):
+    exposure = _trained_behind(classifier, batch, "precode", width=4)
+    bottleneck, head = exposure.model[5].bottleneck, exposure.model[5].head
+    assert locate_head(exposure.model, (1, 8, 8))[0] == "5.head"
+    assert torch.equal(head.weight, classifier[5].weight)
+    assert set(exposure.update) == {name for name, _ in exposure.model.named_parameters()}
+    model = exposure.model.eval()
+    features = classifier.eval()[:5](batch.inputs)
+    mean = features @ bottleneck.encoder.weight[:4].T + bottleneck.encoder.bias[:4]
+    assert torch.allclose(model(batch.inputs), classifier[5](bottleneck.decoder(mean)), atol=1e-6)
+
+
+def test_precode_draws_with_the_encoded_deviation(classifier, batch):
+    bottleneck = _trained_behind(classifier, batch, "precode", width=4).model[5].bottleneck
+    features = torch.rand(1, 12).expand(20_000, 12)
+    mean, log_variance = bottleneck.encoder(features[:1]).chunk(2, -1)
+    bottleneck.decoder = nn.Identity()
+    drawn = bottleneck(features)
+    assert torch.allclose(drawn.mean(0), mean[0], atol=0.05)
+    assert torch.allclose(drawn.std(0), (log_variance[0] / 2).exp(), rtol=0.05)
+
+
+def test_precode_of_a_model_that_is_its_head(batch):
+    flat = dm.Batch(batch.inputs.flatten(1), batch.targets)
+    exposure = _trained_behind(nn.Linear(64, 10), flat, "precode", width=3)
+    assert set(exposure.update) == {f"bottleneck.{part}.{kind}" for part in ("encoder", "decoder") for kind in ("weight", "bias")} | {
+        "head.weight",
+        "head.bias",
+    }
+
+
+def test_a_width_of_zero_is_refused():
+    with pytest.raises(ValueError, match=r"defense\.width: expected a positive int, got 0"):
+        dm.defense("precode", width=0)
