@@ -269,3 +269,30 @@ def test_degenerate_batches_pass_or_are_refused_with_a_reason(name, training_cla
         with suppress(dm.Refused):
             exposure = dm.observe(training_classifier, odd, defenses=(defense,), seed=9)
             assert all(torch.isfinite(change).all() for change in exposure.update.values())
+
+
+@pytest.mark.parametrize("name", ["head_withheld", "bias_withheld", "bias_free_head", "dropout", "precode", "soteria"])
+def test_a_model_without_a_head_is_refused(name, batch):
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10), nn.Softmax(1))
+    with pytest.raises(dm.Refused, match=r"is not the model's output"):
+        dm.observe(model, batch, defenses=(dm.defense(name, **EXAMPLES[name]),))
+
+
+@pytest.mark.parametrize("name", ["blur", "pixelation"])
+def test_inputs_that_are_not_images_are_refused(name):
+    flat = dm.Batch(torch.rand(4, 64), torch.arange(4))
+    with pytest.raises(dm.Refused, match=rf"{name} needs images \(channels, height, width\); these inputs have shape \(64,\)"):
+        dm.observe(nn.Linear(64, 10), flat, defenses=(dm.defense(name, **EXAMPLES[name]),))
+
+
+@pytest.mark.parametrize("name", ["dropout", "precode"])
+def test_defenses_that_draw_in_train_mode_refuse_eval_mode(name, classifier, batch):
+    with pytest.raises(dm.Refused, match=rf"{name} .* in train mode only, and this client trains in eval mode"):
+        dm.observe(classifier.eval(), batch, defenses=(dm.defense(name),))
+
+
+@pytest.mark.parametrize("name", ["dropout", "precode"])
+def test_a_replay_on_the_truth_does_not_repeat_the_clients_draw(name, training_classifier, batch):
+    exposure = dm.observe(training_classifier, batch, defenses=(dm.defense(name, **EXAMPLES[name]),))
+    replayed = exposure.public.training(exposure.model, batch.inputs, batch.targets, exposure.public.loss)
+    assert not torch.allclose(replayed["0.weight"], exposure.update["0.weight"], rtol=1e-3)

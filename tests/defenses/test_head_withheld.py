@@ -1,0 +1,24 @@
+import pytest
+from torch import nn
+
+import dosimeter as dm
+
+
+def _sent(model, batch, name, **options):
+    return set(dm.observe(model, batch, defenses=(dm.defense(name, **options),)).update)
+
+
+def test_head_withheld_keeps_the_proven_head_at_home(classifier, batch):
+    assert _sent(classifier, batch, "head_withheld") == {"0.weight", "0.bias", "3.weight", "3.bias"}
+
+
+def test_a_withheld_head_is_refused_to_methods_that_need_it(classifier, batch):
+    exposure = dm.observe(classifier, batch, defenses=(dm.defense("head_withheld"),))
+    with pytest.raises(dm.Refused, match=r"needs the head gradient: the client withholds the last layer"):
+        dm.recover_labels(exposure, "idlg")
+
+
+def test_withholding_all_that_there_is_is_refused(batch):
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    with pytest.raises(ValueError, match=r"the client sent no layer at all"):
+        _sent(model, batch, "head_withheld")
