@@ -1,0 +1,90 @@
+"""What comes first on the page: the verdict on each surface in plain words, in one sentence, and by setting; and the warnings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dosimeter.report.settings import group_by_setting
+from dosimeter.report.words import MEANINGS, NOT_MEASURED, enumeration
+from dosimeter.types import Record
+from dosimeter.verdicts import SURFACES, Verdict, judge_surfaces
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """The verdict on one surface, and what it means in plain words."""
+
+    surface: str
+    verdict: str
+    state: str  # leaked, not-shown, impossible or not-measured: what the style sheet colours by
+    reason: str
+    method: str
+    setting: str
+    meaning: str
+
+
+def findings(records: Sequence[Record]) -> list[Finding]:
+    """One finding a surface: the gravest verdict of all settings, or that nothing was measured."""
+    settings = group_by_setting(records)
+    verdicts = {verdict.surface: verdict for verdict in judge_surfaces(records)}
+    found = []
+    for surface in SURFACES:
+        judged = verdicts.get(surface)
+        if judged is None:
+            blank = Finding(
+                surface=surface, verdict="not measured", state="not-measured", reason="", method="", setting="", meaning=NOT_MEASURED
+            )
+            found.append(blank)
+            continue
+        carrier = next(r for r in records if (r.surface, r.method, r.reason) == (surface, judged.method, judged.reason))
+        setting = next(setting.name for setting in settings if carrier in setting.records)
+        meaning = MEANINGS[surface, judged.verdict]
+        found.append(
+            Finding(
+                surface=surface,
+                verdict=judged.verdict.value,
+                state=state(judged.verdict),
+                reason=judged.reason,
+                method=judged.method,
+                setting=setting,
+                meaning=meaning,
+            )
+        )
+    return found
+
+
+def headline(found: Sequence[Finding]) -> str:
+    """All verdicts in one sentence."""
+    by_state: dict[str, list[str]] = {}
+    for finding in found:
+        by_state.setdefault(finding.state, []).append(finding.surface)
+    phrases = {
+        "leaked": "{} leaked",
+        "not-shown": "no leak of {} shown at this budget",
+        "impossible": "recovery of {} impossible here",
+        "not-measured": "{} not measured",
+    }
+    sentence = "; ".join(phrase.format(enumeration(by_state[key])) for key, phrase in phrases.items() if key in by_state)
+    return sentence[0].upper() + sentence[1:] + "."
+
+
+def verdict_matrix(records: Sequence[Record]) -> list[tuple[str, dict[str, tuple[str, str]]]]:
+    """For each setting, each surface's verdict and its state."""
+    return [
+        (setting.name, {v.surface: (v.verdict.value, state(v.verdict)) for v in judge_surfaces(setting.records)})
+        for setting in group_by_setting(records)
+    ]
+
+
+def warnings(records: Sequence[Record]) -> list[tuple[str, list[str]]]:
+    """Each warning once, with the methods that gave it."""
+    by_text: dict[str, dict[str, None]] = {}
+    for record in records:
+        for text in record.warnings:
+            by_text.setdefault(text, {})[record.method] = None
+    return [(text, list(methods)) for text, methods in by_text.items()]
+
+
+def state(verdict: str) -> str:
+    return {Verdict.LEAKED: "leaked", Verdict.NOT_SHOWN: "not-shown", Verdict.IMPOSSIBLE: "impossible"}[Verdict(verdict)]

@@ -1,0 +1,113 @@
+"""The page itself: records in, one self-contained HTML file out."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dosimeter.records import read_records
+from dosimeter.report import words
+from dosimeter.report.findings import findings, headline, state, verdict_matrix, warnings
+from dosimeter.report.numbers import duration
+from dosimeter.report.sections import sections
+from dosimeter.report.settings import threat_model_lines
+from dosimeter.types import Record
+from dosimeter.verdicts import MARGIN_DB, SURFACES, Verdict
+from dosimeter.version import __version__
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+FILE_NAME = "report.html"
+
+
+def render(records: Sequence[Record], title: str | None = None) -> str:
+    """A whole HTML page that loads nothing; every string of a record is escaped."""
+    _check(records)
+    found = findings(records)
+    matrix = verdict_matrix(records)
+    metrics = dict.fromkeys(metric for record in records for metric in record.metrics)
+    nulls = dict.fromkeys(null for record in records for null in record.nulls)
+    return (
+        _environment()
+        .get_template("template.html")
+        .render(
+            title=title or _title(records),
+            headline=headline(found),
+            findings=found,
+            matrix=matrix if len(matrix) > 1 else [],
+            surfaces=SURFACES,
+            surface_words=words.SURFACES,
+            threat_model=threat_model_lines(records),
+            sections=sections(records),
+            warnings=warnings(records),
+            metric_words=[(words.metric_name(metric), words.metric_idea(metric)) for metric in metrics if words.metric_idea(metric)],
+            null_words=[(words.null_name(null), words.NULLS[null][1]) for null in nulls if null in words.NULLS],
+            margin=f"{MARGIN_DB:g}\u202fdB",
+            records=[(record, state(record.verdict), _as_json(record)) for record in records],
+            seeds=list(dict.fromkeys(record.seed for record in records)),
+            versions=list(dict.fromkeys((name, version) for record in records for name, version in record.versions.items())),
+            hashes=_hashes(records),
+            total=duration(sum(record.seconds for record in records)),
+            version=__version__,
+        )
+    )
+
+
+def write_report(folder: str | Path) -> Path:
+    """Rebuild `report.html` from the folder's records alone; the page appears whole or not at all."""
+    path = Path(folder) / FILE_NAME
+    text = render(read_records(folder))
+    handle, temporary = tempfile.mkstemp(dir=folder, prefix=".report-", suffix=".html")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+    return path
+
+
+def _check(records: Sequence[Record]) -> None:
+    if not records:
+        raise ValueError("report: expected at least one record, got none; `dosimeter audit` writes them")
+    known = [verdict.value for verdict in Verdict]
+    for record in records:
+        if record.surface not in SURFACES:
+            raise ValueError(f"report: record {record.key!r}: surface: expected one of {', '.join(SURFACES)}, got {record.surface!r}")
+        if record.verdict not in known:
+            raise ValueError(f"report: record {record.key!r}: verdict: expected one of {', '.join(known)}, got {record.verdict!r}")
+
+
+def _title(records: Sequence[Record]) -> str:
+    """Model and data, where all records share them."""
+    for key in ("model", "data"):
+        if len({str(record.threat_model.get(key)) for record in records}) > 1:
+            return "Audit of a shared gradient"
+    known = [str(records[0].threat_model[key]) for key in ("model", "data") if records[0].threat_model.get(key)]
+    return f"Audit of {' on '.join(known)}" if known else "Audit of a shared gradient"
+
+
+def _hashes(records: Sequence[Record]) -> list[tuple[str, str]]:
+    """Fingerprints of the model and of the private batch, so that a page can be tied to what it speaks of."""
+    names = {"model_hash": "model", "batch_hash": "batch"}
+    return list(dict.fromkeys((names[key], str(r.threat_model[key])) for key in names for r in records if r.threat_model.get(key)))
+
+
+def _as_json(record: Record) -> str:
+    return json.dumps({"config": record.config, "versions": record.versions}, indent=2, ensure_ascii=False, default=str)
+
+
+@functools.cache
+def _environment() -> Environment:
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    folder = Path(__file__).parent
+    return Environment(loader=FileSystemLoader(folder), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)

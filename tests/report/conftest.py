@@ -1,0 +1,211 @@
+"""An audit as the pipeline would record it: real pictures, scores computed from them, two settings, every verdict."""
+
+import base64
+import io
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dosimeter.types import Record
+
+SAMPLES, CLASSES = 8, 10
+
+
+@pytest.fixture(scope="session")
+def audit_records() -> list[Record]:
+    """Without a defense all surfaces are audited; with noise, labels and inputs once more."""
+    bare = [
+        label_record(
+            "idlg", 0.6, 0.7, verdict="leaked", reason="60% of the labels recovered (InsAcc); guessing does as well in 0.8% of draws"
+        ),
+        label_record(
+            "ilrg",
+            1.0,
+            1.0,
+            verdict="leaked",
+            reason="100% of the labels recovered (InsAcc); guessing does as well in less than 0.1% of draws",
+        ),
+        feature_record(),
+        impossible_record(),
+        input_record("inverting_gradients", noise=0.05, labels="recovered by ilrg"),
+        input_record("dlg", noise=0.6, labels="optimised"),
+    ]
+    noisy = [
+        label_record(
+            "ilrg",
+            0.2,
+            0.3,
+            verdict="not shown at this budget",
+            reason="20% of the labels recovered (InsAcc), which guessing reaches in 61.0% of draws",
+            std=0.1,
+        ),
+        input_record("inverting_gradients", noise=0.5, labels="recovered by ilrg", std=0.1),
+    ]
+    return bare + noisy
+
+
+@pytest.fixture(scope="session")
+def single_setting(audit_records: list[Record]) -> list[Record]:
+    return audit_records[:6]
+
+
+def record(surface: str, method: str, std: float | None = None, labels: str = "given", seed: int = 0, **fields: Any) -> Record:
+    defenses = [] if std is None else [{"name": "gaussian_noise", "std": std}]
+    threat_model = {
+        "model": "small_cnn",
+        "parameters": 61706,
+        "mode": "eval",
+        "accuracy": 0.913,
+        "accuracy_on": "126 held-out images",
+        "model_hash": "6b189d33e3280f1e",
+        "batch_hash": "1d51d756bbdec7cc",
+        "stage": "trained for 2 epochs",
+        "data": "photographs, patches of 32 × 32",
+        "classes": CLASSES,
+        "input_shape": [3, 32, 32],
+        "batch_size": SAMPLES,
+        "batch_size_declared": True,
+        "labels": labels,
+        "auxiliary": 64,
+        "training": {"name": "fedsgd"},
+        "loss": {"name": "cross_entropy", "smoothing": 0.0},
+        "defenses": defenses,
+        "needs": ["head gradient", "head bias gradient", "batch size"] if surface == "labels" else ["gradient of every layer", "labels"],
+    }
+    config = {"method": {"name": method, "steps": 2000}, "defenses": defenses, "labels": labels, "seed": seed}
+    defaults: dict[str, Any] = {
+        "key": f"{abs(hash((surface, method, std, seed, labels))):016x}"[:16],
+        "config": config,
+        "metrics": {},
+        "nulls": {},
+        "outcome": "completed",
+        "verdict": "not shown at this budget",
+        "reason": "",
+        "warnings": [],
+        "seconds": 1.25,
+        "versions": {"dosimeter": "0.1.0", "torch": "2.13.0", "python": "3.11.9"},
+    }
+    return Record(surface=surface, method=method, seed=seed, threat_model=threat_model, **(defaults | fields))
+
+
+def label_record(method: str, instances: float, classes: float, std: float | None = None, seed: int = 0, **fields: Any) -> Record:
+    rng = np.random.default_rng(3)
+    true = np.bincount(rng.integers(0, CLASSES, SAMPLES), minlength=CLASSES)
+    guesses = np.stack([np.bincount(rng.integers(0, CLASSES, SAMPLES), minlength=CLASSES) for _ in range(500)])  # (500, C)
+    jaccard = np.minimum(guesses, true).sum(1) / np.maximum(guesses, true).sum(1)
+    sets = ((guesses > 0) & (true > 0)).sum(1) / ((guesses > 0) | (true > 0)).sum(1)
+    return record(
+        "labels",
+        method,
+        std=std,
+        seed=seed,
+        labels="",
+        metrics={"insacc": [instances], "clsacc": [classes], "leacc": [0.9], "lnacc": [0.8]},
+        nulls={"prior": {"insacc": [float(jaccard.mean())], "clsacc": [float(sets.mean())], "leacc": [0.7], "lnacc": [0.7]}},
+        seconds=0.02,
+        details={"certified": False},
+        **fields,
+    )
+
+
+def feature_record() -> Record:
+    rng = np.random.default_rng(4)
+    return record(
+        "features",
+        "subspace",
+        metrics={
+            "feature_error": [*(10 ** rng.uniform(-6, -4, SAMPLES - 1)).tolist(), None],
+            "feature_cosine": [1.0] * (SAMPLES - 1) + [None],
+        },
+        nulls={
+            "mean": {"feature_error": rng.uniform(0.5, 0.9, SAMPLES).tolist()},
+            "foreign": {"feature_error": rng.uniform(0.8, 1.4, SAMPLES).tolist()},
+        },
+        verdict="leaked",
+        outcome="partial",
+        reason="7 of 8 feature vectors certified from the gradient alone; median relative error 2.1e-05",
+        details={
+            "certified": 7,
+            "false_certificates": 0,
+            "batch_size": 8,
+            "complete": False,
+            "identifiability": ["The head’s gradient has rank 8 of at most 10: single samples can be told apart."],
+        },
+        warnings=["one sample shares its class with another and could not be separated"],
+    )
+
+
+def impossible_record() -> Record:
+    return record(
+        "features",
+        "direct",
+        outcome="impossible",
+        verdict="impossible here",
+        reason="direct needs a batch of one; this batch has 8",
+        seconds=0.0,
+    )
+
+
+def input_record(method: str, noise: float, labels: str, std: float | None = None, seed: int = 0) -> Record:
+    rng = np.random.default_rng(5 + seed)
+    truth, known, mean = patches()
+    recovered = np.clip(truth + noise * rng.uniform(0.2, 1.6, (SAMPLES, 1, 1, 1)) * rng.standard_normal(truth.shape), 0, 1)
+    nearest = known[((truth[:, None] - known[None]) ** 2).mean((2, 3, 4)).argmin(1)]
+    foreign = np.clip(known[:SAMPLES] + 0.2 * rng.standard_normal(truth.shape), 0, 1)
+    rivals = {"mean": np.broadcast_to(mean, truth.shape), "nearest": nearest, "foreign": foreign}
+    found = psnr(recovered, truth)
+    nulls = {name: {"psnr": psnr(images, truth), "mse": mse(images, truth)} for name, images in rivals.items()}
+    best = [max(null["psnr"][i] for null in nulls.values()) for i in range(SAMPLES)]
+    above = sum(value >= rival + 3 for value, rival in zip(found, best))
+    figures = f"median PSNR {np.median(found):.1f} dB against {np.median(best):.1f} dB of the best null"
+    return record(
+        "inputs",
+        method,
+        std=std,
+        seed=seed,
+        labels=labels,
+        metrics={"psnr": found, "mse": mse(recovered, truth)},
+        nulls=nulls,
+        verdict="leaked" if above else "not shown at this budget",
+        reason=f"{above} of {SAMPLES} inputs beat every null by 3 dB or more; {figures}"
+        if above
+        else f"no input beats its nulls by 3 dB; {figures}",
+        seconds=21.4,
+        details={"objective": 0.0213, "objective_at_truth": 0.0007, "restarts": [0.03, 0.0213]},
+        warnings=["the objective at the true batch is lower than the attack’s: the attack was under-optimised"],
+        pictures=[
+            {
+                "truth": png(truth[i]),
+                "recovered": png(recovered[i]),
+                "nulls": {name: png(images[i]) for name, images in rivals.items()},
+                "psnr": found[i],
+            }
+            for i in range(SAMPLES)
+        ],
+    )
+
+
+def patches() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Private patches of a photograph, patches that the server has, and the mean of those."""
+    from sklearn.datasets import load_sample_image
+
+    image = load_sample_image("flower.jpg")[::3, ::3].astype(float) / 255
+    tiles = np.stack([image[y : y + 32, x : x + 32] for y in range(0, 128, 32) for x in range(0, 192, 32)])
+    return tiles[6:14], np.concatenate([tiles[:6], tiles[14:]]), tiles.mean(0)
+
+
+def mse(images: np.ndarray, truth: np.ndarray) -> list[float]:
+    return ((images - truth) ** 2).mean((1, 2, 3)).tolist()
+
+
+def psnr(images: np.ndarray, truth: np.ndarray) -> list[float]:
+    return (-10 * np.log10(mse(images, truth))).tolist()
+
+
+def png(image: np.ndarray) -> str:
+    from PIL import Image
+
+    file = io.BytesIO()
+    Image.fromarray((image * 255).astype(np.uint8)).save(file, "PNG", optimize=True)
+    return base64.b64encode(file.getvalue()).decode()
