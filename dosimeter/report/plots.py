@@ -62,7 +62,6 @@ class Strip:
     """One row of a strip plot: the scores as dots on a track, over the bands of the nulls."""
 
     name: str
-    metric: str
     text: str  # the median in words
     dots: list[float]  # per cent
     misses: int
@@ -72,6 +71,7 @@ class Strip:
 
 @dataclass(frozen=True, kw_only=True)
 class StripPlot:
+    title: str
     strips: list[Strip]
     ticks: list[Tick]
     legend: list[tuple[str, str]]  # symbol, name
@@ -101,10 +101,9 @@ class SamplePlot:
     summary: str
 
 
-def label_plot(rows: Sequence[tuple[str, Mapping[str, Values], Nulls]], metrics: Sequence[str]) -> StripPlot | None:
-    """Label accuracies of each method on a track from 0 to 100 %, over what guessing gets."""
-    present = [metric for metric in metrics if any(metric in found for _, found, _ in rows)]
-    strips = [(name, metric, found[metric], nulls) for name, found, nulls in rows for metric in present if metric in found]
+def label_plot(rows: Sequence[tuple[str, Mapping[str, Values], Nulls]], metric: str) -> StripPlot | None:
+    """A label accuracy of each method on a track from 0 to 100 %, over what guessing gets."""
+    strips = [(name, metric, found[metric], nulls) for name, found, nulls in rows if metric in found]
     ticks = [Tick(100 * share, f"{100 * share:.0f}\u202f%") for share in (0.0, 0.25, 0.5, 0.75, 1.0)]
     return _strip_plot(strips, Scale(low=0, high=1), ticks, "share recovered; further right means more leaked")
 
@@ -117,7 +116,7 @@ def error_plot(rows: Sequence[tuple[str, Mapping[str, Values], Nulls]], metric: 
     powers = range(round(math.log10(scale.low)), round(math.log10(scale.high)) + 1)
     step = math.ceil(len(powers) / 6)
     ticks = [Tick(100 * scale.at(10.0**power), power_of_ten(power)) for power in powers if power % step == 0]
-    return _strip_plot(strips, scale, ticks, f"{metric_name(metric)}, one dot a sample; further left means more leaked")
+    return _strip_plot(strips, scale, ticks, "one dot a sample; further left means more leaked")
 
 
 def sample_scale(rows: Sequence[tuple[Values, Nulls]], metric: str) -> Scale:
@@ -178,7 +177,6 @@ def _strip_plot(strips: Sequence[tuple[str, str, Values, Nulls]], scale: Scale, 
         drawn.append(
             Strip(
                 name=name,
-                metric=metric_name(metric),
                 text=score(summarize(found, higher_is_better(metric)).median, metric),
                 dots=[100 * scale.at(value) for value in finite],
                 misses=len(found) - len(finite),
@@ -187,6 +185,7 @@ def _strip_plot(strips: Sequence[tuple[str, str, Values, Nulls]], scale: Scale, 
             )
         )
     return StripPlot(
+        title=metric_name(strips[0][1]),
         strips=drawn,
         ticks=ticks,
         legend=[(_symbol(names, name), null_name(name)) for name in names],

@@ -73,7 +73,7 @@ class Table:
     nulls: list[str]
     spread: bool  # whether any method has more than one value
     rows: list[Row]
-    plot: plots.StripPlot | None
+    plots: list[plots.StripPlot]
     metrics: list[str]
     sentences: list[str]  # what the arithmetic allows, said before any attack ran
     unavailable: list[tuple[str, str]]  # metrics that could not be computed here, and why
@@ -106,11 +106,8 @@ def _table(surface: str, setting: Setting) -> Table | None:
     for pool, (method, found, columns) in zip(pools, scored):
         plot = plots.sample_plot(method, found[metric], columns, metric, scale) if surface == "inputs" and found.get(metric) else None
         rows.append(_row(pool, found, columns, nulls, plot))
-    strip = None
-    if surface == "labels":
-        strip = plots.label_plot(scored, PLOTTED["labels"])
-    elif surface == "features":
-        strip = plots.error_plot(scored, PLOTTED["features"][0])
+    draw = {"labels": plots.label_plot, "features": plots.error_plot}.get(surface)
+    strips = [plot for name in PLOTTED[surface] if draw and (plot := draw(scored, name))]
     sentences = dict.fromkeys(str(text) for pool in pools for record in pool for text in record.details.get("identifiability") or [])
     unavailable = {str(name): str(why) for pool in pools for r in pool for name, why in (r.details.get("unavailable") or {}).items()}
     return Table(
@@ -118,7 +115,7 @@ def _table(surface: str, setting: Setting) -> Table | None:
         nulls=[null_name(name) for name in nulls],
         spread=any(measure.middle for row in rows for measure in row.measures),
         rows=rows,
-        plot=strip,
+        plots=strips,
         metrics=list(dict.fromkeys(measure.name for row in rows for measure in row.measures)),
         sentences=list(sentences),
         unavailable=[(metric_name(name), reason) for name, reason in unavailable.items()],
@@ -163,7 +160,9 @@ def _without_draw(value: Any) -> Any:
 
 
 def _pooled_metrics(pool: Sequence[Record]) -> dict[str, list]:
-    names = dict.fromkeys(name for record in pool for name in record.metrics)
+    telling = PLOTTED[pool[0].surface]
+    present = dict.fromkeys(name for record in pool for name in record.metrics)
+    names = [name for name in telling if name in present] + [name for name in present if name not in telling]
     return {name: [value for record in pool for value in record.metrics.get(name, [])] for name in names}
 
 
@@ -213,9 +212,10 @@ def _facts(pool: Sequence[Record], found: dict[str, list]) -> list[str]:
         facts.append(f"{len(counted)} samples" + (f", {misses} missed" if misses else ""))
     if len(pool) > 1:
         facts.append(f"{len(pool)} seeds")
-    if first.surface != "labels" and first.threat_model.get("labels"):
+    if first.surface != "labels" and found and first.threat_model.get("labels"):
         facts.append(f"labels {first.threat_model['labels']}")
-    facts.append(duration(sum(record.seconds for record in pool)))
+    if any(record.seconds for record in pool):
+        facts.append(duration(sum(record.seconds for record in pool)))
     for record in pool:
         facts.extend(fact for fact in _details(record) if fact not in facts)
     return facts

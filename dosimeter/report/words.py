@@ -94,7 +94,7 @@ THREAT_MODEL = {
     "defenses": ("Defenses", "the attacks know them: a defense must hold without being secret"),
     "labels": ("Labels came from", "an attack that is given the true labels is stronger than one that must find them"),
     "auxiliary": ("Auxiliary samples", "similar samples that the server is granted"),
-    "needs": ("Used by the methods", "what must reach the server for the methods below to run"),
+    "needs": ("Used by the methods", "what the methods below rest on: without it they cannot run"),
 }
 
 OUTCOMES = {

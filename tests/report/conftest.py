@@ -2,6 +2,7 @@
 
 import base64
 import io
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -48,6 +49,21 @@ def audit_records() -> list[Record]:
 @pytest.fixture(scope="session")
 def single_setting(audit_records: list[Record]) -> list[Record]:
     return audit_records[:6]
+
+
+@pytest.fixture(scope="session")
+def make_record() -> Callable[..., Record]:
+    return record
+
+
+@pytest.fixture(scope="session")
+def make_label_record() -> Callable[..., Record]:
+    return label_record
+
+
+@pytest.fixture(scope="session")
+def make_input_record() -> Callable[..., Record]:
+    return input_record
 
 
 def record(surface: str, method: str, std: float | None = None, labels: str = "given", seed: int = 0, **fields: Any) -> Record:

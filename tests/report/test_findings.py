@@ -1,0 +1,39 @@
+from dosimeter.report.findings import findings, headline, verdict_matrix, warnings
+
+
+def test_a_surface_that_nobody_looked_at_is_said_to_be_unmeasured(make_label_record):
+    found = findings([make_label_record("ilrg", 1.0, 1.0, verdict="leaked", reason="proved")])
+    assert [(f.surface, f.state) for f in found] == [("labels", "leaked"), ("features", "not-measured"), ("inputs", "not-measured")]
+    assert headline(found) == "Labels leaked; features and inputs not measured."
+
+
+def test_the_gravest_verdict_leads_with_its_method_and_setting(audit_records):
+    labels, features, inputs = findings(audit_records)
+    assert (labels.state, labels.method, labels.setting) == ("leaked", "ilrg", "no defense")
+    assert (features.state, features.method) == ("leaked", "subspace")
+    assert (inputs.state, inputs.method) == ("leaked", "inverting_gradients")
+    assert headline([labels, features, inputs]) == "Labels, features and inputs leaked."
+
+
+def test_not_shown_and_impossible_are_never_called_safe(make_record):
+    found = findings(
+        [
+            make_record("labels", "ilrg", verdict="not shown at this budget", reason="as good as guessing"),
+            make_record("features", "direct", verdict="impossible here", reason="batch of 8"),
+        ]
+    )
+    assert headline(found) == "No leak of labels shown at this budget; recovery of features impossible here; inputs not measured."
+    assert "no proof" in found[0].meaning
+    assert "Another setting may open" in found[1].meaning
+
+
+def test_matrix_has_the_verdict_of_each_setting(audit_records):
+    (bare, first), (noisy, second) = verdict_matrix(audit_records)
+    assert (bare, noisy) == ("no defense", "gaussian_noise (std 0.1)")
+    assert first["labels"] == ("leaked", "leaked")
+    assert second["labels"] == ("not shown at this budget", "not-shown")
+    assert "features" not in second
+
+
+def test_a_warning_stands_once_with_all_its_methods(audit_records):
+    assert warnings(audit_records)[1][1] == ["inverting_gradients", "dlg"]
