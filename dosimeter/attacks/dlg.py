@@ -13,7 +13,7 @@ from dosimeter.matching.optimisers import LBFGS
 from dosimeter.matching.recipe import Path, Recipe
 from dosimeter.matching.schedules import Rate
 from dosimeter.matching.solve import solve
-from dosimeter.options import NonNegativeFloat, PositiveFloat, PositiveInt
+from dosimeter.options import Fraction, NonNegativeFloat, PositiveFloat, PositiveInt
 from dosimeter.registry import ATTACKS
 from dosimeter.types import Exposure, Knowledge, LabelEstimate, Reconstruction
 
@@ -34,12 +34,13 @@ class DLG(Attack):
 
     needs: ClassVar[frozenset[Knowledge]] = frozenset()
 
-    steps: PositiveInt = 3000
+    steps: PositiveInt = 4000
     restarts: PositiveInt = 4
     learning_rate: PositiveFloat = 1.0
     history: PositiveInt = 100
+    trial: Fraction | None = 0.1  # after this share of the steps only the best start goes on; none: all do
     joint_labels: bool | None = None  # none: exactly where no labels are given
-    found: NonNegativeFloat = 1e-9
+    found: NonNegativeFloat = 1e-8
     patience: PositiveInt | None = 200
     seconds: PositiveFloat | None = None
     path: Path = "auto"
@@ -51,6 +52,7 @@ class DLG(Attack):
             rate=Rate(start=self.learning_rate, shape="constant"),
             steps=self.steps,
             restarts=self.restarts,
+            trial=self.trial,
             boxed=False,
             joint_labels=labels is None if self.joint_labels is None else self.joint_labels,
             found=self.found,

@@ -24,13 +24,20 @@ class Distance(ABC):
 
 @dataclass(frozen=True)
 class SquaredError(Distance):
-    """Σ ‖g − g*‖² (Zhu et al., "Deep Leakage from Gradients", NeurIPS 2019, Eq. 1)."""
+    """Σ ‖g − g*‖² (Zhu et al., "Deep Leakage from Gradients", NeurIPS 2019, Eq. 1), or that over ‖g*‖²."""
+
+    relative: bool = False
+    weight: float = 1.0
 
     def __call__(self, guess: Sequence[Tensor], target: Sequence[Tensor], weights: Tensor | None = None) -> Tensor:
-        return _total([(g - t).square().sum() for g, t in zip(guess, target)], weights)
+        error = self.weight * _total([(g - t).square().sum() for g, t in zip(guess, target)], weights)
+        if not self.relative:
+            return error
+        size = _total([t.square().sum() for t in target], weights)
+        return error / size.clamp_min(_tiny(size))
 
     def scale(self, target: Sequence[Tensor]) -> float:
-        return float(_total([t.square().sum() for t in target], None))
+        return self.weight if self.relative else self.weight * float(_total([t.square().sum() for t in target], None))
 
 
 @dataclass(frozen=True)

@@ -50,6 +50,12 @@ class Objective:
     def replayable(self) -> bool:
         return isinstance(self.public.training, Replayable)
 
+    def to_channels_last(self) -> None:
+        """Lay out the convolutions' weights as GPUs like them; values stay."""
+        self.model.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+        self.trainable = {name: _channels_last(p) for name, p in self.trainable.items()}
+        self.target = {name: _channels_last(t) for name, t in self.target.items()}
+
     def buffers(self) -> Buffers:
         return copied_buffers(self.model)
 
@@ -116,3 +122,7 @@ class _Watch:
 def _wide(tensor: Tensor) -> Tensor:
     """At least single precision: sums over a whole update overflow and cancel in less."""
     return tensor if tensor.dtype == torch.float64 else tensor.float()
+
+
+def _channels_last(tensor: Tensor) -> Tensor:
+    return tensor.contiguous(memory_format=torch.channels_last) if tensor.ndim == 4 else tensor

@@ -1,8 +1,4 @@
-"""Three ways to the same numbers: plain eager double backward, the functional form, and the functional form compiled.
-
-Measured on two CPU cores (benchmarks/matching.py): one start is fastest eagerly, several side by side in one functional
-forward pass; compiling pays on a GPU, where the whole step also becomes one CUDA graph.
-"""
+"""Three ways to the same numbers: plain eager double backward, the functional form, and the functional form compiled."""
 
 from __future__ import annotations
 
@@ -15,7 +11,6 @@ from torch import Tensor
 from torch.func import grad, vmap
 
 from dosimeter.matching.objective import Buffers, Objective, Terms
-from dosimeter.matching.recipe import Path
 
 
 @dataclass(frozen=True)
@@ -30,6 +25,9 @@ class Evaluation:
 
 class Evaluator(ABC):
     """Evaluates the objective and its gradient for all restarts."""
+
+    one_layer_set: bool = False  # True: wants the same layers at every step, and weights that switch them off
+    note: str = ""  # what the caller should be told of the way that was taken
 
     def __init__(self, objective: Objective) -> None:
         self.objective = objective
@@ -87,12 +85,3 @@ class Functional(Evaluator):
 
     def _buffers(self, restarts: int) -> Buffers:
         return {name: buffer.expand(restarts, *buffer.shape) for name, buffer in self.objective.buffers().items()}
-
-
-def choose(objective: Objective, path: Path, restarts: int, device: torch.device) -> Evaluator:
-    """The evaluator that `path` names; "auto" follows a fixed rule, so that the same seed gives the same bits."""
-    if path == "auto":
-        path = "functional" if restarts > 1 else "eager"
-    if path == "eager" or not objective.replayable:
-        return Eager(objective)
-    return Functional(objective)

@@ -93,11 +93,16 @@ class BatchNormStatistics(Prior):
 
 def batch_norm_prior(model: nn.Module, *, weight: float, onset: float = 0.0, first: float = 1.0) -> BatchNormStatistics:
     """The prior on a model's own running statistics; refused where it keeps none."""
-    statistics = {
+    statistics = batch_norms(model)
+    if not statistics:
+        raise Refused("the batch-norm prior needs batch-norm layers with running statistics: the model has none; set batch_norm=0")
+    return BatchNormStatistics(weight=weight, onset=onset, statistics=statistics, first=first)
+
+
+def batch_norms(model: nn.Module) -> dict[str, tuple[Tensor, Tensor]]:
+    """The running mean and variance of every batch norm that keeps them, by module name."""
+    return {
         name: (module.running_mean.detach().clone(), module.running_var.detach().clone())
         for name, module in model.named_modules()
         if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_mean is not None and module.running_var is not None
     }
-    if not statistics:
-        raise Refused("the batch-norm prior needs batch-norm layers with running statistics: the model has none; set batch_norm=0")
-    return BatchNormStatistics(weight=weight, onset=onset, statistics=statistics, first=first)

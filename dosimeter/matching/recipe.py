@@ -24,6 +24,7 @@ class Recipe:
     rate: Rate
     steps: int
     restarts: int = 1
+    trial: float | None = None  # after this fraction of the steps only the restart with the lowest objective goes on
     priors: tuple[Prior, ...] = ()
     layers: Layers = field(default_factory=Layers)
     layer_weights: dict[str, float] | None = None  # by parameter name; 1 where not named

@@ -9,9 +9,12 @@ from contextlib import contextmanager
 import torch
 from torch import Generator, Tensor
 
+from dosimeter.matching.choice import choose, first_line
+from dosimeter.matching.compiled import precision
+from dosimeter.matching.consistency import with_consistency
 from dosimeter.matching.guess import draw_start, make_guess
 from dosimeter.matching.objective import Objective, Terms
-from dosimeter.matching.paths import Evaluation, Evaluator, choose
+from dosimeter.matching.paths import Eager, Evaluation, Evaluator
 from dosimeter.matching.recipe import Recipe
 from dosimeter.progress import advance
 from dosimeter.types import Exposure, LabelEstimate, Outcome, Reconstruction
@@ -25,12 +28,11 @@ def solve(exposure: Exposure, labels: LabelEstimate | None, rng: Generator, reci
     if all(not bool(change.any()) for change in run.objective.target.values()):
         return run.gave_up(Outcome.IMPOSSIBLE, "the update is zero in every layer: it says nothing about the inputs")
     try:
-        with _own_random_numbers(rng, run.device):
+        with _own_random_numbers(rng, run.device), precision(recipe.precision):
             run.optimise()
             return run.result()
     except (RuntimeError, NotImplementedError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        return run.gave_up(Outcome.IMPOSSIBLE, f"the model's gradient cannot be differentiated once more: {reason}")
+        return run.gave_up(Outcome.IMPOSSIBLE, f"the model's gradient cannot be differentiated once more: {first_line(error)}")
 
 
 class Run:
@@ -41,7 +43,6 @@ class Run:
         self.guess = make_guess(exposure, labels, recipe)
         self.objective = Objective(exposure, recipe, self.guess.targets)
         self.device = self.guess.low.device
-        self.evaluate: Evaluator = choose(self.objective, recipe.path, recipe.restarts, self.device)
         self.variables = draw_start(self.guess, labels, recipe, rng)  # (R, D)
         if recipe.boxed:
             self.variables = self.guess.boxed(self.variables)
@@ -49,20 +50,28 @@ class Run:
         self.best = self.variables.clone()  # (R, D)
         self.best_objective = self.variables.new_full((recipe.restarts,), torch.inf)  # since the objective last changed
         self.alive = torch.ones(recipe.restarts, dtype=torch.bool, device=self.device)
+        self.dropped: list[float] = []  # the objectives of the restarts that the trial ended
+        self.evaluate: Evaluator = Eager(self.objective)
         self.step = 0
         self.note = ""
 
+    def _choose(self) -> Evaluator:
+        return choose(self.exposure, self.objective, self.guess, self.variables)
+
     def optimise(self) -> None:
+        self.evaluate = self._choose()
         recipe, began, improved, record = self.recipe, time.monotonic(), 0, torch.inf
         nothing = recipe.distance.scale(list(self.objective.target.values()))
         phase = None
         while self.step < recipe.steps:
             progress = self.step / recipe.steps
             names, terms = self.terms(progress)
-            if phase != (phase := (names, terms.priors.tolist(), float(terms.matching))):
+            if phase != (phase := self.phase(progress)):
                 self.best_objective.fill_(torch.inf)
                 improved, record = self.step, torch.inf
             evaluation = self.evaluate(*self.guess.unpack(self.variables), names, terms)
+            if recipe.consistency > 0 and progress >= recipe.consistency_onset and len(self.variables) > 1:
+                evaluation = with_consistency(evaluation, self.guess, self.variables, recipe.consistency)
             self.keep_best(evaluation)
             if self.step % PULSE == 0:
                 lowest = float(self.best_objective.min())
@@ -83,21 +92,33 @@ class Run:
                     return
             self.move(evaluation, recipe.rate.at(progress))
             self.step += 1
+            if recipe.trial is not None and self.step == max(1, round(recipe.trial * recipe.steps)):
+                self.keep_one()
         advance(recipe.steps, recipe.steps, f"objective {float(self.best_objective.min()):.3g}")
 
     def terms(self, progress: float, final: bool = False) -> tuple[tuple[str, ...], Terms]:
         """The matched layers and the weights of everything after a fraction of the steps; `final` is without dropout."""
         recipe = self.recipe
-        names = recipe.layers.at(progress, self.objective.names)
+        names = matched = recipe.layers.at(progress, self.objective.names)
+        if self.evaluate.one_layer_set:
+            names = recipe.layers.ever(self.objective.names)
         layers = None
-        if recipe.layer_weights is not None:
-            layers = self.variables.new_tensor([recipe.layer_weights.get(name, 1.0) for name in names])
+        if recipe.layer_weights is not None or len(names) != len(matched):
+            given, entered = recipe.layer_weights or {}, set(matched)
+            layers = self.variables.new_tensor([given.get(name, 1.0) * (name in entered) for name in names])
         masks = None
         if recipe.dropout > 0 and not final:
             masks = tuple(self._mask(self.objective.target[name]) for name in names)
         priors = self.variables.new_tensor([prior.weight_at(progress) for prior in recipe.priors])
         matching = self.variables.new_tensor(float(progress >= recipe.matching_onset))
         return names, Terms(matching=matching, priors=priors, layers=layers, masks=masks)
+
+    def phase(self, progress: float) -> tuple[object, ...]:
+        """What the objective is made of; guesses are comparable only within one phase."""
+        recipe = self.recipe
+        weights = tuple(prior.weight_at(progress) for prior in recipe.priors)
+        matched = recipe.layers.at(progress, self.objective.names)
+        return matched, weights, progress >= recipe.matching_onset, progress >= recipe.consistency_onset
 
     def keep_best(self, evaluation: Evaluation) -> None:
         """Remember each restart's best guess; a restart that leaves the finite numbers ends at its best."""
@@ -108,6 +129,17 @@ class Run:
             better = self.alive
         self.best = torch.where(better[:, None], self.variables, self.best)
         self.best_objective = torch.where(better, objective, self.best_objective)
+
+    def keep_one(self) -> None:
+        """End every restart but the one that did best so far."""
+        chosen = int(self.best_objective.argmin())
+        self.dropped = [float(value) for r, value in enumerate(self.best_objective) if r != chosen]
+        one = slice(chosen, chosen + 1)
+        self.variables, self.best, self.best_objective, self.alive = (
+            tensor[one] for tensor in (self.variables, self.best, self.best_objective, self.alive)
+        )
+        self.state = {name: tensor[one] if tensor.ndim else tensor for name, tensor in self.state.items()}
+        self.evaluate = self._choose()
 
     def move(self, evaluation: Evaluation, rate: float) -> None:
         gradient = self.guess.pack(evaluation.inputs, evaluation.logits)
@@ -130,14 +162,19 @@ class Run:
         variables = (self.best, self.variables)[int(which[chosen])][chosen]
         inputs, labels = self._samples(variables)
         lost = int((~self.alive).sum())
-        notes = [self.note, f"{lost} of {len(self.alive)} restarts left the finite numbers" if lost else ""]
+        notes = [
+            self.note,
+            self.evaluate.note,
+            f"{len(self.dropped)} of {self.recipe.restarts} restarts ended after their trial" if self.dropped else "",
+            f"{lost} of {len(self.alive)} restarts left the finite numbers" if lost else "",
+        ]
         return Reconstruction(
             inputs=inputs,
             labels=labels,
             objective=float(reached[chosen]),
             distance=float(distance[int(which[chosen]), chosen]),
             normalization=self.exposure.public.normalization,
-            restarts=tuple(float(value) for value in reached),
+            restarts=(*(float(value) for value in reached), *self.dropped),
             message="; ".join(note for note in notes if note),
         )
 

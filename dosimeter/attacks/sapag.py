@@ -1,0 +1,57 @@
+"""SAPAG: match the update under a Gaussian kernel that adapts to each layer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from torch import Generator
+
+from dosimeter.interfaces import Attack
+from dosimeter.matching.distances import GaussianKernel
+from dosimeter.matching.optimisers import LBFGS, Adam
+from dosimeter.matching.recipe import Path, Recipe
+from dosimeter.matching.schedules import Rate
+from dosimeter.matching.solve import solve
+from dosimeter.options import PositiveFloat, PositiveInt
+from dosimeter.registry import ATTACKS
+from dosimeter.types import Exposure, Knowledge, LabelEstimate, Reconstruction
+
+
+@ATTACKS.register("sapag")
+@dataclass(frozen=True, kw_only=True)
+class SAPAG(Attack):
+    """Weighs every layer's mismatch by a Gaussian kernel as wide as the layer's own gradient varies.
+
+    Wang et al., "SAPAG: A Self-Adaptive Privacy Attack From Gradients", 2020: the weighted Gaussian kernel as distance,
+    with the variance of each layer's update as its width. Departures: the squared error is averaged over a layer
+    (see `GaussianKernel`); labels are taken from a label recovery, or optimised as in DLG where none are given; the
+    optimiser is Adam, since the kernel is flat far from the solution, where L-BFGS takes no step (`optimiser="lbfgs"` restores it).
+    """
+
+    needs: ClassVar[frozenset[Knowledge]] = frozenset()
+
+    steps: PositiveInt = 2000
+    restarts: PositiveInt = 1
+    learning_rate: PositiveFloat = 0.05
+    width: PositiveFloat = 1.0
+    optimiser: Literal["adam", "lbfgs"] = "adam"
+    boxed: bool = True
+    patience: PositiveInt | None = None
+    seconds: PositiveFloat | None = None
+    path: Path = "auto"
+
+    def __call__(self, exposure: Exposure, labels: LabelEstimate | None, rng: Generator) -> Reconstruction:
+        recipe = Recipe(
+            distance=GaussianKernel(width=self.width),
+            optimiser=Adam() if self.optimiser == "adam" else LBFGS(),
+            rate=Rate(start=self.learning_rate, shape="cosine" if self.optimiser == "adam" else "constant"),
+            steps=self.steps,
+            restarts=self.restarts,
+            boxed=self.boxed,
+            joint_labels=labels is None,
+            patience=self.patience,
+            seconds=self.seconds,
+            path=self.path,
+        )
+        return solve(exposure, labels, rng, recipe)

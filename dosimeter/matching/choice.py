@@ -1,0 +1,156 @@
+"""Which of the ways to the numbers is taken, and what happens where a model cannot follow it."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import time
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from dosimeter.matching.compiled import Compiled
+from dosimeter.matching.guess import Guess
+from dosimeter.matching.objective import Objective, Terms
+from dosimeter.matching.paths import Eager, Evaluation, Evaluator, Functional
+from dosimeter.matching.recipe import Recipe
+from dosimeter.types import Exposure
+
+WORTH_COMPILING = 2000  # steps on a GPU from which on a minute of compilation is won back
+
+
+def choose(exposure: Exposure, objective: Objective, guess: Guess, variables: Tensor) -> Evaluator:
+    """The evaluator for the recipe's path and the restarts in `variables` (R, D), with the simpler ones to fall back on.
+
+    "auto" is a fixed rule, so that the same seed gives the same bits on CPU. As measured there (benchmarks/matching.py) one
+    start is fastest eagerly and several in one functional forward pass; on a GPU long runs are compiled. "fastest" measures
+    on the spot.
+    """
+    path, steps = objective.recipe.path, objective.recipe.steps
+    if path == "auto":
+        path = "functional" if len(variables) > 1 else "eager"
+        if variables.is_cuda:
+            path = "compiled" if steps >= WORTH_COMPILING else "functional"
+    if path == "eager":
+        return Eager(objective)
+    if not objective.replayable:
+        return _noted(Eager(objective), f"{objective.public.training.name} has no functional form, so the run was eager")
+    if path == "fastest":
+        return Measured(objective)
+    together = len(variables) == 1 or batching_is_exact(exposure, objective.recipe, guess, variables)
+    note = "" if together else "restarts ran one by one, as PyTorch differentiates this model wrongly side by side"
+    compiled = Compiled(objective) if together else OneByOne(Compiled(objective))
+    ladder: list[Evaluator] = [Functional(objective), Eager(objective)] if together else [Eager(objective)]
+    return _noted(WithFallback([compiled, *ladder] if path == "compiled" else ladder), note)
+
+
+def batching_is_exact(exposure: Exposure, recipe: Recipe, guess: Guess, variables: Tensor) -> bool:
+    """Whether two restarts side by side have the gradients that each has alone, tried in double precision.
+
+    `torch.func.vmap` gives wrong second derivatives, without a word, through layer norm, instance norm and batch norm in train
+    mode (PyTorch 2.13: off by 1e-3 to 1e-1); and a model that draws random numbers differs anyhow.
+    """
+    model = copy.deepcopy(exposure.model).double()
+    update = {name: change.double() for name, change in exposure.update.items()}
+    recipe = dataclasses.replace(recipe, precision="fp32")
+    targets = guess.targets if guess.targets is None or not guess.targets.is_floating_point() else guess.targets.double()
+    objective = Objective(dataclasses.replace(exposure, model=model, update=update), recipe, targets)
+    inputs, logits = guess.unpack(variables[:2].double())
+    terms = Terms(matching=inputs.new_ones(()), priors=inputs.new_ones(len(recipe.priors)))
+    try:
+        alone = Eager(objective)(inputs, logits, objective.names, terms)
+        together = Functional(objective)(inputs, logits, objective.names, terms)
+    except Exception:  # a model that cannot be traced is found out, and told of, where it is first evaluated
+        return False
+    error = (alone.inputs - together.inputs).abs().max()
+    return bool(error <= 1e-8 * alone.inputs.abs().max())
+
+
+class OneByOne(Evaluator):
+    """Several restarts through an evaluator of one."""
+
+    one_layer_set = True
+
+    def __init__(self, single: Evaluator) -> None:
+        super().__init__(single.objective)
+        self.single = single
+
+    def __call__(self, inputs: Tensor, logits: Tensor | None, names: Sequence[str], terms: Terms) -> Evaluation:
+        found = []
+        for r in range(len(inputs)):
+            one = self.single(inputs[r : r + 1], None if logits is None else logits[r : r + 1], names, terms)
+            found.append((one.objective, one.distance, one.inputs.clone(), None if one.logits is None else one.logits.clone()))
+        objective, distance, slope, label_slope = zip(*found)
+        together = None if logits is None else torch.cat(label_slope)
+        return Evaluation(torch.cat(objective), torch.cat(distance), torch.cat(slope), together)
+
+
+def _noted(evaluator: Evaluator, note: str) -> Evaluator:
+    evaluator.note = note
+    return evaluator
+
+
+class WithFallback(Evaluator):
+    """Tries the fastest way first and steps down, saying so, where the model cannot be traced that way."""
+
+    def __init__(self, ladder: Sequence[Evaluator]) -> None:
+        super().__init__(ladder[0].objective)
+        self.ladder = list(ladder)
+
+    @property
+    def one_layer_set(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.ladder[0].one_layer_set
+
+    def __call__(self, inputs: Tensor, logits: Tensor | None, names: Sequence[str], terms: Terms) -> Evaluation:
+        while len(self.ladder) > 1:
+            try:
+                return self.ladder[0](inputs, logits, names, terms)
+            except Exception as error:  # tracing fails in as many ways as there are models; the last rung is not guarded
+                failed = self.ladder.pop(0)
+                self.note = (
+                    f"{self.note}; " * bool(self.note) + f"{_name(failed)} form refused ({first_line(error)}), ran {_name(self.ladder[0])}"
+                )
+        return self.ladder[0](inputs, logits, names, terms)
+
+
+class Measured(Evaluator):
+    """Times every way on the first call and stays with the fastest."""
+
+    def __init__(self, objective: Objective) -> None:
+        super().__init__(objective)
+        self.chosen: Evaluator | None = None
+
+    def __call__(self, inputs: Tensor, logits: Tensor | None, names: Sequence[str], terms: Terms) -> Evaluation:
+        if self.chosen is None:
+            self.chosen, self.note = self._measure(inputs, logits, names, terms)
+        return self.chosen(inputs, logits, names, terms)
+
+    def _measure(self, inputs: Tensor, logits: Tensor | None, names: Sequence[str], terms: Terms) -> tuple[Evaluator, str]:
+        seconds: dict[Evaluator, float] = {}
+        for candidate in (Eager(self.objective), Functional(self.objective), Compiled(self.objective)):
+            try:
+                times = [_timed(candidate, inputs, logits, names, terms) for _ in range(8)]
+            except Exception:
+                if not seconds and isinstance(candidate, Compiled):
+                    raise
+                continue
+            seconds[candidate] = sorted(times[2:])[3]
+        best = min(seconds, key=lambda candidate: seconds[candidate])
+        listed = ", ".join(f"{_name(candidate)} {1e3 * value:.1f} ms" for candidate, value in seconds.items())
+        return best, f"measured {listed}"
+
+
+def _timed(evaluate: Evaluator, inputs: Tensor, logits: Tensor | None, names: Sequence[str], terms: Terms) -> float:
+    began = time.perf_counter()
+    float(evaluate(inputs, logits, names, terms).objective.sum())
+    return time.perf_counter() - began
+
+
+def first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0][:200] if lines else type(error).__name__
+
+
+def _name(evaluator: Evaluator) -> str:
+    return type(evaluator).__name__.lower()

@@ -1,0 +1,117 @@
+"""The fast path: the functional form compiled once and, on a GPU, captured in a CUDA graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dosimeter.matching.objective import Buffers, Objective, Terms
+from dosimeter.matching.paths import Evaluation, Functional
+from dosimeter.matching.recipe import Precision
+
+Function = Callable[..., tuple[Tensor | None, ...]]
+
+
+class Compiled(Functional):
+    """`torch.compile` over `grad(distance(grad(loss)))`; on CUDA in channels-last order and replayed as one graph.
+
+    Eager double backward cannot be compiled, the functional form can. Layers that enter over time are switched by
+    weights, so that there is one compilation; layers that never enter are not differentiated.
+    """
+
+    one_layer_set = True
+
+    def __init__(self, objective: Objective, capture: bool = True) -> None:
+        super().__init__(objective)
+        self.capture = capture
+        self._ready: dict[tuple[object, ...], Function] = {}
+
+    def __call__(self, inputs: Tensor, logits: Tensor | None, names: Sequence[str], terms: Terms) -> Evaluation:
+        arguments = (inputs, logits, self._buffers(len(inputs)), terms.matching, terms.priors, terms.layers, terms.masks)
+        key = (tuple(names), len(inputs), logits is None, terms.layers is None, terms.masks is None)
+        if key not in self._ready:
+            self._ready[key] = self._prepare(tuple(names), arguments)
+        objective, distance, slope, label_slope = self._ready[key](*arguments)
+        assert objective is not None
+        assert distance is not None
+        assert slope is not None
+        return Evaluation(objective, distance, slope, label_slope)
+
+    def _prepare(self, names: tuple[str, ...], arguments: tuple[object, ...]) -> Function:
+        def step(
+            inputs: Tensor,
+            logits: Tensor | None,
+            buffers: Buffers,
+            matching: Tensor,
+            priors: Tensor,
+            layers: Tensor | None,
+            masks: tuple[Tensor, ...] | None,
+        ) -> tuple[Tensor | None, ...]:
+            found = self.evaluate(inputs, logits, buffers, names, Terms(matching, priors, layers, masks))
+            return found.objective, found.distance, found.inputs, found.logits
+
+        on_gpu = next(iter(self.objective.target.values())).is_cuda
+        if on_gpu:
+            self.objective.to_channels_last()
+        compiled = torch.compile(step, dynamic=False)
+        return _Captured(compiled, arguments) if on_gpu and self.capture else compiled
+
+
+class _Captured:
+    """A function recorded as a CUDA graph: its arguments are copied into fixed places, then the graph is replayed."""
+
+    def __init__(self, function: Function, arguments: tuple[object, ...]) -> None:
+        self.places = _copied(arguments)
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(3):
+                function(*self.places)
+        torch.cuda.current_stream().wait_stream(side)
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            self.outputs = function(*self.places)
+
+    def __call__(self, *arguments: object) -> tuple[Tensor | None, ...]:
+        for place, value in zip(_tensors(self.places), _tensors(arguments)):
+            place.copy_(value)
+        self.graph.replay()
+        objective, distance, *slopes = self.outputs
+        assert objective is not None
+        assert distance is not None
+        return objective.clone(), distance.clone(), *slopes
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.detach().clone(memory_format=torch.contiguous_format)
+    if isinstance(value, tuple):
+        return tuple(_copied(item) for item in value)
+    if isinstance(value, dict):
+        return {name: _copied(item) for name, item in value.items()}
+    return value
+
+
+def _tensors(value: object) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, tuple):
+        return [tensor for item in value for tensor in _tensors(item)]
+    if isinstance(value, dict):
+        return [tensor for item in value.values() for tensor in _tensors(item)]
+    return []
+
+
+@contextmanager
+def precision(wanted: Precision) -> Iterator[None]:
+    """TF32 for "tf32" and "bf16", full single precision for "fp32"; what was set before comes back."""
+    matmul, convolution = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = wanted != "fp32"
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = matmul, convolution
