@@ -40,7 +40,7 @@ class Clipping(OutgoingDefense):
         norms = torch.stack([_norm(change) for change in update.values()])  # (layers,)
         if self.mode == "norm":
             norms = torch.linalg.vector_norm(norms).expand(len(update))
-        scales = (self.max_norm / norms).clamp(max=1.0).tolist()
+        scales = (self.max_norm / norms).tolist()
         return {name: change * scale if scale < 1 else change for (name, change), scale in zip(update.items(), scales)}
 
 

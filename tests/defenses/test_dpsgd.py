@@ -26,6 +26,7 @@ def test_per_sample_gradients_agree_with_a_loop(classifier, batch):
             assert torch.allclose(found[name][index], gradient, atol=1e-6)
 
 
+@pytest.mark.filterwarnings("ignore:Full backward hook")
 def test_per_sample_gradients_equal_those_of_opacus(batch):
     grad_sample = pytest.importorskip("opacus.grad_sample", reason="opacus is not installed")
     model = nn.Sequential(

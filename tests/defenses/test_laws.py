@@ -16,8 +16,6 @@ from dosimeter.defenses.outgoing import OutgoingDefense
 from dosimeter.losses import CrossEntropy
 from dosimeter.randomness import generator
 from dosimeter.registry import DEFENSES
-from dosimeter.training import FedSGD
-from dosimeter.types import Client
 
 EXAMPLES = {  # a setting of every defense that does something
     "bias_free_head": {},
@@ -183,6 +181,20 @@ def test_defenses_change_the_update_but_neither_model_nor_batch(name, training_c
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
+def test_a_defense_returns_a_new_client_and_leaves_the_given_one(name, client):
+    client.model.train()
+    state, inputs, targets = copy.deepcopy(client.model.state_dict()), client.batch.inputs.clone(), client.batch.targets.clone()
+    fields = vars(client).copy()
+    defended = dm.defense(name, **EXAMPLES[name])(client, generator(0, "law"))
+    defended.training(defended.model, defended.batch.inputs, defended.batch.targets, defended.loss)
+    assert all(vars(client)[field] is value for field, value in fields.items())
+    assert _same_bits(dict(client.model.state_dict()), dict(state))
+    assert not any(module._forward_pre_hooks or module._forward_hooks for module in client.model.modules())
+    assert torch.equal(client.batch.inputs, inputs)
+    assert torch.equal(client.batch.targets, targets)
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
 def test_the_seed_alone_decides(name, training_classifier, batch):
     defense = dm.defense(name, **EXAMPLES[name])
     first = dm.observe(training_classifier, batch, defenses=(defense,), seed=5)
@@ -210,10 +222,9 @@ def test_the_global_stream_is_given_back(name, training_classifier, batch):
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 @pytest.mark.parametrize("name", ["head_withheld", "bias_withheld", "only_layer", "soteria"])
-def test_defenses_that_know_the_model_take_any_subset_of_its_layers(name, training_classifier, batch, data):
-    client = Client(model=training_classifier, batch=batch, training=FedSGD(), loss=CrossEntropy())
+def test_defenses_that_know_the_model_take_any_subset_of_its_layers(name, client, data):
     (protect,) = dm.defense(name, **EXAMPLES[name])(client, generator(0, "law")).outgoing
-    whole = {parameter: p.detach() for parameter, p in training_classifier.named_parameters()}
+    whole = {parameter: p.detach() for parameter, p in client.model.named_parameters()}
     sent = protect(whole)
     part = {key: whole[key] for key in whole if data.draw(st.booleans())}
     before = _copied(part)

@@ -1,5 +1,6 @@
 import pytest
 import torch
+from torch import nn
 
 import dosimeter as dm
 
@@ -33,6 +34,25 @@ def test_each_client_has_its_own_batch_norm_statistics(normed_classifier, batch)
     sent = _observed(normed_classifier, batch, 2).update
     for name, change in sent.items():
         assert torch.allclose(change, (shares[0][name] + shares[1][name]) / 2, atol=1e-6)
+
+
+class _Counting(nn.Module):
+    """A layer that counts its passes in a buffer and lets the count into its output."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("passes", torch.ones(()))
+
+    def forward(self, inputs):
+        self.passes.add_(1)
+        return inputs * self.passes
+
+
+def test_each_client_starts_from_the_buffers_that_were_sent(batch):
+    model = nn.Sequential(nn.Flatten(), _Counting(), nn.Linear(64, 10))
+    sent = _observed(model, batch, 3).update
+    shares = [dm.observe(model, dm.Batch(batch.inputs[i : i + 2], batch.targets[i : i + 2])).update for i in (0, 2, 4)]
+    assert torch.allclose(sent["2.weight"], torch.stack([share["2.weight"] for share in shares]).mean(0), atol=1e-5)
 
 
 def test_the_server_can_replay_the_mean(classifier, batch):
