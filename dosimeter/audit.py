@@ -10,7 +10,7 @@ from typing import Any, Literal
 from torch import nn
 
 from dosimeter.config import describe
-from dosimeter.experiment import Measurement, Setting, Subject, key_of, run
+from dosimeter.experiment import Measurement, Setting, Subject, expose, failed, key_of, run
 from dosimeter.head import locate_head
 from dosimeter.interfaces import ActiveAttack, Attack, Defense, FeatureRecovery, LabelRecovery, Loss, Training
 from dosimeter.losses import CrossEntropy
@@ -135,15 +135,16 @@ def run_suite(
         raise ValueError("nothing to audit: labels, features and attacks are all empty")
     if labels or features:
         locate_head(subject.model, tuple(subject.batch.inputs.shape[1:]), allow_shift=suite.loss.shift_invariant)
+    expose(subject, suite, subject.batch)  # what is wrong with the subject itself is raised here, before anything is written
     folder = None if out is None else Path(out)
     known = _known(folder, subject)
     records: list[Record] = []
 
     def carry_out(measurement: Measurement) -> Record:
         record = known.get(key_of(subject, measurement))
-        if record is None:
+        if record is None or record.outcome == Outcome.CRASHED:
             with listening(_listener(progress, measurement, len(records), total)):
-                record = run(subject, measurement)
+                record = _run_or_record_crash(subject, measurement)
             if folder:
                 write_record(folder, record)
         records.append(record)
@@ -158,6 +159,14 @@ def run_suite(
     for attack in attacks:
         carry_out(Measurement(**setting, labels=source, attack=attack))
     return Audit(records=tuple(records))
+
+
+def _run_or_record_crash(subject: Subject, measurement: Measurement) -> Record:
+    """One method's defect must not cost the audit its other results: it is recorded, shown, and tried again next time."""
+    try:
+        return run(subject, measurement)
+    except Exception as error:
+        return failed(subject, measurement, Outcome.CRASHED, f"crashed with {type(error).__name__}: {error}")
 
 
 def _known(folder: Path | None, subject: Subject) -> dict[str, Record]:

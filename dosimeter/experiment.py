@@ -83,14 +83,14 @@ def run(subject: Subject, measurement: Measurement, *, raise_refusals: bool = Fa
         raise ValueError("nothing to measure: name a label recovery (`labels`), a feature recovery (`features`) or an `attack`")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        exposure = _expose(subject, measurement, subject.batch)
+        exposure = expose(subject, measurement, subject.batch)
         started = time.perf_counter()
         try:
             found = _attack(exposure, measurement, subject.batch.targets)
         except Refused as refusal:
             if raise_refusals:
                 raise
-            return _impossible(subject, measurement, str(refusal))
+            return failed(subject, measurement, Outcome.IMPOSSIBLE, str(refusal))
         seconds = time.perf_counter() - started
         foreign = _attack_foreign(subject, measurement)
         scores = _score(subject, exposure, found, foreign)
@@ -113,17 +113,18 @@ def run(subject: Subject, measurement: Measurement, *, raise_refusals: bool = Fa
     )
 
 
-def _expose(subject: Subject, measurement: Measurement, batch: Batch) -> Exposure:
+def expose(subject: Subject, setting: Setting, batch: Batch) -> Exposure:
+    """What the server gets of a batch in this setting."""
     return observe(
         subject.model,
         batch,
-        training=measurement.training,
-        defenses=measurement.defenses,
-        loss=measurement.loss,
+        training=setting.training,
+        defenses=setting.defenses,
+        loss=setting.loss,
         normalization=subject.normalization,
         auxiliary=subject.auxiliary,
-        declare_batch_size=measurement.declare_batch_size,
-        seed=measurement.seed,
+        declare_batch_size=setting.declare_batch_size,
+        seed=setting.seed,
     )
 
 
@@ -147,7 +148,7 @@ def _attack_foreign(subject: Subject, measurement: Measurement) -> Estimate | No
     if subject.foreign is None or measurement.surface == "labels":
         return None
     try:
-        return _attack(_expose(subject, measurement, subject.foreign), measurement, subject.foreign.targets)
+        return _attack(expose(subject, measurement, subject.foreign), measurement, subject.foreign.targets)
     except Refused:
         return None
 
@@ -196,13 +197,15 @@ def _details(found: Estimate, scores: Scores) -> dict[str, Any]:
     return details
 
 
-def _impossible(subject: Subject, measurement: Measurement, reason: str) -> Record:
+def failed(subject: Subject, measurement: Measurement, outcome: Outcome, reason: str) -> Record:
+    """The record of a measurement that gave nothing to score."""
+    verdict = Verdict.IMPOSSIBLE if outcome is Outcome.IMPOSSIBLE else Verdict.NOT_SHOWN
     return Record(
         **_identity(subject, measurement),
         metrics={},
         nulls={},
-        outcome=Outcome.IMPOSSIBLE.value,
-        verdict=Verdict.IMPOSSIBLE.value,
+        outcome=outcome.value,
+        verdict=verdict.value,
         reason=reason,
         warnings=[],
         seconds=0.0,

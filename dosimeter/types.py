@@ -27,6 +27,7 @@ class Outcome(StrEnum):
     AMBIGUOUS = "ambiguous"  # several answers explain the update equally well
     DIVERGED = "diverged"  # the optimisation left the finite numbers
     SINGULAR = "singular"  # the equations do not determine the answer
+    CRASHED = "crashed"  # a defect in the method or in the model's own code; tried again when the audit is run again
     IMPOSSIBLE = "impossible"  # refused before it ran: rank, dimension or threat model forbid it
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Generator
 
@@ -33,6 +33,7 @@ class GradInversion(Attack):
     """
 
     needs: ClassVar[frozenset[Knowledge]] = frozenset({Knowledge.LABELS})
+    quick: ClassVar[dict[str, Any]] = {"steps": 200, "restarts": 2}
 
     steps: PositiveInt = 4000
     restarts: PositiveInt = 4

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from torch import Generator
 
@@ -31,6 +31,7 @@ class InvertingGradients(Attack):
     """
 
     needs: ClassVar[frozenset[Knowledge]] = frozenset({Knowledge.LABELS})
+    quick: ClassVar[dict[str, Any]] = {"steps": 400}
 
     steps: PositiveInt = 4800
     restarts: PositiveInt = 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from torch import Generator
 
@@ -30,6 +30,7 @@ class SAPAG(Attack):
     """
 
     needs: ClassVar[frozenset[Knowledge]] = frozenset()
+    quick: ClassVar[dict[str, Any]] = {"steps": 300}
 
     steps: PositiveInt = 2000
     restarts: PositiveInt = 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from torch import Generator
 
@@ -35,6 +35,7 @@ class Stepwise(Attack):
     """
 
     needs: ClassVar[frozenset[Knowledge]] = frozenset({Knowledge.LABELS})
+    quick: ClassVar[dict[str, Any]] = {"steps": 300}
 
     steps: PositiveInt = 15000
     restarts: PositiveInt = 1
