@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dosimeter.report.settings import group_by_setting
-from dosimeter.report.words import MEANINGS, NOT_MEASURED, enumeration
-from dosimeter.types import Record
+from dosimeter.report.words import ALL_CRASHED, MEANINGS, NOT_MEASURED, enumeration
+from dosimeter.types import Outcome, Record
 from dosimeter.verdicts import SURFACES, Verdict, judge_surfaces
 
 
@@ -27,17 +27,18 @@ class Finding:
 def findings(records: Sequence[Record]) -> list[Finding]:
     """One finding a surface: the gravest verdict of all settings, or that nothing was measured."""
     settings = group_by_setting(records)
-    verdicts = {verdict.surface: verdict for verdict in judge_surfaces(records)}
+    verdicts = {verdict.surface: verdict for verdict in judge_surfaces(measured(records))}
     found = []
     for surface in SURFACES:
         judged = verdicts.get(surface)
         if judged is None:
+            meaning = ALL_CRASHED if any(record.surface == surface for record in records) else NOT_MEASURED
             blank = Finding(
-                surface=surface, verdict="not measured", state="not-measured", reason="", method="", setting="", meaning=NOT_MEASURED
+                surface=surface, verdict="not measured", state="not-measured", reason="", method="", setting="", meaning=meaning
             )
             found.append(blank)
             continue
-        carrier = next(r for r in records if (r.surface, r.method, r.reason) == (surface, judged.method, judged.reason))
+        carrier = next(r for r in measured(records) if (r.surface, r.method, r.reason) == (surface, judged.method, judged.reason))
         setting = next(setting.name for setting in settings if carrier in setting.records)
         meaning = MEANINGS[surface, judged.verdict]
         found.append(
@@ -72,7 +73,7 @@ def headline(found: Sequence[Finding]) -> str:
 def verdict_matrix(records: Sequence[Record]) -> list[tuple[str, dict[str, tuple[str, str]]]]:
     """For each setting, each surface's verdict and its state."""
     return [
-        (setting.name, {v.surface: (v.verdict.value, state(v.verdict)) for v in judge_surfaces(setting.records)})
+        (setting.name, {v.surface: (v.verdict.value, state(v.verdict)) for v in judge_surfaces(measured(setting.records))})
         for setting in group_by_setting(records)
     ]
 
@@ -81,9 +82,15 @@ def warnings(records: Sequence[Record]) -> list[tuple[str, list[str]]]:
     """Each warning once, with the methods that gave it."""
     by_text: dict[str, dict[str, None]] = {}
     for record in records:
-        for text in record.warnings:
+        crash = [f"stopped by an error, so it says nothing: {record.reason}"] if record.outcome == Outcome.CRASHED else []
+        for text in crash + record.warnings:
             by_text.setdefault(text, {})[record.method] = None
     return [(text, list(methods)) for text, methods in by_text.items()]
+
+
+def measured(records: Sequence[Record]) -> list[Record]:
+    """The records that say something: a crash is a defect, neither a leak nor the absence of one."""
+    return [record for record in records if record.outcome != Outcome.CRASHED]
 
 
 def state(verdict: str) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dosimeter.report import plots
-from dosimeter.report.findings import state
+from dosimeter.report.findings import measured, state
 from dosimeter.report.numbers import duration, score, score_range, significant
 from dosimeter.report.settings import OF_THE_DRAW, Setting, group_by_setting
 from dosimeter.report.words import OUTCOMES, higher_is_better, method_idea, metric_name, null_name
@@ -123,8 +123,9 @@ def _table(surface: str, setting: Setting) -> Table | None:
 
 
 def _row(pool: list[Record], found: dict[str, list], columns: dict[str, dict[str, list]], nulls: list[str], plot) -> Row:
-    judged = judge_surfaces(pool)[0]
     first = pool[0]
+    judged = judge_surfaces(measured(pool) or pool)[0]
+    crashed = not measured(pool)
     pictures = [_picture_row(i, picture, first) for i, picture in enumerate(first.pictures)]
     note = f"seed {first.seed} of {len(pool)} seeds" if len(pool) > 1 else ""
     scored = len(first.metrics.get("psnr", []))
@@ -133,8 +134,8 @@ def _row(pool: list[Record], found: dict[str, list], columns: dict[str, dict[str
     return Row(
         method=first.method,
         idea=method_idea(first.surface, first.method),
-        verdict=judged.verdict.value,
-        state=state(judged.verdict),
+        verdict="crashed" if crashed else judged.verdict.value,
+        state="not-measured" if crashed else state(judged.verdict),
         reason=judged.reason,
         facts=_facts(pool, found),
         measures=[_measure(metric, values, columns, nulls) for metric, values in found.items() if values],
@@ -250,7 +251,9 @@ def _picture_row(i: int, picture: dict[str, Any], record: Record) -> PictureRow:
         Picture(name="truth", source=_png(picture.get("truth")), score=""),
         Picture(name="recovered", source=_png(picture.get("recovered")), score=score(picture.get("psnr"), "psnr")),
     ]
-    for name, source in (picture.get("nulls") or {}).items():
+    order = list(record.nulls)
+    by_null = sorted((picture.get("nulls") or {}).items(), key=lambda item: order.index(item[0]) if item[0] in order else len(order))
+    for name, source in by_null:
         column = nulls.get(name, [])
         shown.append(Picture(name=null_name(name), source=_png(source), score=score(column[i], "psnr") if i < len(column) else ""))
     return PictureRow(number=i + 1, pictures=shown, beats=plots.beats_nulls(picture.get("psnr"), rivals, "psnr"))

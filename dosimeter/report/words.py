@@ -55,6 +55,7 @@ MEANINGS = {
     ): "None of the attacks that were asked for can work in this setting. Another setting may open this surface again.",
 }
 NOT_MEASURED = "No record of this audit looks at this surface, so nothing is known about it."
+ALL_CRASHED = "Every method on this surface was stopped by an error, so nothing is known about it."
 
 METRIC_NAMES = {
     "clsacc": "ClsAcc",
@@ -104,6 +105,7 @@ OUTCOMES = {
     "diverged": "left the finite numbers",
     "singular": "the equations do not determine the answer",
     "impossible": "refused before it ran",
+    "crashed": "stopped by an error, so it says nothing",
 }
 
 _METHODS: dict[str, Registry[Any]] = {"labels": LABELS, "features": FEATURES, "inputs": ATTACKS}

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dosimeter.config import digest
 from dosimeter.types import Record
 
 SAMPLES, CLASSES = 8, 10
@@ -91,7 +92,7 @@ def record(surface: str, method: str, std: float | None = None, labels: str = "g
     }
     config = {"method": {"name": method, "steps": 2000}, "defenses": defenses, "labels": labels, "seed": seed}
     defaults: dict[str, Any] = {
-        "key": f"{abs(hash((surface, method, std, seed, labels))):016x}"[:16],
+        "key": digest([surface, config]),
         "config": config,
         "metrics": {},
         "nulls": {},

@@ -37,3 +37,13 @@ def test_matrix_has_the_verdict_of_each_setting(audit_records):
 
 def test_a_warning_stands_once_with_all_its_methods(audit_records):
     assert warnings(audit_records)[1][1] == ["inverting_gradients", "dlg"]
+
+
+def test_a_crash_is_neither_a_leak_nor_the_absence_of_one(make_record):
+    crash = make_record("labels", "ilrg", outcome="crashed", verdict="not shown at this budget", reason="crashed with RuntimeError: no")
+    labels, *_ = findings([crash])
+    assert (labels.state, labels.verdict) == ("not-measured", "not measured")
+    assert labels.meaning.startswith("Every method on this surface was stopped by an error")
+    assert warnings([crash]) == [("stopped by an error, so it says nothing: crashed with RuntimeError: no", ["ilrg"])]
+    impossible = make_record("labels", "idlg", verdict="impossible here", outcome="impossible", reason="no head")
+    assert findings([crash, impossible])[0].state == "impossible"

@@ -83,3 +83,9 @@ def test_what_is_no_png_is_not_shown(make_record, source):
     row = table([make_record("inputs", "dlg", metrics={"psnr": [None]}, pictures=pictures)], "inputs").rows[0]
     assert [picture.source for picture in row.pictures[0].pictures] == [None, None]
     assert row.pictures[0].pictures[1].score == "miss"
+
+
+def test_a_crashed_method_has_no_verdict(make_record):
+    row = table([make_record("labels", "ilrg", outcome="crashed", reason="crashed with RuntimeError: no")], "labels").rows[0]
+    assert (row.verdict, row.state) == ("crashed", "not-measured")
+    assert row.facts == ["crashed: stopped by an error, so it says nothing", "1.2\u202fs"]
