@@ -19,7 +19,7 @@ from dosimeter.types import Batch, Client, Refused
 @DEFENSES.register("random_labels")
 @dataclass(frozen=True, kw_only=True)
 class RandomLabels(Defense):
-    """Replaces labels at random, so rarely as ε allows.
+    """Replaces labels at random, as often as the wanted ε demands.
 
     Warner, "Randomized Response", JASA 1965; for training, Ghazi et al., "Deep Learning with Label Differential Privacy",
     NeurIPS 2021: Algorithm 1 (one stage). A label stays with probability e^ε / (e^ε + C − 1), otherwise it becomes one of

@@ -33,7 +33,7 @@ class Soteria(Defense):
     promise: ClassVar[str] = (
         "a bound on reconstruction from the representation alone, under the paper's assumptions; no other layer is touched"
     )
-    breaks: ClassVar[str] = "training of the head's zeroed columns; one backward pass a feature"
+    breaks: ClassVar[str] = "training of the head's zeroed columns; one backward pass a feature, hence minutes on wide models"
 
     ratio: Fraction
 
