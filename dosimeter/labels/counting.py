@@ -36,19 +36,34 @@ def nearest_counts(estimate: Tensor, total: int | Tensor, at_least: Tensor | Non
 
 
 def apportioned(weights: Tensor, present: Tensor, total: int | None) -> Tensor:
-    """One sample for each present class, the rest in proportion to `weights`; only the `total` heaviest classes where more are present.
+    """One sample for each present class and the rest in proportion to `weights`; both are (C,).
 
-    With `total` unknown each present class counts once. `weights` and `present` are (C,).
+    Each present class counts once, and no more, where `total` is unknown or where more classes are said to be present
+    than there are samples: a rule that claims that has failed, and its answer is left as it is.
     """
     weights = torch.where(present, torch.nan_to_num(weights.to(torch.float64)).clamp_min(0), 0)
-    if total is None:
+    if total is None or int(present.sum()) > total:
         return present.long()
-    if int(present.sum()) > total:
-        heaviest = torch.where(present, weights, -1).topk(total).indices
-        return torch.zeros_like(present, dtype=torch.long).index_fill(0, heaviest, 1)
     share = weights / weights.sum() if float(weights.sum()) > 0 else present / present.sum()
     reachable = torch.where(present, share * total, -float(total))
     return nearest_counts(reachable, total, at_least=present)
+
+
+def present_classes(scores: Tensor, present: Tensor, weights: Tensor, total: int | None, *, once: bool, rule: str) -> LabelEstimate:
+    """The estimate of a rule that tells which classes are present: counts apportioned, or each class `once`.
+
+    `rule` says what a present class shows, for the message where no class shows it or more do than there are samples.
+    """
+    outcome, message = Outcome.COMPLETED, ""
+    if not bool(present.any()):
+        present, outcome = scores == scores.max(), Outcome.AMBIGUOUS
+        message = f"no class {rule}; the one that comes nearest is taken"
+    elif total is None:
+        outcome, message = Outcome.PARTIAL, "the batch size is not declared; each present class is counted once"
+    elif int(present.sum()) > total:
+        outcome, message = Outcome.AMBIGUOUS, f"{int(present.sum())} classes for {total} samples: that a class {rule} tells nothing here"
+    counts = present.long() if once else apportioned(weights, present, total)
+    return counted(counts, scores=scores, outcome=outcome, message=message)
 
 
 def labels_of(counts: Tensor) -> Tensor:

@@ -9,10 +9,10 @@ from torch import Generator, Tensor
 
 from dosimeter.head import find_head
 from dosimeter.interfaces import LabelRecovery
-from dosimeter.labels.counting import apportioned, counted
+from dosimeter.labels.counting import present_classes
 from dosimeter.labels.one_hot_loss import require_sign_rule
 from dosimeter.registry import LABELS
-from dosimeter.types import Exposure, Knowledge, LabelEstimate, Outcome
+from dosimeter.types import Exposure, Knowledge, LabelEstimate
 
 
 @LABELS.register("idlg")
@@ -39,15 +39,8 @@ class IDLG(LabelRecovery):
         size = exposure.public.batch_size
         scores = _against_the_others(rows) if size == 1 else -rows.sum(1, dtype=torch.float64)  # (C,)
         present = scores == scores.max() if size == 1 else scores > 0
-        if not bool(present.any()):
-            present, outcome = scores == scores.max(), Outcome.AMBIGUOUS
-            message = "no row of the head's gradient sums to less than zero; the smallest is taken"
-        else:
-            outcome, message = Outcome.COMPLETED, ""
-        if size is None:
-            outcome, message = Outcome.PARTIAL, "the batch size is not declared; each present class is counted once"
-        counts = present.long() if self.as_published else apportioned(scores, present, size)
-        return counted(counts, scores=scores, outcome=outcome, message=message)
+        rule = "has a row of the head's gradient with a negative sum"
+        return present_classes(scores, present, scores, size, once=self.as_published, rule=rule)
 
 
 def _against_the_others(rows: Tensor) -> Tensor:

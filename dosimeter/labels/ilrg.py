@@ -89,8 +89,9 @@ def _solve_shares(gradients: Tensor, bias_gradient: Tensor) -> Tensor:
     if system.is_cuda:
         return torch.linalg.pinv(system, rtol=noise) @ right
     # SciPy's driver: torch leaves gelsy's column order uninitialised, so that the last bits differ from call to call.
-    solution = lstsq(system.numpy(), right.numpy(), cond=noise, lapack_driver="gelsy", check_finite=False)[0]
-    return torch.from_numpy(solution)
+    solved = lstsq(system.numpy(), right.numpy(), cond=noise, lapack_driver="gelsy", check_finite=False)
+    assert solved is not None
+    return torch.from_numpy(solved[0])
 
 
 def _rounded_as_published(estimate: Tensor, size: int) -> Tensor:

@@ -51,7 +51,7 @@ def test_apportioned_gives_each_present_class_one_and_the_rest_by_weight():
     present = torch.tensor([True, False, True, True])
     assert apportioned(torch.tensor([4.0, 9.0, 2.0, 2.0]), present, 8).tolist() == [4, 0, 2, 2]
     assert apportioned(torch.tensor([9.0, 9.0, 0.1, 0.1]), present, 3).tolist() == [1, 0, 1, 1]
-    assert apportioned(torch.tensor([1.0, 9.0, 3.0, 2.0]), present, 2).tolist() == [0, 0, 1, 1]
+    assert apportioned(torch.tensor([1.0, 9.0, 3.0, 2.0]), present, 2).tolist() == [1, 0, 1, 1]
     assert apportioned(torch.tensor([1.0, 9.0, 3.0, 2.0]), present, None).tolist() == [1, 0, 1, 1]
 
 

@@ -1,0 +1,49 @@
+"""LLG: every sample takes the same amount off its class's row sum."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Generator, Tensor
+
+from dosimeter.head import find_head
+from dosimeter.interfaces import LabelRecovery
+from dosimeter.labels.counting import counted, nearest_counts, whole_number_confidence
+from dosimeter.labels.one_hot_loss import require_sign_rule
+from dosimeter.registry import LABELS
+from dosimeter.types import Exposure, Knowledge, LabelEstimate
+
+
+@LABELS.register("llg")
+@dataclass(frozen=True, kw_only=True)
+class LLG(LabelRecovery):
+    """Counts each class by how often one sample's average impact fits into its gradient row sum.
+
+    Wainakh et al., "User-Level Label Leakage from Gradients in Federated Learning", PoPETs 2022, Algorithm 1 with the
+    shared-gradients-only impact m = (1 + 1/C) Σ (negative row sums) / B: one sample for each negative row, then, until
+    the batch is full, one more for the row that is smallest once its samples' impact is taken off.
+    Departure: none in the result; the second stage is solved at once for all classes instead of sample by sample.
+    """
+
+    needs = frozenset({Knowledge.HEAD_GRADIENT, Knowledge.SOFTMAX_LOSS, Knowledge.BATCH_SIZE})
+
+    def __call__(self, exposure: Exposure, rng: Generator) -> LabelEstimate:
+        require_sign_rule(exposure, self.name)
+        rows = find_head(exposure).weight_gradient
+        assert rows is not None
+        size = exposure.public.batch_size
+        assert size is not None
+        sums = rows.sum(1, dtype=torch.float64)  # (C,)
+        impact = (1 + 1 / len(sums)) * sums.clamp_max(0).sum() / size
+        return fill_by_impact(sums, impact, size)
+
+
+def fill_by_impact(sums: Tensor, impact: Tensor, size: int) -> LabelEstimate:
+    """Algorithm 1: row sums (C,) and one sample's impact (negative) to counts."""
+    estimate = sums / impact if float(impact) < 0 else torch.zeros_like(sums)  # (C,) in samples
+    present = sums < 0
+    if int(present.sum()) > size:  # the first stage already fills the batch: its most negative rows
+        present = torch.zeros_like(present).index_fill(0, (-sums).topk(size).indices, True)
+    counts = nearest_counts(estimate, size, at_least=present)
+    return counted(counts, scores=estimate, confidence=whole_number_confidence(estimate, counts))

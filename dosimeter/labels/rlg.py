@@ -1,0 +1,74 @@
+"""RLG: the classes whose column of the gradient a hyperplane cuts off from all others."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from scipy.optimize import linprog
+from torch import Generator, Tensor
+
+from dosimeter.head import find_head
+from dosimeter.interfaces import LabelRecovery
+from dosimeter.labels.batch_size import numerical_rank
+from dosimeter.labels.counting import present_classes
+from dosimeter.labels.one_hot_loss import require_sign_rule
+from dosimeter.options import PositiveFloat, PositiveInt
+from dosimeter.progress import advance
+from dosimeter.registry import LABELS
+from dosimeter.types import Exposure, Knowledge, LabelEstimate, Refused
+
+
+@LABELS.register("rlg")
+@dataclass(frozen=True, kw_only=True)
+class RLG(LabelRecovery):
+    """Takes a class for present where a linear program separates its gradient column from all others.
+
+    Dang et al., "Revealing and Protecting Labels in Distributed Training", NeurIPS 2021, Section 3, as told by Ma et al.,
+    ICLR 2023, Section 2.2: ∇Wᵀ = P Σ Q, and class c is present iff some r has r·q_c < 0 and r·q_j ≥ 0 for all j ≠ c.
+    Signs of features do not matter; the gradient's rank must be below min(classes − 1, features).
+    Departures: the rank is the gradient's numerical rank (the released code is told the true batch size); the present
+    classes share the batch size out in proportion to their rows' lengths; of more than `candidates` classes only those
+    with the longest rows are tried. `as_published=True` stops at presence and does not refuse a full rank, where
+    every class can be cut off.
+    """
+
+    needs = frozenset({Knowledge.HEAD_GRADIENT, Knowledge.SOFTMAX_LOSS})
+
+    margin: PositiveFloat = 1e-3  # how far a class must be cut off, r in [−1, 1] per direction
+    candidates: PositiveInt = 1000
+    as_published: bool = False
+
+    def __call__(self, exposure: Exposure, rng: Generator) -> LabelEstimate:
+        require_sign_rule(exposure, self.name)
+        rows = find_head(exposure).weight_gradient
+        assert rows is not None
+        rank, full = numerical_rank(rows), min(rows.shape[0] - 1, rows.shape[1])
+        if rank >= full and not self.as_published:
+            raise Refused(f"rlg needs a batch below min(classes − 1, features) = {full}; this gradient has full rank, {rank}")
+        lengths = rows.double().norm(dim=1)  # (C,)
+        scores = torch.zeros_like(lengths)
+        tried = lengths.topk(min(self.candidates, len(rows))).indices
+        scores[tried] = _separations(_directions(rows, rank), tried)
+        present = scores > self.margin
+        size = exposure.public.batch_size
+        rule = "can be cut off from all others"
+        return present_classes(scores, present, lengths, size, once=self.as_published, rule=rule)
+
+
+def _directions(rows: Tensor, rank: int) -> np.ndarray:
+    """Q: the `rank` leading directions of the column space of ∇W, one column a class: (S, C)."""
+    left, _, _ = torch.linalg.svd(rows.double(), full_matrices=False)
+    return left[:, :rank].T.cpu().numpy()
+
+
+def _separations(directions: np.ndarray, classes: Tensor) -> Tensor:
+    """How far each class can be cut off: the largest −r·q_c with r·q_j ≥ 0 for the others and |r| ≤ 1."""
+    found = []
+    for done, label in enumerate(classes.tolist()):
+        others = np.delete(directions, label, axis=1)  # (S, C − 1)
+        solved = linprog(directions[:, label], A_ub=-others.T, b_ub=np.zeros(others.shape[1]), bounds=(-1, 1), method="highs")
+        found.append(-solved.fun if solved.status == 0 else 0.0)
+        advance(done + 1, len(classes), "linear programs")
+    return torch.tensor(found, dtype=torch.float64, device=classes.device)

@@ -1,0 +1,46 @@
+"""ZLG: counts from estimated posteriors and the mean feature sum."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Generator
+
+from dosimeter.head import find_head
+from dosimeter.interfaces import LabelRecovery
+from dosimeter.labels.auxiliary import Source, reference_at
+from dosimeter.labels.batch_size import declared_or_inferred
+from dosimeter.labels.counting import counted, nearest_counts, whole_number_confidence
+from dosimeter.labels.shares import class_shares
+from dosimeter.registry import LABELS
+from dosimeter.types import Exposure, Knowledge, LabelEstimate, Refused
+
+
+@LABELS.register("zlg")
+@dataclass(frozen=True, kw_only=True)
+class ZLG(LabelRecovery):
+    """Counts each class from its gradient row sum, given estimates of the probabilities and of the mean feature sum.
+
+    Geng et al., "Towards General Deep Leakage in Federated Learning", arXiv 2110.09074: n_c = Σ_k p_kc − K · rowsum_c / Ō,
+    where p and Ō, the mean sum of a sample's features, come from auxiliary samples or from dummies.
+    Departures: counts are completed to the batch size by the nearest whole numbers; temperature, smoothing, focal and
+    binary cross-entropy are allowed for (with rowsum / Ō as the mean gradient at the logits).
+    """
+
+    needs = frozenset({Knowledge.HEAD_GRADIENT})
+
+    source: Source = "available"
+
+    def __call__(self, exposure: Exposure, rng: Generator) -> LabelEstimate:
+        head, public = find_head(exposure), exposure.public
+        assert head.weight_gradient is not None
+        if head.classes < 2:
+            raise Refused("zlg needs at least two logits; this model has one, for which posterior works")
+        features = reference_at(exposure, head.name, self.source, rng).features
+        feature_sum = features.double().sum(1).mean()  # Ō
+        logit_gradient = head.weight_gradient.sum(1, dtype=torch.float64) / feature_sum  # (C,)
+        shares = class_shares(public.loss, head, features, logit_gradient, self.name)
+        size, message = declared_or_inferred(public.batch_size, shares, head.weight_gradient, self.name)
+        counts = nearest_counts(size * shares, size)
+        return counted(counts, scores=size * shares, confidence=whole_number_confidence(size * shares, counts), message=message)
