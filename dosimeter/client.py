@@ -124,7 +124,7 @@ def check_batch(model: nn.Module, batch: Batch, path: str) -> int:
         raise ValueError(f"{path}.inputs: has NaN or infinite values")
     if len(targets) != len(inputs):
         raise ValueError(f"{path}.targets: expected {len(inputs)}, one for each input, got {len(targets)}")
-    classes = _classes(model, inputs[:1].expand(2, *inputs.shape[1:]))
+    classes = _classes(model, inputs[:1].repeat_interleave(2, 0))
     _check_targets(targets, classes, f"{path}.targets")
     return classes
 

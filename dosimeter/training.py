@@ -86,7 +86,7 @@ def eager_gradient(model: nn.Module, loss: Loss, create_graph: bool) -> Gradient
         if not create_graph:
             parameters = {name: parameter.detach().requires_grad_() for name, parameter in parameters.items()}
         with torch.enable_grad():
-            value = loss(functional_call(model, (parameters, buffers), (inputs,)), targets)
+            value = loss(functional_call(model, (parameters, buffers), (inputs.clone(),)), targets)  # a model may write into its input
             slopes = torch.autograd.grad(
                 value, list(parameters.values()), create_graph=create_graph, allow_unused=True, materialize_grads=True
             )

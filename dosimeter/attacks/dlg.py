@@ -9,6 +9,7 @@ from torch import Generator
 
 from dosimeter.interfaces import Attack
 from dosimeter.matching.distances import SquaredError
+from dosimeter.matching.features import with_features
 from dosimeter.matching.optimisers import LBFGS
 from dosimeter.matching.recipe import Path, Recipe
 from dosimeter.matching.schedules import Rate
@@ -29,7 +30,8 @@ class DLG(Attack):
     Departures: the best guess met is returned instead of the last, and the best of `restarts` starts by the objective,
     since a single start diverges about one time in three; labels that are given are kept fixed (Zhao et al., "iDLG", 2020)
     unless `joint_labels` asks to start from them; the run stops once the update is matched to `found` of its size or
-    `patience` steps bring nothing.
+    `patience` steps bring nothing. `features` adds the certified features of a feature recovery: Wang et al., "Towards Eliminating
+    Hard Label Constraints in Gradient Inversion Attacks", ICLR 2024, Eq. (8), β = `feature_weight`, α = `head_weight`.
     """
 
     needs: ClassVar[frozenset[Knowledge]] = frozenset()
@@ -41,14 +43,21 @@ class DLG(Attack):
     history: PositiveInt = 100
     trial: Fraction | None = 0.1  # after this share of the steps only the best start goes on; none: all do
     joint_labels: bool | None = None  # none: exactly where no labels are given
+    features: str | None = None
+    feature_weight: PositiveFloat = 2.0
+    head_weight: NonNegativeFloat | None = None  # none: 0 where features stand in for the head's gradient, else 1
     found: NonNegativeFloat = 1e-8
     patience: PositiveInt | None = 200
     seconds: PositiveFloat | None = None
     path: Path = "auto"
 
     def __call__(self, exposure: Exposure, labels: LabelEstimate | None, rng: Generator) -> Reconstruction:
+        distance = SquaredError()
+        term = with_features(self.features, exposure, labels, rng, weight=self.feature_weight, distance=distance)
         recipe = Recipe(
-            distance=SquaredError(),
+            distance=distance,
+            priors=term.priors,
+            layer_weights=term.layer_weights(self.head_weight),
             optimiser=LBFGS(history=self.history),
             rate=Rate(start=self.learning_rate, shape="constant"),
             steps=self.steps,
@@ -61,4 +70,4 @@ class DLG(Attack):
             seconds=self.seconds,
             path=self.path,
         )
-        return solve(exposure, labels, rng, recipe)
+        return term.noted(solve(exposure, labels, rng, recipe))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import dataclasses
 import time
 from collections.abc import Sequence
 
@@ -11,6 +9,7 @@ import torch
 from torch import Tensor
 
 from dosimeter.matching.compiled import Compiled
+from dosimeter.matching.differentiable import in_double_precision
 from dosimeter.matching.guess import Guess
 from dosimeter.matching.objective import Objective, Terms
 from dosimeter.matching.paths import Eager, Evaluation, Evaluator, Functional
@@ -51,11 +50,7 @@ def batching_is_exact(exposure: Exposure, recipe: Recipe, guess: Guess, variable
     `torch.func.vmap` gives wrong second derivatives, without a word, through layer norm, instance norm and batch norm in train
     mode (PyTorch 2.13: off by 1e-3 to 1e-1); and a model that draws random numbers differs anyhow.
     """
-    model = copy.deepcopy(exposure.model).double()
-    update = {name: change.double() for name, change in exposure.update.items()}
-    recipe = dataclasses.replace(recipe, precision="fp32")
-    targets = guess.targets if guess.targets is None or not guess.targets.is_floating_point() else guess.targets.double()
-    objective = Objective(dataclasses.replace(exposure, model=model, update=update), recipe, targets)
+    objective = in_double_precision(exposure, recipe, guess)
     inputs, logits = guess.unpack(variables[:2].double())
     terms = Terms(matching=inputs.new_ones(()), priors=inputs.new_ones(len(recipe.priors)))
     try:

@@ -77,8 +77,7 @@ class _Captured:
             self.outputs = function(*self.places)
 
     def __call__(self, *arguments: object) -> tuple[Tensor | None, ...]:
-        for place, value in zip(_tensors(self.places), _tensors(arguments)):
-            place.copy_(value)
+        torch._foreach_copy_(_tensors(self.places), _tensors(arguments))  # pyright: ignore[reportPrivateImportUsage]
         self.graph.replay()
         objective, distance, *slopes = self.outputs
         assert objective is not None

@@ -87,9 +87,8 @@ class Objective:
         """The client's training on a guess. FedSGD differentiates only the matched layers; local steps move them all."""
         training, loss = self.public.training, self.public.loss
         with torch.autocast(inputs.device.type, torch.bfloat16, enabled=self.recipe.precision == "bf16"):
-            inputs = inputs.clone()  # a model may write into what it is given
             if not isinstance(training, Replayable):
-                return training(self.model, inputs, targets, loss, create_graph=True)
+                return training(self.model, inputs.clone(), targets, loss, create_graph=True)  # a model may write into its input
             wanted = names if isinstance(training, FedSGD) else self.trainable
             parameters = {name: self.trainable[name] for name in wanted}
             if functional:

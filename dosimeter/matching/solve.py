@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
 from torch import Generator, Tensor
 
+from dosimeter.matching.checkpoints import Checkpoint
 from dosimeter.matching.choice import choose, first_line
 from dosimeter.matching.compiled import precision
 from dosimeter.matching.consistency import with_consistency
+from dosimeter.matching.differentiable import reason_against
 from dosimeter.matching.guess import draw_start, make_guess
 from dosimeter.matching.objective import Objective, Terms
 from dosimeter.matching.paths import Eager, Evaluation, Evaluator
@@ -29,8 +31,13 @@ def solve(exposure: Exposure, labels: LabelEstimate | None, rng: Generator, reci
         return run.gave_up(Outcome.IMPOSSIBLE, "the update is zero in every layer: it says nothing about the inputs")
     try:
         with _own_random_numbers(rng, run.device), precision(recipe.precision):
+            reason = reason_against(exposure, recipe, run.guess, run.variables)
+            if reason:
+                return run.gave_up(Outcome.IMPOSSIBLE, reason)
             run.optimise()
-            return run.result()
+            result = run.result()
+        run.checkpoint.remove()
+        return result
     except (RuntimeError, NotImplementedError) as error:
         return run.gave_up(Outcome.IMPOSSIBLE, f"the model's gradient cannot be differentiated once more: {first_line(error)}")
 
@@ -52,43 +59,31 @@ class Run:
         self.alive = torch.ones(recipe.restarts, dtype=torch.bool, device=self.device)
         self.dropped: list[float] = []  # the objectives of the restarts that the trial ended
         self.evaluate: Evaluator = Eager(self.objective)
+        self.checkpoint = Checkpoint(exposure, recipe, self.variables)
         self.step = 0
+        self.improved, self.record = 0, torch.inf  # when the objective last got clearly better, and what it was
         self.note = ""
 
-    def _choose(self) -> Evaluator:
-        return choose(self.exposure, self.objective, self.guess, self.variables)
-
     def optimise(self) -> None:
-        self.evaluate = self._choose()
-        recipe, began, improved, record = self.recipe, time.monotonic(), 0, torch.inf
-        nothing = recipe.distance.scale(list(self.objective.target.values()))
-        phase = None
+        recipe, began = self.recipe, time.monotonic()
+        self.resume()
+        self.evaluate = choose(self.exposure, self.objective, self.guess, self.variables)
+        phase = self.phase((self.step - 1) / recipe.steps) if self.step else None
         while self.step < recipe.steps:
+            if self.step % PULSE == 0 and self.checkpoint.due:
+                self.save()
             progress = self.step / recipe.steps
             names, terms = self.terms(progress)
             if phase != (phase := self.phase(progress)):
                 self.best_objective.fill_(torch.inf)
-                improved, record = self.step, torch.inf
+                self.improved, self.record = self.step, torch.inf
             evaluation = self.evaluate(*self.guess.unpack(self.variables), names, terms)
             if recipe.consistency > 0 and progress >= recipe.consistency_onset and len(self.variables) > 1:
                 evaluation = with_consistency(evaluation, self.guess, self.variables, recipe.consistency)
             self.keep_best(evaluation)
             if self.step % PULSE == 0:
-                lowest = float(self.best_objective.min())
-                advance(self.step, recipe.steps, f"objective {lowest:.3g}")
-                if not bool(self.alive.any()):
-                    self.note = f"every start left the finite numbers by step {self.step}"
-                    return
-                if lowest < 0.999 * record:
-                    improved, record = self.step, lowest
-                if recipe.found and float(evaluation.distance.nan_to_num(torch.inf).min()) <= recipe.found * nothing:
-                    self.note = f"matched after {self.step} steps"
-                    return
-                if recipe.patience is not None and self.step - improved >= recipe.patience:
-                    self.note = f"no better for {recipe.patience} steps, stopped after {self.step}"
-                    return
-                if recipe.seconds is not None and time.monotonic() - began >= recipe.seconds:
-                    self.note = f"the time budget of {recipe.seconds:g} s ended after {self.step} of {recipe.steps} steps"
+                self.note = self.reason_to_stop(evaluation, time.monotonic() - began)
+                if self.note:
                     return
             self.move(evaluation, recipe.rate.at(progress))
             self.step += 1
@@ -96,19 +91,35 @@ class Run:
                 self.keep_one()
         advance(recipe.steps, recipe.steps, f"objective {float(self.best_objective.min()):.3g}")
 
+    def reason_to_stop(self, evaluation: Evaluation, seconds: float) -> str:
+        """Look at the numbers and tell whoever listens; the reason why nothing more is to be done, or nothing."""
+        recipe = self.recipe
+        lowest = float(self.best_objective.min())
+        advance(self.step, recipe.steps, f"objective {lowest:.3g}")
+        if lowest < 0.999 * self.record:
+            self.improved, self.record = self.step, lowest
+        if not bool(self.alive.any()):
+            return f"every start left the finite numbers by step {self.step}"
+        nothing = recipe.distance.scale(list(self.objective.target.values())) if recipe.found else 0.0
+        if recipe.found and float(evaluation.distance.nan_to_num(torch.inf).min()) <= recipe.found * nothing:
+            return f"matched after {self.step} steps"
+        if recipe.patience is not None and self.step - self.improved >= recipe.patience:
+            return f"no better for {recipe.patience} steps, stopped after {self.step}"
+        if recipe.seconds is not None and seconds >= recipe.seconds:
+            return f"the time budget of {recipe.seconds:g} s ended after {self.step} of {recipe.steps} steps"
+        return ""
+
     def terms(self, progress: float, final: bool = False) -> tuple[tuple[str, ...], Terms]:
         """The matched layers and the weights of everything after a fraction of the steps; `final` is without dropout."""
         recipe = self.recipe
-        names = matched = recipe.layers.at(progress, self.objective.names)
-        if self.evaluate.one_layer_set:
-            names = recipe.layers.ever(self.objective.names)
-        layers = None
-        if recipe.layer_weights is not None or len(names) != len(matched):
+        matched = recipe.layers.at(progress, self.objective.names)
+        names = recipe.layers.ever(self.objective.names) if self.evaluate.one_layer_set else matched
+        layers = masks = None
+        if recipe.layer_weights is not None or (self.evaluate.one_layer_set and recipe.layers.at_once is not None):
             given, entered = recipe.layer_weights or {}, set(matched)
             layers = self.variables.new_tensor([given.get(name, 1.0) * (name in entered) for name in names])
-        masks = None
-        if recipe.dropout > 0 and not final:
-            masks = tuple(self._mask(self.objective.target[name]) for name in names)
+        if recipe.dropout > 0 and (not final or self.evaluate.one_layer_set):
+            masks = self._masks([self.objective.target[name] for name in names], 0.0 if final else recipe.dropout)
         priors = self.variables.new_tensor([prior.weight_at(progress) for prior in recipe.priors])
         matching = self.variables.new_tensor(float(progress >= recipe.matching_onset))
         return names, Terms(matching=matching, priors=priors, layers=layers, masks=masks)
@@ -139,7 +150,7 @@ class Run:
             tensor[one] for tensor in (self.variables, self.best, self.best_objective, self.alive)
         )
         self.state = {name: tensor[one] if tensor.ndim else tensor for name, tensor in self.state.items()}
-        self.evaluate = self._choose()
+        self.evaluate = choose(self.exposure, self.objective, self.guess, self.variables)
 
     def move(self, evaluation: Evaluation, rate: float) -> None:
         gradient = self.guess.pack(evaluation.inputs, evaluation.logits)
@@ -193,9 +204,46 @@ class Run:
         assert self.guess.targets is not None
         return inputs[0].clone(), self.guess.targets.clone()
 
-    def _mask(self, like: Tensor) -> Tensor:
-        kept = torch.rand(like.shape, generator=self.rng, device=self.rng.device) >= self.recipe.dropout
-        return kept.to(like)
+    def _masks(self, like: Sequence[Tensor], dropout: float) -> tuple[Tensor, ...]:
+        """One draw for all layers: 1 where an entry is seen, 0 for a share `dropout` of them."""
+        sizes = [tensor.numel() for tensor in like]
+        kept = (torch.rand(sum(sizes), generator=self.rng, device=self.rng.device) >= dropout).to(like[0])
+        return tuple(part.view(tensor.shape) for part, tensor in zip(kept.split(sizes), like))
+
+    def save(self) -> None:
+        tensors = {
+            "variables": self.variables,
+            "best": self.best,
+            "best objective": self.best_objective,
+            "alive": self.alive,
+            "dropped": torch.tensor(self.dropped, dtype=torch.float64),
+            "steps": torch.tensor([self.step, self.improved]),
+            "record": torch.tensor(self.record, dtype=torch.float64),
+            "own numbers": self.rng.get_state(),
+            "global numbers": torch.get_rng_state(),
+        }
+        if self.device.type == "cuda":
+            tensors["device numbers"] = torch.cuda.get_rng_state(self.device)
+        tensors |= {f"optimiser {name}": tensor for name, tensor in self.state.items()}
+        chosen = self.best[int(self.best_objective.argmin())]
+        self.checkpoint.save(tensors, self._samples(chosen)[0])
+
+    def resume(self) -> None:
+        """Go on where an earlier run of the same attack was cut off, bit for bit."""
+        kept = self.checkpoint.load(self.device)
+        if kept is None:
+            return
+        self.variables, self.best, self.best_objective, self.alive = (
+            kept[name] for name in ("variables", "best", "best objective", "alive")
+        )
+        self.dropped, self.record = kept["dropped"].tolist(), float(kept["record"])
+        self.step, self.improved = kept["steps"].tolist()
+        self.state = {name: kept[f"optimiser {name}"] for name in self.state}
+        self.state["count"] = self.state["count"].cpu()
+        self.rng.set_state(kept["own numbers"].cpu())
+        torch.set_rng_state(kept["global numbers"].cpu())
+        if self.device.type == "cuda":
+            torch.cuda.set_rng_state(kept["device numbers"].cpu(), self.device)
 
 
 @contextmanager

@@ -1,0 +1,104 @@
+"""So that a killed run of hours resumes: its tensors on disk every so often, and a picture of where it stands."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from dosimeter.matching.recipe import Recipe
+from dosimeter.normalization import to_pixels
+from dosimeter.types import Exposure, Normalization
+
+
+@dataclasses.dataclass(frozen=True)
+class Keeper:
+    """Where a run keeps its state, and how often."""
+
+    folder: Path
+    every: float  # seconds
+
+
+_keeper: ContextVar[Keeper | None] = ContextVar("keeper", default=None)
+
+
+@contextmanager
+def keeping(folder: str | Path, every: float = 60.0) -> Iterator[None]:
+    """Attacks inside this block write checkpoints and a preview into `folder`, and resume from what they find there."""
+    token = _keeper.set(Keeper(Path(folder), every))
+    try:
+        yield
+    finally:
+        _keeper.reset(token)
+
+
+class Checkpoint:
+    """The checkpoint of one run, under a name that depends on everything that the run depends on."""
+
+    def __init__(self, exposure: Exposure, recipe: Recipe, start: Tensor) -> None:
+        keeper = _keeper.get()
+        self.every = keeper.every if keeper else 0.0
+        self.normalization = exposure.public.normalization
+        self.file = keeper.folder / f"matching-{_fingerprint(exposure, recipe, start)}.safetensors" if keeper else None
+        self.last = time.monotonic()
+
+    def load(self, device: torch.device) -> dict[str, Tensor] | None:
+        """What an earlier run left, or None; a torn file counts as none."""
+        if self.file is None or not self.file.exists():
+            return None
+        try:
+            return load_file(self.file, device=str(device))
+        except (SafetensorError, OSError):
+            return None
+
+    @property
+    def due(self) -> bool:
+        return self.file is not None and time.monotonic() - self.last >= self.every
+
+    def save(self, tensors: dict[str, Tensor], samples: Tensor) -> None:
+        """Write all or nothing, then the preview of the samples (B, *shape) beside it."""
+        assert self.file is not None
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        partial = self.file.with_suffix(".partial")
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, partial)
+        os.replace(partial, self.file)
+        write_preview(samples, self.normalization, self.file.with_suffix(".png"))
+        self.last = time.monotonic()
+
+    def remove(self) -> None:
+        """The run is done: nothing is left to resume. The preview stays."""
+        if self.file is not None:
+            self.file.unlink(missing_ok=True)
+
+
+def write_preview(samples: Tensor, normalization: Normalization, file: Path) -> None:
+    """A grid of the samples (B, channels, height, width) as a picture; other inputs have none."""
+    if samples.ndim != 4 or samples.shape[1] not in (1, 3):
+        return
+    from PIL import Image
+
+    pixels = to_pixels(samples.detach().float(), normalization).clamp(0, 1).cpu()
+    columns = max(1, int(len(pixels) ** 0.5 + 0.999))
+    empty = -len(pixels) % columns
+    pixels = torch.cat([pixels, pixels.new_ones(empty, *pixels.shape[1:])])
+    rows = [torch.cat(list(pixels[i : i + columns]), dim=2) for i in range(0, len(pixels), columns)]
+    grid = (torch.cat(rows, dim=1) * 255).round().byte().expand(3, -1, -1)
+    Image.fromarray(grid.permute(1, 2, 0).numpy()).save(file)
+
+
+def _fingerprint(exposure: Exposure, recipe: Recipe, start: Tensor) -> str:
+    """Of the recipe, the update, the model and the start, the last of which stands for the seed and the labels."""
+    digest = hashlib.sha256(repr(dataclasses.replace(recipe, seconds=None)).encode())
+    for tensor in (*exposure.update.values(), *exposure.model.state_dict().values(), start):
+        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()[:16]

@@ -1,0 +1,73 @@
+"""Whether a model's own backward passes can be differentiated again, found out before they mislead an attack."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+
+import torch
+from torch import Tensor
+from torch.func import functional_call
+
+from dosimeter.matching.guess import Guess
+from dosimeter.matching.objective import Objective, Terms
+from dosimeter.matching.paths import Eager, Evaluation
+from dosimeter.matching.recipe import Recipe
+from dosimeter.training import copied_buffers, leaves
+from dosimeter.types import Exposure
+
+
+def reason_against(exposure: Exposure, recipe: Recipe, guess: Guess, variables: Tensor) -> str:
+    """Why the gradient of the matching objective would be wrong here, or nothing.
+
+    Autograd skips without a word a custom function that is differentiable only once. So where the model has custom functions, the
+    objective's slope along its own gradient is compared with a difference quotient, in double precision.
+    """
+    inputs, logits = guess.unpack(variables[:1])
+    custom = _custom_functions(exposure, inputs[0])
+    if not custom:
+        return ""
+    objective = in_double_precision(exposure, recipe, guess)
+    inputs, logits = inputs.double(), None if logits is None else logits.double()
+    terms = Terms(matching=inputs.new_ones(()), priors=inputs.new_zeros(len(recipe.priors)))
+
+    def evaluate(at: Tensor) -> Evaluation:
+        with torch.random.fork_rng(devices=[at.device] if at.is_cuda else []):
+            torch.manual_seed(0)  # a model with dropout must draw the same mask each time
+            return Eager(objective)(at, logits, objective.names, terms)
+
+    slope = evaluate(inputs).inputs
+    size = torch.linalg.vector_norm(slope)
+    if not bool(torch.isfinite(size)):
+        return ""
+    direction = slope / size if float(size) > 0 else torch.ones_like(slope) / slope.numel() ** 0.5
+    ahead, behind = (evaluate(inputs + sign * 1e-6 * direction).objective[0] for sign in (1, -1))
+    quotient = float(ahead - behind) / 2e-6
+    if abs(quotient - float(size)) <= 1e-3 * max(abs(quotient), float(size)) + 1e-9:
+        return ""
+    return f"the backward pass of {custom[0]} does not let itself be differentiated: the objective falls by {quotient:.3g}, not {size:.3g}"
+
+
+def in_double_precision(exposure: Exposure, recipe: Recipe, guess: Guess) -> Objective:
+    """The same objective on a float64 copy of the model and the update."""
+    model = copy.deepcopy(exposure.model).double()
+    update = {name: change.double() for name, change in exposure.update.items()}
+    targets = guess.targets if guess.targets is None or not guess.targets.is_floating_point() else guess.targets.double()
+    return Objective(dataclasses.replace(exposure, model=model, update=update), dataclasses.replace(recipe, precision="fp32"), targets)
+
+
+def _custom_functions(exposure: Exposure, inputs: Tensor) -> list[str]:
+    """The names of the Python-defined autograd functions that a forward pass leaves in the graph."""
+    model = exposure.model
+    with torch.enable_grad():
+        output = functional_call(model, (leaves(model), copied_buffers(model)), (inputs.detach().clone(),))
+    waiting, seen, names = [output.grad_fn], set(), []
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if isinstance(node, torch.autograd.function.BackwardCFunction):
+            names.append(type(node).__name__.removesuffix("Backward"))
+        waiting.extend(parent for parent, _ in node.next_functions)
+    return names
