@@ -1,0 +1,98 @@
+"""A fully-connected network as a chain of linear layers and activations, proved on probes, and its walk back to the input."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from dosimeter.randomness import generator
+from dosimeter.types import Refused
+
+PROBES = 8
+
+Slope = Callable[[Tensor], Tensor]  # an activation's derivative as a function of its output
+
+
+@dataclass(frozen=True)
+class Link:
+    """A linear layer, and the derivative of what stood before it."""
+
+    name: str
+    weight: Tensor  # (out, in)
+    slope_before: Slope | None  # None for the first layer
+
+
+def find_chain(model: nn.Module, input_shape: tuple[int, ...], output: str) -> list[Link]:
+    """The layers from the input to the linear layer named `output`; refused where the model is anything but such a chain."""
+    seen: list[tuple[str, nn.Module, Tensor, Tensor]] = []
+    hooks = [
+        module.register_forward_hook(lambda m, x, z, name=name: seen.append((name, m, x[0].detach(), z.detach())))
+        for name, module in model.named_modules()
+        if not list(module.children())
+    ]
+    like = next(model.parameters())
+    probes = torch.rand(PROBES, *input_shape, generator=generator(0, "chain probes")).to(like)
+    try:
+        with torch.no_grad(), torch.random.fork_rng():
+            model(probes)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    links: list[Link] = []
+    value, slope = probes.flatten(1), None
+    for name, module, received, result in seen:
+        if isinstance(module, nn.Linear):
+            if received.shape != value.shape or not torch.equal(received, value):
+                raise Refused(_NOT_A_CHAIN.format(name))
+            links.append(Link(name, module.weight.detach(), slope if links else None))
+            value, slope = result, None
+            if name == output:
+                return links
+        elif isinstance(module, nn.Flatten | nn.Identity) or (isinstance(module, nn.modules.dropout._DropoutNd) and not module.training):
+            value = result.flatten(1)
+        elif links and slope is None and received.shape == value.shape and torch.equal(received, value):
+            slope, value = _slope(module, name), result
+        else:
+            raise Refused(_NOT_A_CHAIN.format(name))
+    raise Refused(_NOT_A_CHAIN.format(output))
+
+
+_NOT_A_CHAIN = "linear_recursion needs a plain chain of linear layers and activations; {!r} is not part of one"
+
+
+def walk_back(links: list[Link], gradients: dict[str, Tensor], error: Tensor) -> Tensor:
+    """From ∂L/∂z of the last layer (C,) to the network's input (d,), layer by layer in float64 (soft-labels Eqs. 6-7).
+
+    A layer's input is ∇Wᵀ ∂L/∂z / ‖∂L/∂z‖², the least-squares form of Eq. (7), which uses every row instead of one.
+    """
+    received = error
+    for position, link in enumerate(reversed(links)):
+        gradient = gradients[f"{link.name}.weight" if link.name else "weight"].double()
+        received = gradient.T @ error / error.square().sum()  # Eq. (7)
+        if position < len(links) - 1:
+            assert link.slope_before is not None
+            error = (link.weight.double().T @ error) * link.slope_before(received)  # Eq. (6) and the activation
+    return received
+
+
+def _slope(module: nn.Module, name: str) -> Slope:
+    match module:
+        case nn.ReLU():
+            return lambda output: (output > _dust(output)).to(output)
+        case nn.LeakyReLU(negative_slope=float(leak)):
+            return lambda output: torch.where(output > 0, 1.0, leak).to(output)
+        case nn.ELU(alpha=float(alpha)):
+            return lambda output: torch.where(output > 0, 1.0, output + alpha)
+        case nn.Tanh():
+            return lambda output: 1 - output.square()
+        case nn.Sigmoid():
+            return lambda output: output * (1 - output)
+    raise Refused(f"linear_recursion knows ReLU, LeakyReLU, ELU, Tanh and Sigmoid, whose output tells their slope; {name!r} is {module}")
+
+
+def _dust(output: Tensor) -> Tensor:
+    """Below this an output is rounding, not a firing neuron."""
+    return 1e-7 * output.abs().max()

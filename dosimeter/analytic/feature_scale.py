@@ -1,0 +1,96 @@
+"""The one unknown of a single sample's head gradient, and how the label's form settles it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import softmax
+
+POINTS = 4000  # of the first grid
+ROUNDS = 40  # of narrowing
+MINIMA = 24  # of the first grid that are narrowed down
+WIDEST = 1e4  # logits beyond which no scale is tried
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """A feature with its scale, and the label that goes with it."""
+
+    feature: Tensor  # (H,)
+    error: Tensor  # (C,) softmax(z) − y
+    label: Tensor  # (C,)
+    misfit: float  # root mean square by which the label misses its form, relative to the error's norm
+
+
+def scale_feature(weight_gradient: Tensor, weight: Tensor, bias: Tensor | None, non_negative: bool, label: Tensor | None) -> Scaled:
+    """f = s v with ∇W = u σ vᵀ and softmax(s W v + b) − y = (σ/s) u (soft-labels Eqs. 2-4), all in float64.
+
+    With `label` (C,) given, s is where the two sides agree. Without, the label must be smoothed, one-hot or a mixture of
+    two classes: all entries but one, or all but two, are equal (Eq. 5). The form with fewer free entries is preferred
+    where both fit. The misfit is taken relative to ‖softmax − y‖, which is 0 at the trivial solution s → ∞. One batched grid
+    over s of both signs replaces the paper's L-BFGS and particle swarm.
+    """
+    u, size, v = _rank_one(weight_gradient.double())
+    if float(v.sum()) < 0:
+        u, v = -u, -v
+    slope = weight.double() @ v  # (C,)
+    offset = torch.zeros_like(slope) if bias is None else bias.double()
+    signs = (1.0,) if non_negative else (1.0, -1.0)
+    reach = WIDEST / float(slope.abs().max().clamp_min(1e-30))
+    grid = torch.cat([sign * torch.logspace(-9, 0, POINTS, dtype=torch.float64, device=u.device) * reach for sign in signs])
+
+    def labels(scales: Tensor) -> Tensor:
+        return softmax(scales[:, None] * slope + offset, 1) - (size / scales)[:, None] * u
+
+    forms = (0,) if label is not None else (1, 2)
+    found: list[Scaled] = []
+    for free in forms:
+        scale, misfit = _minimise(lambda s, free=free: _misfit(labels(s), free, label) * (s / size).abs(), grid)
+        y = labels(scale[None])[0]
+        found.append(Scaled(feature=scale * v, error=size / scale * u, label=y, misfit=misfit))
+    noise = 1e-5 if weight_gradient.dtype == torch.float32 else 1e-9
+    return next((one for one in found if one.misfit <= noise), min(found, key=lambda one: one.misfit))
+
+
+def _misfit(labels: Tensor, free: int, wanted: Tensor | None) -> Tensor:
+    """How far each candidate label (n, C) is from its form: (n,). A label with an entry below zero or above one is none."""
+    outside = (-labels).clamp_min(0).amax(1) + (labels - 1).clamp_min(0).amax(1)
+    if wanted is not None:
+        return (labels - wanted).square().mean(1).sqrt()
+    equal = labels.sort(1).values[:, : labels.shape[1] - free]
+    floor = equal.mean(1).abs() if free == 2 else torch.zeros_like(outside)  # classes outside a mixture have no share
+    return equal.std(1, correction=0) + outside + floor
+
+
+def _minimise(misfit: Callable[[Tensor], Tensor], grid: Tensor) -> tuple[Tensor, float]:
+    """The scale of least misfit: the grid's deepest local minima, each narrowed down."""
+    values = torch.cat([misfit(part) for part in grid.split(1000)])
+    padded = torch.cat([values[:1] + 1, values, values[-1:] + 1])
+    minima = ((padded[1:-1] <= padded[:-2]) & (padded[1:-1] <= padded[2:])).nonzero().flatten()
+    minima = minima[values[minima].argsort()[:MINIMA]]
+    centre, ratio = grid[minima], float(grid[1] / grid[0])
+    steps = torch.linspace(-1, 1, 9, dtype=grid.dtype, device=grid.device)
+    for _ in range(ROUNDS):
+        trial = centre[:, None] * ratio**steps  # (m, 9)
+        value = misfit(trial.flatten()).reshape(trial.shape)
+        best = value.argmin(1, keepdim=True)
+        centre = trial.gather(1, best)[:, 0]
+        ratio = 1 + (ratio - 1) / 2
+    value = misfit(centre)
+    chosen = int(value.argmin())
+    return centre[chosen], float(value[chosen])
+
+
+def _rank_one(gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """∇W = u σ vᵀ with unit u (C,) and v (H,), by power iteration from its largest row: one sample's gradient has rank one."""
+    v = gradient[gradient.norm(dim=1).argmax()]
+    v = v / v.norm()
+    for _ in range(3):
+        u = gradient @ v
+        v = gradient.T @ (u / u.norm())
+        v = v / v.norm()
+    u = gradient @ v
+    return u / u.norm(), u.norm(), v

@@ -1,0 +1,34 @@
+"""Quotients of a first layer's weight and bias gradients, and which of them are one sample and not a mixture."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+AGREEMENT = 5e-5  # relative distance up to which two quotients are the same input; mixtures of the same two come near by chance
+SAME = 0.05  # relative distance up to which two quotients show one sample, one of them with more noise
+SLACK = 0.02  # of the range: how far outside an entry may lie
+
+
+def lone_samples(weight_gradient: Tensor, bias_gradient: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+    """Distinct inputs (n, d), and how many rows show each (n,), most rows first.
+
+    Row l is Σ δ_il x_i against Σ δ_il: their quotient is x_i where sample i alone fires neuron l, else a mixture whose
+    shares differ from row to row. So a quotient that two rows agree on is a sample (or all rows would have to weigh the
+    same samples alike). Quotients outside the data range are mixtures at once.
+    """
+    weight, bias = weight_gradient.double(), bias_gradient.double()
+    noise = 8 * torch.finfo(weight_gradient.dtype).eps
+    shown = (bias.abs() > noise * weight.norm(dim=1)) & (weight.norm(dim=1) > 100 * noise * weight.norm(dim=1).max())
+    quotients = weight[shown] / bias[shown, None]
+    slack = SLACK * (high - low)
+    quotients = quotients[((quotients >= low - slack) & (quotients <= high + slack)).all(1)]
+    if len(quotients) == 0:
+        return quotients, torch.zeros(0, dtype=torch.int64, device=weight.device)
+    size = quotients.norm(dim=1)
+    apart = torch.cdist(quotients, quotients, compute_mode="donot_use_mm_for_euclid_dist") / size[:, None]
+    votes = (apart <= AGREEMENT).sum(1)  # itself among them
+    order = votes.argsort(descending=True, stable=True)
+    repeats = torch.tril(apart[order][:, order] <= SAME, -1).any(1)
+    kept = order[~repeats]
+    return quotients[kept], votes[kept]

@@ -1,0 +1,113 @@
+"""GradFilt: a filter in the last layer lets through the gradients of chosen classes alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Generator, nn
+
+from dosimeter.attacks.imprint import read_inserted_layer
+from dosimeter.attacks.inverting_gradients import InvertingGradients
+from dosimeter.interfaces import ActiveAttack
+from dosimeter.options import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from dosimeter.randomness import generator
+from dosimeter.registry import ATTACKS
+from dosimeter.tampering.head_filter import calibrate, plant_filter, restore_labels
+from dosimeter.tampering.input_shape import find_head_name, find_input_shape
+from dosimeter.tampering.inserted_layer import Functional, InsertedLayer, insert_layer
+from dosimeter.types import Exposure, Knowledge, LabelEstimate, Normalization, Outcome, Reconstruction
+
+BINS_PER_TARGET = 8
+FEWEST_BINS = 128  # the thesis's number
+
+
+@ATTACKS.register("gradfilt")
+@dataclass(frozen=True, kw_only=True)
+class GradFilt(ActiveAttack):
+    """Lets only the target classes' samples through the last layer, and reconstructs those, however large the batch.
+
+    Zhang, Guo and Li, "GradFilt: Class-wise Targeted Data Reconstruction from Gradients in Federated Learning", WWW 2024;
+    thesis chapter 5: separation (Eqs. 5.9-5.12), label restoration (Eq. 5.14), calibration (Eqs. 5.16-5.22), matching
+    under the cosine distance (Eq. 5.23) up to β target samples, an inserted linear layer beyond (Eq. 5.24).
+    Departures: the signs and the multi-target rows of the calibration are corrected (see `calibrate`); Ω and α, which the
+    thesis leaves open, are 10,000 and 1; a last layer without bias is given one; the matching has inverting_gradients'
+    total variation, as its baseline has; the inserted layer is imprint's, planted where `expected` target samples exceed
+    β, since it must be sent before the count is known (count in one round, insert in the next), with bins for that number.
+    `camouflage` leaves noise of that relative size in the zeroed rows, against a client that looks at them.
+    Batch norm in train mode mixes the other samples into the targets' gradients: separation is then not exact.
+    """
+
+    needs: ClassVar[frozenset[Knowledge]] = frozenset({Knowledge.TAMPERED_MODEL, Knowledge.HEAD_GRADIENT, Knowledge.BIAS_GRADIENT})
+
+    targets: tuple[NonNegativeInt, ...]
+    bias: PositiveFloat = 1e4  # Ω
+    scale: PositiveFloat = 1.0  # α
+    camouflage: NonNegativeFloat = 0.0
+    threshold: NonNegativeInt = 8  # β
+    expected: PositiveInt | None = None  # target samples in the batch, from an earlier round; none: plant no layer
+    bins: PositiveInt | None = None  # of the inserted layer; none: chosen for the expected number
+    functionals: tuple[Functional, ...] = ("brightness", "cosine", "random")
+    input_shape: tuple[PositiveInt, ...] | None = None
+    normalization: Normalization | None = None
+    round: NonNegativeInt = 0
+    steps: PositiveInt = 4800
+    restarts: PositiveInt = 1
+    learning_rate: PositiveFloat = 0.1
+    total_variation: NonNegativeFloat = 0.01
+    seconds: PositiveFloat | None = None
+
+    def tamper(self, model: nn.Module) -> nn.Module:
+        shape = self.input_shape or find_input_shape(model)
+        rng = generator(self.round, "gradfilt camouflage")
+        head = find_head_name(model, shape)
+        filtered = plant_filter(model, head, self.targets, bias=self.bias, scale=self.scale, camouflage=self.camouflage, rng=rng)
+        if (self.expected or 0) <= self.threshold:
+            return filtered
+        bins = self.bins or max(FEWEST_BINS, BINS_PER_TARGET * (self.expected or 0))
+        return insert_layer(
+            filtered, shape, self.functionals, bins, sparse=False, normalization=self.normalization, round_number=self.round
+        )
+
+    def __call__(self, exposure: Exposure, labels: LabelEstimate | None, rng: Generator) -> Reconstruction:
+        restored = restore_labels(exposure, self.name)
+        calibrated, of_targets = calibrate(exposure, restored)
+        wanted = len(of_targets.labels)
+        note = f"{wanted} of {int(restored.counts.sum())} samples are of the target classes"
+        if wanted == 0:
+            return _nothing(exposure, note)
+        if isinstance(exposure.model, InsertedLayer):
+            found = read_inserted_layer(exposure, exposure.model, of_targets.counts.nonzero().flatten())
+        else:
+            found = self._matching()(calibrated, of_targets, rng)
+            if wanted > self.threshold:
+                note += f", more than {self.threshold}: send tamper with expected={wanted} to read them off an inserted layer"
+        if any(isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training for m in exposure.model.modules()):
+            note += "; batch norm in train mode mixes the other samples in"
+        return replace(found, message="; ".join(part for part in (note, found.message) if part))
+
+    def calibrate(self, exposure: Exposure) -> tuple[Exposure, LabelEstimate]:
+        """What the target samples alone would have sent, and their labels."""
+        return calibrate(exposure, restore_labels(exposure, self.name))
+
+    def _matching(self) -> InvertingGradients:
+        return InvertingGradients(
+            steps=self.steps,
+            restarts=self.restarts,
+            learning_rate=self.learning_rate,
+            total_variation=self.total_variation,
+            seconds=self.seconds,
+        )
+
+
+def _nothing(exposure: Exposure, note: str) -> Reconstruction:
+    like = next(iter(exposure.update.values()))
+    return Reconstruction(
+        inputs=like.new_zeros(0, *exposure.public.input_shape),
+        labels=torch.zeros(0, dtype=torch.int64, device=like.device),
+        objective=torch.inf,
+        normalization=exposure.public.normalization,
+        outcome=Outcome.IMPOSSIBLE,
+        message=note,
+    )

@@ -1,0 +1,87 @@
+"""Robbing the Fed: an inserted layer that files every sample into a bin of its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Generator, nn
+
+from dosimeter.interfaces import ActiveAttack
+from dosimeter.options import NonNegativeInt, PositiveInt
+from dosimeter.registry import ATTACKS
+from dosimeter.tampering.bins import decode
+from dosimeter.tampering.input_shape import find_input_shape
+from dosimeter.tampering.inserted_layer import Functional, InsertedLayer, insert_layer
+from dosimeter.tampering.replaying import replayer_for
+from dosimeter.types import Exposure, Knowledge, LabelEstimate, Normalization, Outcome, Reconstruction, Refused
+
+
+@ATTACKS.register("imprint")
+@dataclass(frozen=True, kw_only=True)
+class Imprint(ActiveAttack):
+    """Inserts a linear layer whose rows sort samples into bins, and reads each sample that lies alone off the gradient.
+
+    Fowl et al., "Robbing the Fed: Directly Obtaining Private Data in Federated Learning with Modified Models", ICLR 2022:
+    rows with the weights of one linear functional and its quantiles as biases; differences of adjacent rows' gradients
+    divided by those of their biases (Eq. 6). `sparse` is their variant whose rows answer inside their own bin alone.
+    Departures: the rows are shared out among several functionals, and what is found under one is subtracted from the bins
+    of the others, so that samples that share a bin come apart (`functionals=("brightness",)` is the published form); a
+    sample is claimed only where another functional's bin, or the model's own derivative at it, confirms that it was alone;
+    the quantiles are a normal distribution's with the moments of natural images, since no data are given to the attack;
+    the layer adds its mean answer to the input and needs no second matrix. Send the next `round` to sort anew.
+    """
+
+    needs: ClassVar[frozenset[Knowledge]] = frozenset({Knowledge.TAMPERED_MODEL})
+
+    bins: PositiveInt = 1000
+    functionals: tuple[Functional, ...] = ("brightness", "cosine", "random")
+    sparse: bool = False
+    input_shape: tuple[PositiveInt, ...] | None = None  # none: the common shape that passes through the model
+    normalization: Normalization | None = None  # how pixels in [0, 1] become inputs; none: they are the inputs
+    round: NonNegativeInt = 0
+
+    def tamper(self, model: nn.Module) -> InsertedLayer:
+        shape = self.input_shape or find_input_shape(model)
+        return insert_layer(
+            model, shape, self.functionals, self.bins, sparse=self.sparse, normalization=self.normalization, round_number=self.round
+        )
+
+    def __call__(self, exposure: Exposure, labels: LabelEstimate | None, rng: Generator) -> Reconstruction:
+        layer = exposure.model
+        if not isinstance(layer, InsertedLayer):
+            raise Refused("imprint needs a model that bears its layer: send dm.attack('imprint').tamper(model) and observe that")
+        known = None if labels is None else labels.counts.nonzero().flatten()
+        return read_inserted_layer(exposure, layer, known)
+
+
+def read_inserted_layer(exposure: Exposure, layer: InsertedLayer, labels: torch.Tensor | None) -> Reconstruction:
+    """Every sample that the layer's gradient shows to have been alone; `labels` (n,) are those that occur, where known."""
+    missing = [name for name in ("rows.weight", "rows.bias") if name not in exposure.update]
+    if missing:
+        raise Refused(f"imprint reads the gradient of the inserted layer, and the client withholds {missing[0]!r}")
+    public = exposure.public
+    weight, bias = exposure.update["rows.weight"], exposure.update["rows.bias"]
+    replay = replayer_for(exposure, layer, labels)
+    found = decode(layer, weight, bias, public.normalization, public.input_shape, replay)
+    inputs = found.inputs.reshape(-1, *public.input_shape).to(weight)
+    guessed = torch.full((len(inputs),), -1, device=inputs.device)
+    if replay is not None and len(inputs):
+        guessed = replay.labels_of(found.inputs, found.weights)
+    message = f"{len(inputs)} samples found alone"
+    if found.occupied:
+        message += f"; {found.occupied} bins hold more that cannot be told apart"
+    elif len(inputs):
+        message += "; nothing is left in any bin"
+    if len(layer.bins) == 1 and replay is None:
+        message += "; with one functional nothing can confirm a sample here, so that none is claimed"
+    outcome = Outcome.PARTIAL if found.occupied else Outcome.COMPLETED
+    return Reconstruction(
+        inputs=inputs,
+        labels=guessed,
+        objective=found.residual,
+        normalization=public.normalization,
+        outcome=outcome if len(inputs) else Outcome.SINGULAR,
+        message=message,
+    )

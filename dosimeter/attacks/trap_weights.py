@@ -1,0 +1,80 @@
+"""Trap weights: a first layer whose neurons each fire for few samples, so that their gradients are those samples."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Generator, nn
+
+from dosimeter.analytic.row_quotients import lone_samples
+from dosimeter.interfaces import ActiveAttack
+from dosimeter.normalization import input_bounds
+from dosimeter.options import Fraction, NonNegativeInt, PositiveInt
+from dosimeter.randomness import generator
+from dosimeter.registry import ATTACKS
+from dosimeter.tampering.input_shape import find_input_shape
+from dosimeter.tampering.trap_rows import TrapLayer, first_linear, plant_traps
+from dosimeter.types import Exposure, Knowledge, LabelEstimate, Outcome, Reconstruction, Refused
+
+
+@ATTACKS.register("trap_weights")
+@dataclass(frozen=True, kw_only=True)
+class TrapWeights(ActiveAttack):
+    """Gives the first linear layer rows that fire for few samples, and reads those that fired for one alone.
+
+    Boenisch et al., "When the Curious Abandon Honesty: Federated Learning Is Not Private", IEEE EuroS&P 2023: Section 4.1,
+    half of each row's weights negative, the other half the same magnitudes scaled by s < 1; inputs are the quotients of
+    the rows' weight and bias gradients.
+    Departures: a network that begins with convolutions gets the layer inserted before them (the paper rewrites the
+    convolutions to pass the image on); s is chosen so that a natural image fires one row in `expected`; only quotients
+    that two rows agree on are claimed, which a mixture cannot be. Send the next `round` for other rows.
+    """
+
+    needs: ClassVar[frozenset[Knowledge]] = frozenset({Knowledge.TAMPERED_MODEL})
+
+    rows: PositiveInt = 1000  # of an inserted layer; a first linear layer keeps its own number
+    scale: Fraction | None = None  # s
+    expected: PositiveInt = 32  # samples in a batch
+    input_shape: tuple[PositiveInt, ...] | None = None
+    round: NonNegativeInt = 0
+
+    def tamper(self, model: nn.Module) -> nn.Module:
+        shape = self.input_shape or find_input_shape(model)
+        return plant_traps(model, shape, self.rows, self.scale, self.expected, generator(self.round, "trap weights"))
+
+    def __call__(self, exposure: Exposure, labels: LabelEstimate | None, rng: Generator) -> Reconstruction:
+        public = exposure.public
+        name = _trapped_layer(exposure)
+        if f"{name}.weight" not in exposure.update or f"{name}.bias" not in exposure.update:
+            raise Refused(f"trap_weights reads the gradient of {name!r}, and the client withholds it")
+        weight, bias = exposure.update[f"{name}.weight"], exposure.update[f"{name}.bias"]
+        low, high = (
+            bound.double().expand(1, *public.input_shape).flatten()
+            for bound in input_bounds(public.normalization, weight.new_zeros(1, *public.input_shape))
+        )
+        quotients, rows = lone_samples(weight, bias, low, high)
+        inputs = quotients[rows >= 2].reshape(-1, *public.input_shape).to(weight)
+        left = int((rows == 1).sum())
+        return Reconstruction(
+            inputs=inputs,
+            labels=torch.full((len(inputs),), -1, device=inputs.device),
+            objective=0.0 if len(inputs) else torch.inf,
+            normalization=public.normalization,
+            outcome=Outcome.PARTIAL if len(inputs) else Outcome.SINGULAR,
+            message=f"{len(inputs)} samples fire two rows alone; {left} quotients that a single row shows are not claimed",
+        )
+
+
+def _trapped_layer(exposure: Exposure) -> str:
+    """The name of the layer with trap rows in the model as it was sent."""
+    model = exposure.model
+    name = "rows" if isinstance(model, TrapLayer) else first_linear(model, torch.Size(exposure.public.input_shape).numel())
+    if name is not None:
+        weight = model.get_submodule(name).weight
+        assert isinstance(weight, torch.Tensor)
+        half = weight.shape[1] // 2
+        if bool(((weight < 0).sum(1) == half).all()) and bool(((weight > 0).sum(1) == half).all()):
+            return name
+    raise Refused("trap_weights needs a model that bears its rows: send dm.attack('trap_weights').tamper(model) and observe that")

@@ -1,0 +1,144 @@
+"""What the bins of an inserted layer held: samples that lay alone are read off, taken out of the other bins, and so on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dosimeter.normalization import input_bounds
+from dosimeter.tampering.inserted_layer import InsertedLayer
+from dosimeter.types import Normalization
+
+AGREEMENT = 2e-3  # relative difference up to which two bins hold the same sample
+MARGIN = 300.0  # times the rounding noise that a sample must stand out by: 40 dB and more
+EMPTY = 8.0  # times the rounding noise below which a bin counts as empty
+SLACK = 0.02  # of the pixel range: how far outside a recovered pixel may lie
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decoded:
+    """The samples that were found alone in a bin."""
+
+    inputs: Tensor  # (n, d) float64
+    weights: Tensor  # (n,) each sample's δ
+    occupied: int  # bins that still hold something afterwards
+    residual: float  # the norm of what they hold, relative to the norm of all
+
+
+Replay = Callable[[Tensor, Tensor], Tensor]  # inputs (n, d) and weights (n,) -> (n,) bool: would this input have had this weight?
+
+
+def decode(
+    layer: InsertedLayer,
+    weight_gradient: Tensor,
+    bias_gradient: Tensor,
+    normalization: Normalization,
+    shape: tuple[int, ...],
+    replay: Replay | None,
+) -> Decoded:
+    """Read samples off the layer's gradient; a sample is claimed only where something besides its own bin confirms it.
+
+    A bin's content is (U, S) = Σ δ_i (x_i, 1); of a bin that holds one sample, x = U/S. It is confirmed where the bin of
+    another functional that x falls into holds the same content, or where the model itself gives x the weight S (`replay`).
+    What is found is subtracted from every functional's bin, which leaves other samples alone in theirs.
+    """
+    state = _State(layer, weight_gradient, bias_gradient, normalization, shape)
+    whole = float(state.contents.norm())
+    found: list[Tensor] = []
+    while True:
+        rows, places = state.candidates()
+        confirmed = state.agreeing(rows, places)
+        if replay is not None and not bool(confirmed.any()) and len(rows):
+            confirmed = replay(state.inputs(rows), state.contents[rows, -1])
+        if not bool(confirmed.any()):
+            break
+        found.append(state.take(rows[confirmed], places[confirmed]))
+    contents = torch.cat(found) if found else state.contents[:0]
+    left = state.alive()
+    return Decoded(
+        inputs=contents[:, :-1] / contents[:, -1:],
+        weights=contents[:, -1],
+        occupied=int(left.sum()),
+        residual=float(state.contents[left].norm()) / whole if whole > 0 else 0.0,
+    )
+
+
+class _State:
+    """The occupied bins of all functionals, side by side."""
+
+    def __init__(
+        self, layer: InsertedLayer, weight_gradient: Tensor, bias_gradient: Tensor, normalization: Normalization, shape: tuple[int, ...]
+    ) -> None:
+        self.layer, self.shape = layer, shape
+        full = (torch.cat([part, torch.zeros_like(part[:1])]) for part in weight_gradient.split(layer.bins))
+        biases = (torch.cat([part, torch.zeros_like(part[:1])]) for part in bias_gradient.split(layer.bins))
+        if layer.sparse:  # a row answers inside its own bin alone
+            inner, outer = weight_gradient, bias_gradient
+        else:  # bin l holds what row l answers to and row l + 1 does not (Fowl et al., Eq. 6)
+            inner = torch.cat([part[:-1] - part[1:] for part in full])
+            outer = torch.cat([part[:-1] - part[1:] for part in biases])
+        rows = weight_gradient.norm(dim=1).double().square() + bias_gradient.double().square()
+        self.noise = 4 * torch.finfo(weight_gradient.dtype).eps * float(rows.max().sqrt())
+        occupied = (inner.norm(dim=1) > self.noise).nonzero().flatten()
+        self.contents = torch.cat([inner[occupied].double(), outer[occupied, None].double()], 1)  # (m, d + 1)
+        self.row_of = torch.full((sum(layer.bins),), -1, device=occupied.device)
+        self.row_of[occupied] = torch.arange(len(occupied), device=occupied.device)
+        self.bin_of = occupied  # (m,)
+        starts = torch.tensor([0, *layer.bins], device=occupied.device).cumsum(0)
+        self.starts = starts[:-1]
+        first = layer.rows.weight.detach()[self.starts].double()  # (F, d) of which every row is a multiple
+        self.functionals = first
+        counts = torch.tensor(layer.bins, device=occupied.device)
+        sizes = layer.rows.weight.detach().norm(dim=1).double() / first.norm(dim=1).repeat_interleave(counts)
+        self.edges = (-layer.rows.bias.detach().double() / sizes).split(layer.bins)
+        low, high = input_bounds(normalization, self.contents.new_zeros(1, *shape))
+        self.low = (low - SLACK * (high - low)).expand(1, *shape).flatten()
+        self.high = (high + SLACK * (high - low)).expand(1, *shape).flatten()
+
+    def alive(self) -> Tensor:
+        return self.contents.norm(dim=1) > EMPTY * self.noise
+
+    def inputs(self, rows: Tensor) -> Tensor:
+        return self.contents[rows, :-1] / self.contents[rows, -1:]
+
+    def candidates(self) -> tuple[Tensor, Tensor]:
+        """Bins whose quotient is an input that would lie in that very bin, and in an occupied one of every functional: (n,), (n, F)."""
+        rows = (self.contents.norm(dim=1) > MARGIN * self.noise).nonzero().flatten()
+        inputs = self.inputs(rows)
+        inside = ((inputs >= self.low) & (inputs <= self.high)).all(1)
+        rows, inputs = rows[inside], inputs[inside]
+        values = inputs @ self.functionals.T  # (n, F)
+        bins = torch.stack([torch.searchsorted(edges, column.contiguous()) - 1 for edges, column in zip(self.edges, values.T)], 1)
+        counts = torch.tensor(self.layer.bins, device=bins.device)
+        places = self.row_of[self.starts + bins.clamp_min(0).minimum(counts - 1)]  # (n, F)
+        alive = self.alive()
+        sound = (places >= 0).all(1) & (places == rows[:, None]).any(1) & (bins >= 0).all(1)
+        rows, places = rows[sound], places[sound]
+        sound = alive[places].all(1)
+        return rows[sound], places[sound]
+
+    def agreeing(self, rows: Tensor, places: Tensor) -> Tensor:
+        """Whether another functional's bin holds the same content: (n,)."""
+        own = self.contents[rows]
+        tolerance = AGREEMENT * own.norm(dim=1) + self.noise
+        same = torch.stack([(self.contents[column] - own).norm(dim=1) <= tolerance for column in places.T], 1) if len(rows) else places > 0
+        return (same & (places != rows[:, None])).any(1)
+
+    def take(self, rows: Tensor, places: Tensor) -> Tensor:
+        """Subtract each confirmed sample from the bins that it lies in, once; returns what was taken: (n, d + 1)."""
+        first = _first_of_each(places)
+        rows, places = rows[first], places[first]
+        taken = self.contents[rows].clone()
+        for column in places.T:
+            self.contents.index_add_(0, column, -taken)
+        return taken
+
+
+def _first_of_each(places: Tensor) -> Tensor:
+    """The index of the first of each distinct row of `places`."""
+    distinct, inverse = torch.unique(places, dim=0, return_inverse=True)
+    order = torch.arange(len(places), device=places.device)
+    return torch.full((len(distinct),), len(places), device=places.device).scatter_reduce(0, inverse, order, "amin")

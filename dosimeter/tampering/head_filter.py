@@ -1,0 +1,152 @@
+"""GradFilt's filter in the last layer: planted before a model is sent, recognised in it, and read out of the answer."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Generator, Tensor, nn
+
+from dosimeter.head import Head, find_head
+from dosimeter.interfaces import Loss
+from dosimeter.labels.batch_size import declared_or_inferred
+from dosimeter.labels.counting import counted, nearest_counts, whole_number_confidence
+from dosimeter.losses import CrossEntropy, Focal
+from dosimeter.options import mismatch
+from dosimeter.types import Exposure, LabelEstimate, Refused
+
+CERTAIN = 0.2  # of the largest bias: how far below it every target's bias lies in a filter
+
+
+@dataclass(frozen=True, kw_only=True)
+class Filter:
+    """A last layer under which every sample has the same probabilities, and those of the targets are zero."""
+
+    head: Head
+    targets: Tensor  # (t,) class ids
+    probabilities: Tensor  # (C,) p' of Eq. (5.12), of every sample
+
+
+def plant_filter(
+    model: nn.Module, head: str, targets: tuple[int, ...], *, bias: float, scale: float, camouflage: float, rng: Generator
+) -> nn.Module:
+    """A copy whose last layer is the filter of Section 5.4.2: rows W'_k = 0 and biases Ω off the targets, α W_t on them."""
+    model = copy.deepcopy(model)
+    layer = model.get_submodule(head)
+    assert isinstance(layer.weight, Tensor)
+    classes = len(layer.weight)
+    if not targets or len(set(targets)) != len(targets) or not all(0 <= target < classes for target in targets):
+        raise mismatch("attack.targets", f"different class ids in 0..{classes - 1}", list(targets))
+    if len(targets) == classes:
+        raise mismatch("attack.targets", f"fewer than all {classes} classes", list(targets))
+    target = torch.zeros(classes, dtype=torch.bool, device=layer.weight.device)
+    target[list(targets)] = True
+    with torch.no_grad():
+        if layer.bias is None:
+            layer.bias = nn.Parameter(layer.weight.new_zeros(classes))
+        assert isinstance(layer.bias, Tensor)
+        noise = torch.randn(layer.weight.shape, generator=rng).to(layer.weight)
+        covered = camouflage * layer.weight.square().mean().sqrt() * noise
+        layer.weight.copy_(torch.where(target[:, None], scale * layer.weight, covered))
+        layer.bias.copy_(torch.where(target, scale * layer.bias, bias))
+    return model
+
+
+def find_filter(exposure: Exposure) -> Filter:
+    """The filter in the model as it was sent; refused where there is none."""
+    head = find_head(exposure)
+    if head.bias is None or head.bias.max() <= 0:
+        raise Refused(_UNMARKED)
+    low = head.bias < (1 - CERTAIN) * head.bias.max()
+    if not bool(low.any()) or bool(low.all()):
+        raise Refused(_UNMARKED)
+    rows = head.weight.norm(dim=1)
+    settled = head.bias[~low]
+    if float(settled.max() - settled.min()) > 1e-6 * float(settled.max()) or float(rows[~low].max()) > float(rows[low].max()):
+        raise Refused(_UNMARKED)
+    probabilities = (~low).double() / int((~low).sum())
+    return Filter(head=head, targets=low.nonzero().flatten(), probabilities=probabilities)
+
+
+_UNMARKED = (
+    "gradfilt needs a model that bears its filter: send dm.attack('gradfilt', targets=...).tamper(model) to the client and observe that"
+)
+
+
+def restore_labels(exposure: Exposure, name: str) -> LabelEstimate:
+    """λ = B (p' − ∇b') (Eq. 5.14), for every softmax loss whose gradient at the logits is φ_y (q − y)."""
+    planted = find_filter(exposure)
+    gradient = planted.head.bias_gradient
+    assert gradient is not None
+    share, weight = _gradient_form(exposure.public.loss, planted)
+    shares = _shares(share, weight, gradient.double())  # (C,) λ / B
+    size, message = declared_or_inferred(exposure.public.batch_size, shares, planted.head.weight_gradient, name)
+    counts = nearest_counts(size * shares, size)
+    return counted(
+        counts,
+        scores=size * shares,
+        confidence=whole_number_confidence(size * shares, counts),
+        message=message,
+        details={"probabilities": planted.probabilities, "targets": planted.targets},
+    )
+
+
+def calibrate(exposure: Exposure, labels: LabelEstimate) -> tuple[Exposure, LabelEstimate]:
+    """The exposure that the target samples alone would have made (Eqs. 5.16-5.22), and their labels.
+
+    Below the head every gradient is scaled by B/|x_t| (Eq. 5.22, whose minus sign is a slip). In the head the targets'
+    rows, where p' = 0, hold their own samples alone: scaled alike they are exact, for several targets too, unlike the
+    outer product of Eq. (5.21). The other rows are p'_k ā with ā the targets' mean feature (Eqs. 5.16 and 5.19); the bias
+    gradient is p' − λ_t/|x_t| (Eq. 5.20 with the restored counts).
+    """
+    planted = find_filter(exposure)
+    head, targets = planted.head, planted.targets
+    of_targets = torch.zeros_like(labels.counts)
+    of_targets[targets] = labels.counts[targets]
+    wanted = int(of_targets.sum())
+    share, weight = _gradient_form(exposure.public.loss, planted)
+    factor = int(labels.counts.sum()) / max(wanted, 1)
+    update = {name: factor * change for name, change in exposure.update.items()}
+    prefix = f"{head.name}." if head.name else ""
+    mean_weight = (of_targets * weight).sum() / max(wanted, 1)  # of φ, over the target samples
+    if head.weight_gradient is not None:
+        rows = factor * head.weight_gradient  # (C, H)
+        mean = -rows[targets].double().sum(0)  # φ-weighted mean feature ā (H,)
+        is_target = (of_targets.new_zeros(len(of_targets)).index_fill(0, targets, 1) > 0)[:, None]
+        update[prefix + "weight"] = torch.where(is_target, rows, (share[:, None] * mean).to(rows))
+    if head.bias_gradient is not None:
+        update[prefix + "bias"] = (share * mean_weight - weight * of_targets / max(wanted, 1)).to(head.bias_gradient)
+    kept = counted(of_targets, scores=of_targets.double())
+    return replace(exposure, update=update, public=replace(exposure.public, batch_size=wanted)), kept
+
+
+def _gradient_form(loss: Loss, planted: Filter) -> tuple[Tensor, Tensor]:
+    """q (C,) and φ (C,) with which the gradient at a filtered sample's logits is φ_y (q − e_y).
+
+    Cross-entropy with smoothed labels w y + c: φ = w/τ, q = (p' − c)/w. Focal loss: φ_y its weight at p'_y, q = p'.
+    """
+    p = planted.probabilities
+    if isinstance(loss, CrossEntropy):
+        nothing = torch.zeros(1, len(p), dtype=torch.float64, device=p.device)
+        constant = loss.smoothed(nothing, len(p), torch.float64)[0]  # c
+        kept = (loss.smoothed(nothing + 1, len(p), torch.float64)[0] - constant)[0]  # w
+        if kept <= 0:
+            raise Refused("gradfilt reads labels off the bias gradient; with label smoothing 1 they leave no trace there")
+        return (p - constant) / kept, torch.full_like(p, float(kept) / loss.temperature)
+    if isinstance(loss, Focal):
+        weight = loss.weight(loss.temperature * p.clamp_min(1e-300).log()[None])[0] / loss.temperature
+        if bool((weight <= 0).any()):
+            raise Refused(
+                "gradfilt under focal loss needs two classes that are not targets: the only one gets probability 1 and no gradient"
+            )
+        return p, weight
+    raise Refused(
+        f"gradfilt needs softmax cross-entropy or focal loss, under which large biases fix the probabilities; this is {loss.name}"
+    )
+
+
+def _shares(share: Tensor, weight: Tensor, bias_gradient: Tensor) -> Tensor:
+    """λ_k / B = (q_k S − ∇b_k) / φ_k, with S = Σ φ_y λ_y / B from the shares' sum of one: (C,)."""
+    total = (1 + (bias_gradient / weight).sum()) / (share / weight).sum()
+    return (share * total - bias_gradient) / weight

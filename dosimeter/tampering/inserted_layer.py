@@ -1,0 +1,115 @@
+"""A linear layer before the first layer of a model, whose rows answer to bins of linear functionals of the input."""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from dosimeter.normalization import to_pixels
+from dosimeter.options import mismatch
+from dosimeter.randomness import generator
+from dosimeter.types import Normalization
+
+Functional = Literal["brightness", "random", "cosine"]
+
+STRENGTH = 0.01  # how far the layer's answers move the input, small so that the model still works
+OPEN_END = 40.0  # standard deviations beyond which no input lies
+# Mean and standard deviation over natural images in [0, 1], of functionals of unit-norm weight times √(number of pixels)
+# for brightness and cosines, of unit-norm weight for random ones: public knowledge, not the client's data.
+NATURAL = {"brightness": (0.46, 0.15), "cosine": (0.0, 0.065), "random": (0.0, 0.2)}
+
+
+class InsertedLayer(nn.Module):
+    """Adds the mean answer of `rows` to every entry of the input and passes it on to the model.
+
+    All rows feed the same sum, so that one sample's derivative δ at the answers is the same for every row that it
+    activates: the gradient of row l is Σ δ_i x_i over the samples that activate it.
+    """
+
+    def __init__(self, rows: nn.Linear, body: nn.Module, bins: tuple[int, ...], sparse: bool) -> None:
+        super().__init__()
+        self.rows, self.body = rows, body
+        self.bins, self.sparse = bins, sparse  # rows of each functional; whether a row answers inside its own bin alone
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.body(self.shifted(inputs))
+
+    def shifted(self, inputs: Tensor) -> Tensor:
+        flat = inputs.flatten(1)
+        if flat.shape[1] != self.rows.in_features:
+            shape = tuple(inputs.shape[1:])
+            raise ValueError(f"input_shape: the layer was inserted for {self.rows.in_features} inputs, got {flat.shape[1]}, shape {shape}")
+        answers = self.rows(flat)  # (B, k)
+        answers = answers.clamp(0, 1) if self.sparse else answers.relu()
+        return inputs + STRENGTH * answers.mean(1).reshape(-1, *[1] * (inputs.ndim - 1))
+
+
+def insert_layer(
+    model: nn.Module,
+    input_shape: tuple[int, ...],
+    functionals: tuple[Functional, ...],
+    bins: int,
+    *,
+    sparse: bool,
+    normalization: Normalization | None,
+    round_number: int,
+) -> InsertedLayer:
+    """A copy of the model behind a layer whose rows split each functional's range into equally likely bins."""
+    if bins < 2 * len(functionals):
+        raise mismatch("attack.bins", f"at least two for each of {len(functionals)} functionals", bins)
+    each = [len(part) for part in torch.arange(bins).tensor_split(len(functionals))]
+    like = next(model.parameters())
+    rows = nn.Linear(math.prod(input_shape), bins, device=like.device, dtype=like.dtype)
+    position = 0
+    with torch.no_grad():
+        for index, (functional, count) in enumerate(zip(functionals, each)):
+            weight, constant = _functional(functional, input_shape, normalization, f"{index} round {round_number}")
+            edges = _edges(count, shift=round_number * 0.381966)  # (count + 1,)
+            scale = 1 / edges.diff() if sparse else torch.ones(count, dtype=torch.float64)
+            part = slice(position, position + count)
+            rows.weight[part] = (scale[:, None].to(like) * weight.to(like)).to(like)
+            rows.bias[part] = (scale * (constant - edges[:-1])).to(like)
+            position += count
+    return InsertedLayer(rows, copy.deepcopy(model), tuple(each), sparse).train(model.training)
+
+
+def _functional(functional: Functional, shape: tuple[int, ...], normalization: Normalization | None, role: str) -> tuple[Tensor, Tensor]:
+    """Weights (d,) and a constant with which ⟨w, x⟩ + c is the functional of the pixels in standard deviations, in float64."""
+    mean, deviation = NATURAL[functional]
+    size = math.prod(shape)
+    if functional == "brightness":
+        weight = torch.full(shape, 1 / size, dtype=torch.float64)
+    elif functional == "cosine":
+        weight = _cosine(shape) / size
+    else:
+        weight = torch.randn(shape, generator=generator(0, f"imprint functional {role}"), dtype=torch.float64)
+        weight = weight - weight.mean()
+        weight = weight / weight.norm()
+    weight, constant = weight / deviation, torch.tensor(-mean / deviation, dtype=torch.float64)
+    if normalization is not None:  # pixels = x·std + mean, so the weights act on x·std
+        offset = to_pixels(torch.zeros(1, *shape, dtype=torch.float64), normalization)
+        slope = to_pixels(torch.ones(1, *shape, dtype=torch.float64), normalization) - offset
+        weight, constant = weight * slope[0], constant + (weight * offset[0]).sum()
+    return weight.flatten(), constant
+
+
+def _cosine(shape: tuple[int, ...]) -> Tensor:
+    """Half a wave over the last axis plus half a wave over the one before: the lowest frequencies that no brightness moves."""
+    waves = [torch.cos(math.pi * (torch.arange(side, dtype=torch.float64) + 0.5) / side) for side in shape[-2:]]
+    wave = waves[0][:, None] + waves[1][None, :] if len(waves) == 2 else waves[0]
+    return wave.expand(shape)
+
+
+def _edges(count: int, shift: float) -> Tensor:
+    """Edges of `count` bins that a normal variable is equally likely to fall into, both ends open: (count + 1,).
+
+    `shift` moves the inner edges by a fraction of a bin, so that samples that share a bin in one round need not in the next.
+    """
+    levels = (torch.arange(1, count, dtype=torch.float64) - 0.5 * (shift % 1)) / count
+    inner = torch.special.ndtri(levels)
+    end = torch.tensor([OPEN_END], dtype=torch.float64)
+    return torch.cat([-end, inner, end])

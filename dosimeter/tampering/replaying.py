@@ -1,0 +1,76 @@
+"""Would the model have given this input that weight? A sample's δ at an inserted layer, computed for every label."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import Tensor, nn
+
+from dosimeter.defenses.secure_aggregation import MeanOfClients
+from dosimeter.interfaces import Training
+from dosimeter.tampering.inserted_layer import STRENGTH, InsertedLayer
+from dosimeter.training import FedSGD, copied_buffers
+from dosimeter.types import Exposure
+
+ACCURACY = 3e-4  # relative difference up to which a weight counts as the same
+
+
+class Replayer:
+    """Computes δ = (STRENGTH / k) · ∂ℓ/∂x̃ · 1 / B of inputs under every label, as the client did for its own samples."""
+
+    def __init__(self, exposure: Exposure, layer: InsertedLayer, labels: Tensor | None = None) -> None:
+        public = exposure.public
+        assert public.batch_size is not None
+        self.layer, self.loss, self.shape = copy.deepcopy(layer), public.loss, public.input_shape
+        self.labels = torch.arange(public.classes) if labels is None else labels  # those that a sample may have
+        self.factor = STRENGTH / sum(layer.bins) / public.batch_size
+
+    def __call__(self, inputs: Tensor, weights: Tensor) -> Tensor:
+        """Whether some label gives the input that weight: (n,)."""
+        return self.mismatch(inputs, weights).amin(1) <= ACCURACY
+
+    def labels_of(self, inputs: Tensor, weights: Tensor) -> Tensor:
+        """The label that fits each sample's weight best, −1 where none does: (n,)."""
+        difference, best = self.mismatch(inputs, weights).min(1)
+        labels = self.labels.to(best.device)[best]
+        return torch.where(difference <= 10 * ACCURACY, labels, -1)
+
+    def mismatch(self, inputs: Tensor, weights: Tensor) -> Tensor:
+        """Relative difference between each label's weight and the one seen: (n, labels)."""
+        like = self.layer.rows.weight
+        samples = inputs.reshape(-1, *self.shape).to(like)
+        logits, slopes = [], []
+        for piece in samples.split(64):
+            buffers = copied_buffers(self.layer.body)
+
+            def body(shifted: Tensor, buffers: dict[str, Tensor] = buffers) -> Tensor:
+                return torch.func.functional_call(self.layer.body, buffers, (shifted,))
+
+            with torch.no_grad():
+                shifted = self.layer.shifted(piece)
+                reached = torch.func.jvp(body, (shifted,), (torch.ones_like(shifted),))
+            logits.append(reached[0].double())
+            slopes.append(reached[1].double())
+        logits, slopes = torch.cat(logits), torch.cat(slopes)  # (n, C) and the logits' derivatives along the added constant
+        ids = torch.ones(len(samples), dtype=torch.int64, device=logits.device)
+        columns = [(self.loss.logit_gradient(logits, int(label) * ids) * slopes).sum(1) for label in self.labels]
+        expected = self.factor * torch.stack(columns, 1)
+        return (expected - weights[:, None]).abs() / weights[:, None].abs()
+
+
+def replayer_for(exposure: Exposure, layer: InsertedLayer, labels: Tensor | None = None) -> Replayer | None:
+    """A replayer where a sample's weight depends on itself alone: one gradient step, no batch statistics, nothing random."""
+    public = exposure.public
+    if public.batch_size is None or not _one_gradient(public.training) or _mixes_samples(layer.body):
+        return None
+    return Replayer(exposure, layer, labels)
+
+
+def _one_gradient(training: Training) -> bool:
+    return isinstance(training, FedSGD) or (isinstance(training, MeanOfClients) and isinstance(training.each, FedSGD))
+
+
+def _mixes_samples(model: nn.Module) -> bool:
+    normed = (nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd)
+    return any(isinstance(module, normed) and module.training for module in model.modules())
