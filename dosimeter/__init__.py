@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from dosimeter.version import __version__
 
 if TYPE_CHECKING:
-    from dosimeter.audit import Audit, audit
+    from dosimeter.auditing import Audit, audit
     from dosimeter.build import attack, defense, feature_recovery, label_recovery
     from dosimeter.client import observe, receive
     from dosimeter.losses import BinaryCrossEntropy, CrossEntropy, Focal
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     )
 
 _HOMES = {
-    "dosimeter.audit": ("Audit", "audit"),
+    "dosimeter.auditing": ("Audit", "audit"),
     "dosimeter.build": ("attack", "defense", "feature_recovery", "label_recovery"),
     "dosimeter.client": ("observe", "receive"),
     "dosimeter.losses": ("BinaryCrossEntropy", "CrossEntropy", "Focal"),

@@ -58,7 +58,7 @@ def _add(commands: Any, name: str, command: Any, help_text: str) -> argparse.Arg
 
 def _audit(options: argparse.Namespace) -> int:
     from dosimeter import terminal
-    from dosimeter.audit import AuditConfig, run_suite
+    from dosimeter.auditing import AuditConfig, run_suite
     from dosimeter.subjects import prepare
 
     config = _configured(AuditConfig, options.words)

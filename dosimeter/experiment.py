@@ -107,9 +107,7 @@ def run(subject: Subject, measurement: Measurement, *, raise_refusals: bool = Fa
         warnings=list(dict.fromkeys([*said, *scores.warnings, *_shortfalls(details)])),
         seconds=seconds,
         details=details,
-        pictures=picture_rows(found, subject.batch, foreign, subject.auxiliary or subject.reference, scores)
-        if _has_pictures(found)
-        else [],
+        pictures=_pictures(subject, found, foreign, scores),
     )
 
 
@@ -250,5 +248,8 @@ def _threat_model(subject: Subject, measurement: Measurement) -> dict[str, Any]:
     }
 
 
-def _has_pictures(found: Estimate) -> bool:
-    return isinstance(found, Reconstruction) and found.inputs.ndim == 4 and found.inputs.shape[1] in (1, 3)
+def _pictures(subject: Subject, found: Estimate, foreign: Estimate | None, scores: Scores) -> list[dict[str, Any]]:
+    if not isinstance(found, Reconstruction) or found.inputs.ndim != 4 or found.inputs.shape[1] not in (1, 3):
+        return []
+    rival = foreign if isinstance(foreign, Reconstruction) else None
+    return picture_rows(found, subject.batch, rival, subject.auxiliary or subject.reference, scores)

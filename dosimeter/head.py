@@ -44,12 +44,11 @@ def find_head(exposure: Exposure) -> Head:
     """The linear layer whose output is the model's output on random inputs, with its gradients; else a refusal."""
     public = exposure.public
     name, non_negative = locate_head(exposure.model, public.input_shape, allow_shift=public.loss.shift_invariant)
-    layer = exposure.model.get_submodule(name)
+    weight, bias = _parameters(exposure.model.get_submodule(name))
     prefix = f"{name}." if name else ""
-    bias = getattr(layer, "bias", None)
     return Head(
         name=name,
-        weight=layer.weight.detach(),
+        weight=weight.detach(),
         bias=None if bias is None else bias.detach(),
         weight_gradient=exposure.update.get(prefix + "weight"),
         bias_gradient=None if bias is None else exposure.update.get(prefix + "bias"),
@@ -120,9 +119,17 @@ def _probe_inputs(model: nn.Module, input_shape: tuple[int, ...]) -> Tensor:
 
 
 def _is_affine(layer: nn.Module, features: Tensor, logits: Tensor) -> bool:
-    if features.ndim != 2 or features.shape[1] != layer.weight.shape[1]:
+    weight, bias = _parameters(layer)
+    if features.ndim != 2 or features.shape[1] != weight.shape[1]:
         return False
-    return _same(nn.functional.linear(features, layer.weight, getattr(layer, "bias", None)), logits, allow_shift=False)
+    return _same(nn.functional.linear(features, weight, bias), logits, allow_shift=False)
+
+
+def _parameters(layer: nn.Module) -> tuple[Tensor, Tensor | None]:
+    """The matrix and the bias, if there is one, of a layer that `_probed` picked."""
+    weight, bias = layer.weight, getattr(layer, "bias", None)
+    assert isinstance(weight, Tensor)
+    return weight, bias if isinstance(bias, Tensor) else None
 
 
 def _same(logits: Tensor, output: Tensor, allow_shift: bool) -> bool:

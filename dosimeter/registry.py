@@ -44,8 +44,7 @@ class Registry(Generic[Built]):
             if name in self._entries:
                 raise ValueError(f"{self.kind} {name!r} is registered twice: {self._entries[name]} and {entry}")
             self._entries[name] = entry
-            if inspect.isclass(entry):
-                entry.name = name  # pyright: ignore[reportAttributeAccessIssue]
+            _give_name(entry, name)
             return entry
 
         return decorate
@@ -90,6 +89,11 @@ class Registry(Generic[Built]):
         module = importlib.import_module(self.where)
         for found in pkgutil.iter_modules(getattr(module, "__path__", []), self.where + "."):
             importlib.import_module(found.name)
+
+
+def _give_name(entry: Any, name: str) -> None:
+    if isinstance(entry, type):
+        type.__setattr__(entry, "name", name)
 
 
 def options_of(entry: Callable[..., Any]) -> list[Option]:

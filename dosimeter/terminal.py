@@ -13,12 +13,12 @@ from rich.progress import Progress as Bars
 from rich.table import Table
 from rich.text import Text
 
-from dosimeter.audit import Audit, Progress
+from dosimeter.auditing import Audit, Progress
 from dosimeter.progress import Listener
 from dosimeter.registry import METRICS
 from dosimeter.statistics import Summary, summarize
 from dosimeter.types import Record
-from dosimeter.verdicts import Verdict
+from dosimeter.verdicts import Verdict, strength
 
 COLOURS = {Verdict.LEAKED: "bold red", Verdict.NOT_SHOWN: "yellow", Verdict.IMPOSSIBLE: "dim"}
 SHOWN = {"labels": "insacc", "features": "feature_error", "inputs": "psnr"}  # the metric that stands for a surface
@@ -28,7 +28,7 @@ SHOWN = {"labels": "insacc", "features": "feature_error", "inputs": "psnr"}  # t
 def progress_bar() -> Iterator[Callable[[Progress], None]]:
     """One bar over the methods, one over the steps of the present one."""
     with _bars() as bars:
-        whole, part = bars.add_task("audit"), bars.add_task("", visible=False)
+        whole, part = bars.add_task("audit", note=""), bars.add_task("", note="", visible=False)
 
         def show(progress: Progress) -> None:
             bars.update(whole, description="audit", completed=progress.position, total=progress.methods)
@@ -42,26 +42,26 @@ def progress_bar() -> Iterator[Callable[[Progress], None]]:
 @contextmanager
 def step_bar() -> Iterator[Listener]:
     with _bars() as bars:
-        task = bars.add_task("working")
+        task = bars.add_task("working", note="")
         yield lambda done, total, note: bars.update(task, completed=done, total=total, note=note)
 
 
 def print_audit(result: Audit, report: Path) -> None:
-    """Every method in one table, then the verdicts, then where the report lies."""
+    """One table a surface, most telling methods first, each under its verdict; then where the report lies."""
     console = Console()
-    table = Table(title="What the update gave away", title_justify="left")
-    for heading in ("surface", "method", "labels", "score", "best null", "verdict", "seconds"):
-        table.add_column(heading, justify="right" if heading in ("score", "best null", "seconds") else "left")
-    for record in result.records:
-        score, null = _figures(record)
-        source = record.threat_model.get("labels", "") if record.surface != "labels" else ""
-        verdict = Text(record.verdict, COLOURS[Verdict(record.verdict)])
-        table.add_row(record.surface, record.method, source, score, null, verdict, f"{record.seconds:.1f}")
-    console.print(table)
     for verdict in result.verdicts:
-        console.print(
-            Text.assemble((f"{verdict.surface}: {verdict.verdict}", COLOURS[verdict.verdict]), f" ({verdict.method}): {verdict.reason}")
-        )
+        console.print(_headline(verdict.surface, verdict.verdict, verdict.method, verdict.reason))
+        metric = SHOWN[verdict.surface]
+        table = Table(box=None, padding=(0, 2, 0, 2))
+        table.add_column("method", no_wrap=True)
+        for heading in (metric, "best null", "s"):
+            table.add_column(heading, justify="right", no_wrap=True)
+        table.add_column("", overflow="fold")
+        for record in sorted((r for r in result.records if r.surface == verdict.surface), key=strength, reverse=True):
+            remark = record.reason if not record.metrics else record.verdict
+            table.add_row(record.method, *_figures(record), f"{record.seconds:.1f}", Text(remark, COLOURS[Verdict(record.verdict)]))
+        console.print(table)
+        console.print()
     console.print(f"report: {report}", soft_wrap=True)
 
 
@@ -80,6 +80,10 @@ def print_record(record: Record) -> None:
     console.print(table)
     for warning in record.warnings:
         console.print(Text(f"warning: {warning}", "yellow"))
+
+
+def _headline(surface: str, verdict: Verdict, method: str, reason: str) -> Text:
+    return Text.assemble((f"{surface}: {verdict}", COLOURS[verdict]), f" ({method}): {reason}")
 
 
 def print_catalogue(entries: list[dict[str, Any]]) -> None:
@@ -105,14 +109,8 @@ def _bars() -> Bars:
         TimeElapsedColumn(),
         TextColumn("{task.fields[note]}"),
     )
-    return _NotedBars(*columns, console=Console(stderr=True), transient=True)
-
-
-class _NotedBars(Bars):
-    """Bars whose tasks always have a note."""
-
-    def add_task(self, description: str, **fields: Any) -> Any:
-        return super().add_task(description, **{"note": "", **fields})
+    console = Console(stderr=True)
+    return Bars(*columns, console=console, transient=True, disable=not console.is_terminal)
 
 
 def _figures(record: Record) -> tuple[str, str]:

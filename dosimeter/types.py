@@ -41,7 +41,7 @@ class Knowledge(StrEnum):
     LABELS = "labels"
     AUXILIARY = "auxiliary data"
     NON_NEGATIVE_FEATURES = "non-negative features"
-    SINGLE_SAMPLE = "batch of one"
+    SINGLE_SAMPLE = "a batch of one"
     SOFTMAX_LOSS = "softmax cross-entropy"
     BATCH_NORM = "batch-norm layers"
     TAMPERED_MODEL = "tampered model"

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from dosimeter.types import Record
+from dosimeter.types import Outcome, Record
 
 SURFACES = ("labels", "features", "inputs")
 CHANCE = 0.01  # a guess at random does as well at most this often, where labels count as leaked
@@ -77,11 +77,12 @@ def judge_inputs(found: Mapping[str, Values], nulls: Mapping[str, Mapping[str, V
 
 
 def judge_surfaces(records: Iterable[Record]) -> list[SurfaceVerdict]:
-    """For each surface, the gravest verdict among its records, with that record's reason."""
+    """For each surface, the gravest verdict among its records, with that record's reason; a crashed method has none."""
     gravity = {Verdict.LEAKED: 2, Verdict.NOT_SHOWN: 1, Verdict.IMPOSSIBLE: 0}
     by_surface: dict[str, list[Record]] = {surface: [] for surface in SURFACES}
     for record in records:
-        by_surface[record.surface].append(record)
+        if record.outcome != Outcome.CRASHED:
+            by_surface[record.surface].append(record)
     verdicts = []
     for surface, group in by_surface.items():
         if not group:

@@ -35,7 +35,7 @@ def test_command_line_quick_start(tmp_path, monkeypatch, capsys):
     assert [command[1] for command in commands] == ["audit", "run", "list", "report"]
     for command in commands:
         assert main(command[1:]) == 0, command
-    assert (tmp_path / "out/digits/report.html").is_file()
+    assert (tmp_path / "out/lenet/report.html").is_file()
     assert "inverting_gradients" in capsys.readouterr().out
 
 

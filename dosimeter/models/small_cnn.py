@@ -19,7 +19,7 @@ def small_cnn(
     channels: PositiveInt = 3,
     size: PositiveInt = 32,
     width: PositiveInt = 16,
-    activation: Activation = "relu",
+    activation: Activation = "sigmoid",
     head_bias: bool = True,
     initialisation: Initialisation | None = None,
 ) -> nn.Sequential:

@@ -94,8 +94,8 @@ def test_more_positive_layers_than_there_are_is_refused() -> None:
         ("mobilenet_v2", {}, "kaiming_gaussian"),
         ("resnet18", {}, "kaiming"),
         ("resnet20", {}, "kaiming_fan_in"),
-        ("small_cnn", {}, "kaiming"),
-        ("small_cnn", {"activation": "sigmoid"}, "xavier"),
+        ("small_cnn", {"activation": "relu"}, "kaiming"),
+        ("small_cnn", {}, "xavier"),
         ("vgg11", {"hidden": 64}, "kaiming_gaussian"),
     ],
 )

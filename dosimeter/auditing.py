@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from inspect import Parameter
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,7 +17,7 @@ from dosimeter.interfaces import ActiveAttack, Attack, Defense, FeatureRecovery,
 from dosimeter.losses import CrossEntropy
 from dosimeter.progress import Listener, listening
 from dosimeter.records import FILE_NAME, read_records, write_record
-from dosimeter.registry import ATTACKS, FEATURES, LABELS, Registry
+from dosimeter.registry import ATTACKS, FEATURES, LABELS, Registry, options_of
 from dosimeter.subjects import DataConfig, ModelConfig, subject_from
 from dosimeter.training import FedSGD
 from dosimeter.types import Batch, Knowledge, Normalization, Outcome, Record
@@ -185,16 +186,24 @@ def _label_source(attempts: list[tuple[LabelRecovery, Record]]) -> LabelRecovery
     usable = [(recovery, record) for recovery, record in attempts if record.outcome in USABLE]
     proved = [recovery for recovery, record in usable if record.details.get("certified")]
     ranked = sorted((recovery for recovery, _ in usable), key=lambda r: TRUSTED.index(r.name) if r.name in TRUSTED else len(TRUSTED))
-    return next(iter(proved + ranked), "optimised")
+    return (proved + ranked)[0] if usable else "optimised"
 
 
 def _chosen(registry: Registry[Any], wanted: Any, budget: Budget) -> tuple[Any, ...]:
     """The methods themselves: those named, or one of each that needs no tampered model and no option without a default."""
     if wanted != "all":
         return tuple(wanted)
-    entries = {name: registry.entry(name) for name in registry}
-    passive = {name: entry for name, entry in entries.items() if not (isinstance(entry, type) and issubclass(entry, ActiveAttack))}
-    return tuple(registry.build(name, **(getattr(entry, "quick", {}) if budget == "quick" else {})) for name, entry in passive.items())
+    entries: dict[str, Any] = {name: registry.entry(name) for name in registry}
+    passive = {name: entry for name, entry in entries.items() if not (_is_active(entry) or _has_required_option(entry))}
+    return tuple(registry.build(name, **(entry.quick if budget == "quick" else {})) for name, entry in passive.items())
+
+
+def _is_active(entry: Any) -> bool:
+    return issubclass(entry, ActiveAttack) or Knowledge.TAMPERED_MODEL in entry.needs
+
+
+def _has_required_option(entry: Any) -> bool:
+    return any(option.default is Parameter.empty for option in options_of(entry))
 
 
 def _methods(registry: Registry[Any], wanted: Any) -> Any:

@@ -1,0 +1,126 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+
+from dosimeter.cli import main
+
+FAST = ["labels=ilrg", "data.name=digits", "data.batch_size=2"]
+
+
+def test_help_does_not_import_torch():
+    code = "import sys\nfrom dosimeter.cli import main\ntry: main(['--help'])\nexcept SystemExit: assert 'torch' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "audit" in done.stdout
+
+
+def test_run_prints_a_record(capsys):
+    assert main(["run", *FAST, "seed=3", "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert (record["method"], record["seed"], record["metrics"]["insacc"]) == ("ilrg", 3, [1.0])
+    assert "pictures" not in record
+
+
+def test_run_reads_toml_and_overrides(tmp_path, capsys):
+    file = tmp_path / "experiment.toml"
+    file.write_text('labels = "given"\n[attack]\nname = "inverting_gradients"\nsteps = 500\n[data]\nname = "digits"\nbatch_size = 2\n')
+    assert main(["run", str(file), "attack.steps=2", "--json", "--out", str(tmp_path / "out")]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record["config"]["attack"]["steps"] == 2
+    assert main(["report", str(tmp_path / "out")]) == 0
+    assert (tmp_path / "out/report.html").is_file()
+
+
+def test_audit_writes_records_and_report(tmp_path, capsys):
+    words = ["data.name=digits", 'labels=["idlg", "ilrg"]', "features=[]", 'attacks=[{name="inverting_gradients", steps=2}]']
+    assert main(["audit", *words, "--out", str(tmp_path), "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert [record["method"] for record in answer["records"]] == ["idlg", "ilrg", "inverting_gradients"]
+    assert Path(answer["report"]).is_file()
+    assert main(["audit", *words, "--out", str(tmp_path)]) == 0
+    shown = capsys.readouterr().out
+    assert "labels: leaked" in shown
+    assert "inverting_gradients" in shown
+
+
+def test_list_names_everything(capsys):
+    assert main(["list", "--json"]) == 0
+    entries = {(entry["kind"], entry["name"]): entry for entry in json.loads(capsys.readouterr().out)}
+    ilrg = entries["labels", "ilrg"]
+    assert "head gradient" in ilrg["needs"]
+    assert {"name": "as_published", "type": "true or false", "required": False, "default": False} in ilrg["options"]
+    assert ("models", "resnet18") in entries
+    assert ("data", "digits") in entries
+    assert main(["list", "labels"]) == 0
+    assert "ilrg" in capsys.readouterr().out
+
+
+def test_own_model_weights_and_folder(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("hospital_net.py").write_text(
+        "from torch import nn\n\ndef build(hidden=16):\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(3 * 16 * 16, hidden), nn.ReLU(), nn.Linear(hidden, 3))\n"
+    )
+    rng = np.random.default_rng(0)
+    for name in ("benign", "malign", "unsure"):
+        Path("scans", name).mkdir(parents=True)
+        for i in range(6):
+            Image.fromarray(rng.integers(0, 256, (16, 16, 3), dtype=np.uint8)).save(Path("scans", name, f"{i}.png"))
+    weights = {"1.weight": torch.randn(8, 768) / 30, "1.bias": torch.zeros(8), "3.weight": torch.randn(3, 8), "3.bias": torch.zeros(3)}
+    save_file(weights, "net.safetensors")
+    words = [
+        "model.name=hospital_net:build",
+        "model.hidden=8",
+        "model.weights=net.safetensors",
+        "data.name=scans",
+        "labels=ilrg",
+        "data.auxiliary=0",
+    ]
+    assert main(["run", *words, "--json"]) == 0
+    threat = json.loads(capsys.readouterr().out)["threat_model"]
+    assert (threat["model"], threat["stage"], threat["data"]) == ("hospital_net:build", "weights from net.safetensors", "scans")
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["run", "labels=ilgr"], "no label recovery named 'ilgr'; did you mean 'ilrg'?"),
+        (["run", *FAST, "attack=dlg", "attack.steps=-3"], "attack.steps: expected a positive int, got -3"),
+        (["run", *FAST, "attack=dlg", "attack.stepz=3"], "attack: unknown option 'stepz'; did you mean 'steps'?"),
+        (["run", *FAST, "atack=dlg"], "atack: no such key; did you mean 'attack'?"),
+        (["run", *FAST, "seed=x"], "seed: expected an int, got 'x'"),
+        (["run", "missing.toml"], "missing.toml: no such file"),
+        (["run", "labels=ilrg", "data.name=no/such/folder"], "no/such/folder"),
+        (["run", "labels=ilrg", "data.name=digitz"], "did you mean 'digits'?"),
+        (["run", *FAST, "model.name=resnet19"], "model"),
+        (["run", *FAST, "model.name=no_module:build"], "no_module"),
+        (["run", *FAST, "model.weights=none.pt"], "none.pt"),
+        (["run", *FAST, "data.batch_size=0"], "data.batch_size: expected a positive int, got 0"),
+        (["run", *FAST, "data.batch_size=100000"], "100000"),
+        (["run", *FAST, "model.head_bias=false"], "the last layer has no bias"),
+        (["audit", "labels=idlg"], "labels"),
+        (["report", "no-such-folder"], "no records there"),
+    ],
+)
+def test_bad_input_gets_one_sentence_and_nothing_is_written(words, sentence, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(words) == 2
+    output = capsys.readouterr()
+    assert sentence in output.err
+    assert output.err.startswith("dosimeter: ")
+    assert output.err.count("\n") == 1
+    assert output.out == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_truncated_weights_file_is_said(tmp_path, capsys):
+    file = tmp_path / "broken.safetensors"
+    file.write_bytes(b"\x10\x00\x00\x00\x00\x00\x00\x00{}")
+    assert main(["run", *FAST, f"model.weights={file}"]) == 2
+    assert "broken.safetensors" in capsys.readouterr().err

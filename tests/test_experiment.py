@@ -1,0 +1,92 @@
+import pytest
+import torch
+
+import dosimeter as dm
+from dosimeter.experiment import Measurement, key_of, run
+from dosimeter.subjects import DataConfig, ModelConfig, prepare, subject_from
+from dosimeter.types import Refused
+from dosimeter.verdicts import Verdict
+
+
+@pytest.fixture(scope="module")
+def subject():
+    return prepare(ModelConfig(), DataConfig(name="photographs", size=16, batch_size=3, auxiliary=40), seed=5)
+
+
+def test_labels_are_measured(subject):
+    record = run(subject, Measurement(labels=dm.label_recovery("ilrg")))
+    assert (record.surface, record.method, record.outcome) == ("labels", "ilrg", "completed")
+    assert record.metrics["insacc"] == [1.0]
+    assert 0 < record.nulls["prior"]["insacc"][0] < 1
+    assert record.verdict == Verdict.LEAKED
+    assert record.threat_model["mode"] == "eval"
+    assert record.threat_model["stage"] == "untrained"
+
+
+def test_inputs_are_measured_beside_their_nulls(subject):
+    attack = dm.attack("inverting_gradients", steps=300)
+    record = run(subject, Measurement(labels=dm.label_recovery("ilrg"), attack=attack))
+    assert record.threat_model["labels"] == "recovered by ilrg"
+    assert set(record.nulls) == {"mean", "nearest", "foreign"}
+    assert all(len(record.nulls[null]["psnr"]) == 3 for null in record.nulls)
+    best = [max(column) for column in zip(*(record.nulls[null]["psnr"] for null in record.nulls))]
+    beaten = sum(score >= null + 3 for score, null in zip(record.metrics["psnr"], best))
+    assert beaten >= 2
+    assert record.verdict == Verdict.LEAKED
+    assert f"{beaten} of 3 inputs" in record.reason
+    assert len(record.pictures) == 3
+
+
+def test_same_seed_same_record(subject):
+    measurement = Measurement(labels="given", attack=dm.attack("inverting_gradients", steps=5))
+    first, again = run(subject, measurement), run(subject, measurement)
+    assert (first.metrics, first.nulls, first.key, first.pictures) == (again.metrics, again.nulls, again.key, again.pictures)
+
+
+def test_the_foreign_null_uses_another_batch(subject):
+    assert not torch.equal(subject.batch.inputs, subject.foreign.inputs)
+    record = run(subject, Measurement(attack=dm.attack("inverting_gradients", steps=300)))
+    assert max(record.nulls["foreign"]["psnr"]) < min(record.metrics["psnr"])
+
+
+def test_a_refusal_is_a_finding_or_raised(subject):
+    measurement = Measurement(labels="optimised", attack=dm.attack("inverting_gradients", steps=2))
+    record = run(subject, measurement)
+    assert (record.verdict, record.outcome, record.metrics) == ("impossible here", "impossible", {})
+    assert "needs labels" in record.reason
+    with pytest.raises(Refused, match="inverting_gradients needs labels"):
+        run(subject, measurement, raise_refusals=True)
+    with pytest.raises(ValueError, match="nothing to measure"):
+        run(subject, Measurement())
+
+
+def test_under_optimisation_is_said(subject):
+    record = run(subject, Measurement(attack=dm.attack("inverting_gradients", steps=1)))
+    assert record.details["objective"] > record.details["objective_at_truth"]
+    assert any(warning.startswith("under-optimised") for warning in record.warnings)
+
+
+def test_private_foreign_and_auxiliary_samples_are_disjoint():
+    subject = prepare(ModelConfig(), DataConfig(name="digits", batch_size=8, auxiliary=100), seed=1)
+    rows = torch.cat([subject.batch.inputs, subject.foreign.inputs, subject.auxiliary.inputs]).flatten(1)
+    assert len(rows.unique(dim=0)) == len(rows) == 116
+
+
+def test_the_seed_draws_the_batch_and_the_key_knows_it():
+    subjects = [prepare(ModelConfig(), DataConfig(name="digits"), seed=seed) for seed in (1, 1, 2)]
+    measurement = Measurement(labels=dm.label_recovery("idlg"))
+    first, again, other = (key_of(subject, measurement) for subject in subjects)
+    assert first == again != other
+
+
+def test_a_model_can_be_trained_first():
+    subject = prepare(ModelConfig(epochs=4, options={"activation": "relu"}), DataConfig(name="digits"), seed=0)
+    assert subject.description["accuracy"] > 0.8
+    assert subject.description["stage"] == "untrained, then 4 epochs here"
+
+
+def test_objects_of_a_python_caller(classifier, batch):
+    subject = subject_from(classifier, batch)
+    assert subject.description["accuracy_on"] == "the private batch itself"
+    assert subject.foreign.inputs.shape == batch.inputs.shape
+    assert not torch.equal(subject.foreign.inputs, batch.inputs)
