@@ -1,0 +1,265 @@
+"""How long one gradient-matching step takes, against plain eager double backward and one ordinary training step, in one run.
+
+    python benchmarks/matching.py                     GPU: ResNet-34, batch 8, 224 px; tf32, bf16 and fp32
+    python benchmarks/matching.py --growth            GPU: how the step grows with the batch and with the pixels
+    python benchmarks/matching.py --device cpu        CPU: LeNet on CIFAR-sized inputs, batch 8: eager, functional, compiled
+
+Needs torch and this repository alone. `--out FILE` writes the numbers as JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import dosimeter as dm
+from dosimeter.matching.compiled import Compiled, precision
+from dosimeter.matching.distances import Cosine
+from dosimeter.matching.optimisers import Adam
+from dosimeter.matching.paths import Eager, Evaluator, Functional
+from dosimeter.matching.priors import TotalVariation
+from dosimeter.matching.recipe import Recipe
+from dosimeter.matching.schedules import Rate
+from dosimeter.matching.solve import Run
+from dosimeter.registry import MODELS
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--model", default=None, help="resnet34 on a GPU, lenet_dlg on a CPU")
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--pixels", type=int, default=None, help="224 on a GPU, 32 on a CPU")
+    parser.add_argument("--precisions", nargs="+", default=["tf32", "bf16", "fp32"], choices=("tf32", "bf16", "fp32"))
+    parser.add_argument("--threads", type=int, default=2, help="on a CPU")
+    parser.add_argument("--growth", action="store_true")
+    parser.add_argument("--out", default=None)
+    options = parser.parse_args()
+    on_gpu = options.device != "cpu"
+    options.model = options.model or ("resnet34" if on_gpu else "lenet_dlg")
+    options.pixels = options.pixels or (224 if on_gpu else 32)
+    name = torch.cuda.get_device_name() if on_gpu else f"CPU, {options.threads} threads"
+    print(f"PyTorch {torch.__version__}, {name}", flush=True)
+    rows = growth(options) if options.growth else on_a_gpu(options) if on_gpu else on_a_cpu(options)
+    if options.out:
+        Path(options.out).write_text(json.dumps(rows, indent=1))
+
+
+def on_a_gpu(options: argparse.Namespace) -> list[dict]:
+    print(f"{options.model}, batch {options.batch}, {options.pixels} px", flush=True)
+    rows, reference = [], None
+    for wanted in options.precisions:
+        row = measured(options, options.batch, options.pixels, wanted, plain=True)
+        rows.append(row)
+        reference = reference or row
+        show(row)
+        print(
+            f"  {wanted}: {row['plain ms'] / row['step ms']:.1f} times faster than plain eager double backward, "
+            f"{row['step ms'] / row['training ms']:.2f} of one ordinary training step",
+            flush=True,
+        )
+    exact = next((row for row in rows if row["precision"] == "fp32"), None)
+    for row in rows if exact else []:
+        print(
+            f"  {row['precision']}: objective {row['objective']:.7f}, {row['objective'] - exact['objective']:+.1e} against fp32", flush=True
+        )
+    return rows
+
+
+def growth(options: argparse.Namespace) -> list[dict]:
+    rows = []
+    for batch, pixels in ((8, 64), (8, 112), (8, 224), (1, 224), (32, 224)):
+        rows.append(measured(options, batch, pixels, options.precisions[0], plain=False))
+        show(rows[-1])
+    return rows
+
+
+def measured(options: argparse.Namespace, batch: int, pixels: int, wanted: str, plain: bool) -> dict:
+    """One configuration: the compiled step, and the plain one and a training step in the same run."""
+    torch.compiler.reset()
+    run = prepared(options, batch, pixels, wanted)
+    row: dict = {"model": options.model, "batch": batch, "pixels": pixels, "precision": wanted}
+    with precision(wanted):
+        if plain:
+            row["training ms"] = timed(training_step(run))
+            row["plain ms"] = timed(plain_step(run), repeats=10)
+        run.evaluate = Compiled(run.objective)
+        began = time.perf_counter()
+        attack_step(run)()
+        torch.cuda.synchronize()
+        row["first step s"] = time.perf_counter() - began
+        torch.cuda.reset_peak_memory_stats()
+        row["step ms"] = timed(attack_step(run))
+        row["evaluation ms"] = timed(lambda: evaluated(run))
+        row["peak GiB"] = torch.cuda.max_memory_allocated() / 2**30
+        run.variables = torch.linspace(0, 1, run.variables.numel(), device=run.device).reshape(run.variables.shape)
+        row["objective"] = float(evaluated(run).objective)
+    return row
+
+
+def on_a_cpu(options: argparse.Namespace) -> list[dict]:
+    """Eager, functional and compiled, side by side and interleaved, with what a step costs before any arithmetic."""
+    torch.set_num_threads(options.threads)
+    rows = []
+    for batch in (1, options.batch):
+        run = prepared(options, batch, options.pixels, "fp32")
+        paths: dict[str, Evaluator] = {"eager": Eager(run.objective), "functional": Functional(run.objective)}
+        try:
+            compiled = Compiled(run.objective)
+            began = time.perf_counter()
+            run.evaluate = compiled
+            evaluated(run)
+            print(f"batch {batch}: compiled in {time.perf_counter() - began:.0f} s", flush=True)
+            paths["compiled"] = compiled
+        except Exception as error:
+            print(f"batch {batch}: cannot be compiled here: {str(error).splitlines()[0]}", flush=True)
+        step = partial(evaluated, run)
+        times: dict[str, list[float]] = {name: [] for name in ["plain", *paths]}
+        plain = plain_step(run)
+        for _ in range(40):
+            times["plain"].append(stopwatch(plain))
+            for name, path in paths.items():
+                run.evaluate = path
+                times[name].append(stopwatch(step))
+        for name, values in times.items():
+            if name in paths:
+                run.evaluate = paths[name]
+            count = operations(plain if name == "plain" else step) if name != "compiled" else None
+            rows.append({"path": name, "batch": batch, "ms": median(values), "operations": count})
+            dispatched = "" if count is None else f", {count} dispatched operations"
+            print(f"batch {batch}: {name} {median(values):.2f} ms{dispatched}", flush=True)
+    for name in ("plain", "eager", "functional", "compiled"):
+        pair = {row["batch"]: row["ms"] for row in rows if row["path"] == name}
+        if len(pair) == 2:
+            slope = (pair[options.batch] - pair[1]) / (options.batch - 1)
+            print(f"{name}: {pair[1] - slope:.2f} ms a step before the first sample (dispatch), {slope:.2f} ms a sample", flush=True)
+    return rows
+
+
+def prepared(options: argparse.Namespace, batch: int, pixels: int, wanted: str) -> Run:
+    torch.manual_seed(0)
+    settings = {"classes": 1000} if options.model.startswith("resnet") else {"size": pixels}
+    model = MODELS.build(options.model, **settings).eval().to(options.device)
+    inputs = torch.rand(batch, 3, pixels, pixels, device=options.device)
+    labels = torch.randint(0, 10, (batch,), device=options.device)
+    exposure = dm.observe(model, dm.Batch(inputs, labels))
+    recipe = Recipe(
+        distance=Cosine(),
+        optimiser=Adam(sign="signed"),
+        rate=Rate(start=0.1),
+        steps=1000,
+        priors=(TotalVariation(weight=0.1),),
+        precision=wanted,  # pyright: ignore[reportArgumentType]
+    )
+    estimate = dm.LabelEstimate(counts=torch.bincount(labels, minlength=10), labels=labels)
+    return Run(exposure, estimate, torch.Generator(options.device).manual_seed(0), recipe)
+
+
+def evaluated(run: Run):
+    names, terms = run.terms(0.5)
+    return run.evaluate(*run.guess.unpack(run.variables), names, terms)
+
+
+def attack_step(run: Run) -> Callable[[], None]:
+    """Everything that one step of an attack does."""
+
+    def step() -> None:
+        evaluation = evaluated(run)
+        run.keep_best(evaluation)
+        run.move(evaluation, 1e-6)
+
+    return step
+
+
+def plain_step(run: Run) -> Callable[[], None]:
+    """What every public toolkit does: eager double backward in the model's own layout."""
+    exposure, targets = run.exposure, run.guess.targets
+    model, parameters = exposure.model, list(exposure.model.parameters())
+    update = [exposure.update[name] for name, _ in model.named_parameters()]
+    guess = run.guess.unpack(run.variables)[0][0].clone().requires_grad_()
+    bf16 = run.recipe.precision == "bf16"
+
+    def step() -> None:
+        with torch.autocast(guess.device.type, torch.bfloat16, enabled=bf16):
+            loss = nn.functional.cross_entropy(model(guess), targets)
+            gradients = torch.autograd.grad(loss, parameters, create_graph=True)
+        gradients = [gradient.float() for gradient in gradients]
+        agreement = sum((g * u).sum() for g, u in zip(gradients, update))
+        sizes = sum(g.square().sum() for g in gradients).sqrt() * sum(u.square().sum() for u in update).sqrt()
+        variation = guess.diff(dim=2).abs().mean() + guess.diff(dim=3).abs().mean()
+        torch.autograd.grad(1 - agreement / sizes + 0.1 * variation, guess)
+
+    return step
+
+
+def training_step(run: Run) -> Callable[[], None]:
+    """One ordinary gradient of the loss at the parameters."""
+    model, parameters = run.exposure.model, list(run.exposure.model.parameters())
+    inputs = run.guess.unpack(run.variables)[0][0].clone()
+    bf16 = run.recipe.precision == "bf16"
+
+    def step() -> None:
+        with torch.autocast(inputs.device.type, torch.bfloat16, enabled=bf16):
+            loss = nn.functional.cross_entropy(model(inputs), run.guess.targets)
+        torch.autograd.grad(loss, parameters)
+
+    return step
+
+
+def timed(step: Callable[[], object], repeats: int = 30, warm: int = 5) -> float:
+    """The median in milliseconds, by CUDA events."""
+    for _ in range(warm):
+        step()
+    times = []
+    for _ in range(repeats):
+        first, last = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        first.record()
+        step()
+        last.record()
+        torch.cuda.synchronize()
+        times.append(first.elapsed_time(last))
+    return median(times)
+
+
+def stopwatch(step: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    step()
+    return 1e3 * (time.perf_counter() - began)
+
+
+def median(values: list[float]) -> float:
+    return sorted(values)[len(values) // 2]
+
+
+def operations(step: Callable[[], object]) -> int:
+    """How many operations one step hands to the dispatcher."""
+
+    class Counter(TorchDispatchMode):
+        count = 0
+
+        def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
+            self.count += 1
+            return function(*arguments, **(keywords or {}))
+
+    with Counter() as counter:
+        step()
+    return counter.count
+
+
+def show(row: dict) -> None:
+    print("  " + ", ".join(f"{k} {v:.2f}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items()), flush=True)
+
+
+if __name__ == "__main__":
+    main()
