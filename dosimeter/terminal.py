@@ -18,7 +18,7 @@ from dosimeter.progress import Listener
 from dosimeter.registry import METRICS
 from dosimeter.statistics import Summary, summarize
 from dosimeter.types import Record
-from dosimeter.verdicts import Verdict, strength
+from dosimeter.verdicts import Verdict, gravity
 
 COLOURS = {Verdict.LEAKED: "bold red", Verdict.NOT_SHOWN: "yellow", Verdict.IMPOSSIBLE: "dim"}
 SHOWN = {"labels": "insacc", "features": "feature_error", "inputs": "psnr"}  # the metric that stands for a surface
@@ -57,7 +57,7 @@ def print_audit(result: Audit, report: Path) -> None:
         for heading in (metric, "best null", "s"):
             table.add_column(heading, justify="right", no_wrap=True)
         table.add_column("", overflow="fold")
-        for record in sorted((r for r in result.records if r.surface == verdict.surface), key=strength, reverse=True):
+        for record in sorted((r for r in result.records if r.surface == verdict.surface), key=gravity, reverse=True):
             remark = record.reason if not record.metrics else record.verdict
             table.add_row(record.method, *_figures(record), f"{record.seconds:.1f}", Text(remark, COLOURS[Verdict(record.verdict)]))
         console.print(table)

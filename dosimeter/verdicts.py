@@ -78,7 +78,6 @@ def judge_inputs(found: Mapping[str, Values], nulls: Mapping[str, Mapping[str, V
 
 def judge_surfaces(records: Iterable[Record]) -> list[SurfaceVerdict]:
     """For each surface, the gravest verdict among its records, with that record's reason; a crashed method has none."""
-    gravity = {Verdict.LEAKED: 2, Verdict.NOT_SHOWN: 1, Verdict.IMPOSSIBLE: 0}
     by_surface: dict[str, list[Record]] = {surface: [] for surface in SURFACES}
     for record in records:
         if record.outcome != Outcome.CRASHED:
@@ -87,17 +86,17 @@ def judge_surfaces(records: Iterable[Record]) -> list[SurfaceVerdict]:
     for surface, group in by_surface.items():
         if not group:
             continue
-        worst = max(group, key=lambda record: (gravity[Verdict(record.verdict)], strength(record)))
+        worst = max(group, key=gravity)
         verdicts.append(SurfaceVerdict(surface=surface, verdict=Verdict(worst.verdict), reason=worst.reason, method=worst.method))
     return verdicts
 
 
-def strength(record: Record) -> float:
-    """How much a record shows, to rank records of one surface; larger is worse for the client."""
-    sign_and_metric = {"labels": (1, "insacc"), "features": (-1, "feature_error"), "inputs": (1, "psnr")}
-    sign, metric = sign_and_metric[record.surface]
+def gravity(record: Record) -> tuple[int, float]:
+    """How much a record shows, to rank records of one surface: by verdict, then by score; larger is worse for the client."""
+    order = [Verdict.IMPOSSIBLE, Verdict.NOT_SHOWN, Verdict.LEAKED]
+    sign, metric = {"labels": (1, "insacc"), "features": (-1, "feature_error"), "inputs": (1, "psnr")}[record.surface]
     values = [_number(value, -sign * math.inf) for value in record.metrics.get(metric, [])]
-    return sign * _median(values) if values else -math.inf
+    return order.index(Verdict(record.verdict)), sign * _median(values) if values else -math.inf
 
 
 def _number(value: float | None, missing: float = math.nan) -> float:

@@ -54,7 +54,8 @@ def exposures(digits, classifier):
     auxiliary = dm.Batch(images[500:800], labels[500:800])
     distinct = torch.tensor([0, 1, 2, 3])
     bare = nn.Sequential(nn.Flatten(), nn.Linear(64, 12, bias=False), nn.ReLU(), nn.Linear(12, 10, bias=False))
-    for model, chosen in ((classifier, distinct), (classifier, distinct[:1]), (bare, distinct[:1])):
+    normed = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 10)).eval()
+    for model, chosen in ((classifier, distinct), (normed, distinct), (classifier, distinct[:1]), (bare, distinct[:1])):
         batch = dm.Batch(images[chosen].clone(), labels[chosen].clone())
         yield batch, dm.observe(model, batch, auxiliary=auxiliary)
 

@@ -27,7 +27,7 @@ class Finding:
 def findings(records: Sequence[Record]) -> list[Finding]:
     """One finding a surface: the gravest verdict of all settings, or that nothing was measured."""
     settings = group_by_setting(records)
-    verdicts = {verdict.surface: verdict for verdict in judge_surfaces(measured(records))}
+    verdicts = {verdict.surface: verdict for verdict in judge_surfaces(records)}
     found = []
     for surface in SURFACES:
         judged = verdicts.get(surface)
@@ -38,7 +38,7 @@ def findings(records: Sequence[Record]) -> list[Finding]:
             )
             found.append(blank)
             continue
-        carrier = next(r for r in measured(records) if (r.surface, r.method, r.reason) == (surface, judged.method, judged.reason))
+        carrier = next(r for r in records if (r.surface, r.method, r.reason) == (surface, judged.method, judged.reason))
         setting = next(setting.name for setting in settings if carrier in setting.records)
         meaning = MEANINGS[surface, judged.verdict]
         found.append(
@@ -73,7 +73,7 @@ def headline(found: Sequence[Finding]) -> str:
 def verdict_matrix(records: Sequence[Record]) -> list[tuple[str, dict[str, tuple[str, str]]]]:
     """For each setting, each surface's verdict and its state."""
     return [
-        (setting.name, {v.surface: (v.verdict.value, state(v.verdict)) for v in judge_surfaces(measured(setting.records))})
+        (setting.name, {v.surface: (v.verdict.value, state(v.verdict)) for v in judge_surfaces(setting.records)})
         for setting in group_by_setting(records)
     ]
 
@@ -86,11 +86,6 @@ def warnings(records: Sequence[Record]) -> list[tuple[str, list[str]]]:
         for text in crash + record.warnings:
             by_text.setdefault(text, {})[record.method] = None
     return [(text, list(methods)) for text, methods in by_text.items()]
-
-
-def measured(records: Sequence[Record]) -> list[Record]:
-    """The records that say something: a crash is a defect, neither a leak nor the absence of one."""
-    return [record for record in records if record.outcome != Outcome.CRASHED]
 
 
 def state(verdict: str) -> str:

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from dosimeter.report import plots
-from dosimeter.report.findings import measured, state
+from dosimeter.report.findings import state
 from dosimeter.report.numbers import duration, score, score_range, significant
 from dosimeter.report.settings import OF_THE_DRAW, Setting, group_by_setting
 from dosimeter.report.words import OUTCOMES, higher_is_better, method_idea, metric_name, null_name
 from dosimeter.statistics import summarize
 from dosimeter.types import Record
-from dosimeter.verdicts import SURFACES, judge_surfaces
+from dosimeter.verdicts import SURFACES, gravity, judge_surfaces
 
 PLOTTED = {"labels": ("insacc", "clsacc"), "features": ("feature_error",), "inputs": ("psnr",)}
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
@@ -95,7 +95,8 @@ def sections(records: Sequence[Record]) -> list[Section]:
 
 
 def _table(surface: str, setting: Setting) -> Table | None:
-    pools = _pool_seeds([record for record in setting.records if record.surface == surface])
+    found = sorted((record for record in setting.records if record.surface == surface), key=gravity, reverse=True)
+    pools = _pool_seeds(found)  # the most telling first
     if not pools:
         return None
     nulls = list(dict.fromkeys(name for pool in pools for record in pool for name in record.nulls))
@@ -124,8 +125,7 @@ def _table(surface: str, setting: Setting) -> Table | None:
 
 def _row(pool: list[Record], found: dict[str, list], columns: dict[str, dict[str, list]], nulls: list[str], plot) -> Row:
     first = pool[0]
-    judged = judge_surfaces(measured(pool) or pool)[0]
-    crashed = not measured(pool)
+    judged = next(iter(judge_surfaces(pool)), None)  # none where every run crashed
     pictures = [_picture_row(i, picture, first) for i, picture in enumerate(first.pictures)]
     note = f"seed {first.seed} of {len(pool)} seeds" if len(pool) > 1 else ""
     scored = len(first.metrics.get("psnr", []))
@@ -134,9 +134,9 @@ def _row(pool: list[Record], found: dict[str, list], columns: dict[str, dict[str
     return Row(
         method=first.method,
         idea=method_idea(first.surface, first.method),
-        verdict="crashed" if crashed else judged.verdict.value,
-        state="not-measured" if crashed else state(judged.verdict),
-        reason=judged.reason,
+        verdict=judged.verdict.value if judged else "crashed",
+        state=state(judged.verdict) if judged else "not-measured",
+        reason=judged.reason if judged else first.reason,
         facts=_facts(pool, found),
         measures=[_measure(metric, values, columns, nulls) for metric, values in found.items() if values],
         plot=plot,

@@ -64,8 +64,10 @@ def test_the_page_fits_reads_well_and_asks_for_nothing(browser, audit_records, t
         assert page.evaluate("[...document.images].every(image => image.complete && image.naturalWidth === 32)")
         background = page.evaluate("getComputedStyle(document.body).backgroundColor")
         assert background == {"light": "rgb(252, 251, 249)", "dark": "rgb(22, 22, 21)"}[scheme]
-        page.locator("summary").first.press("Enter")
-        assert page.locator("details").first.get_attribute("open") is not None
+        assert page.locator("details.evidence").first.get_attribute("open") is not None
+        closed = page.locator("details:not([open])").last
+        closed.locator("summary").press("Enter")
+        assert page.locator("details").last.get_attribute("open") is not None
     assert said == []
     assert [url for url in asked if not url.startswith("data:")] == [path.as_uri()]
 
