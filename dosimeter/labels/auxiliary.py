@@ -1,4 +1,4 @@
-"""What the model does with data that the server has: auxiliary samples, or dummies drawn from noise."""
+"""What the model does with data that the server has: auxiliary samples, or dummies, images of uniform noise."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch import Generator, Tensor
 
 from dosimeter.head import Head, input_of
 from dosimeter.interfaces import Loss
+from dosimeter.normalization import from_pixels
 from dosimeter.types import Exposure, Refused
 
 Source = Literal["available", "auxiliary", "dummy"]
@@ -90,5 +91,5 @@ def _data(exposure: Exposure, source: Source, rng: Generator) -> tuple[Tensor, T
     if source == "auxiliary":
         raise Refused('auxiliary data are not granted here; source="dummy" does without')
     parameter = next(exposure.model.parameters())
-    shape = (DUMMIES, *exposure.public.input_shape)
-    return torch.randn(shape, generator=rng, device=rng.device).to(parameter), None
+    pixels = torch.rand((DUMMIES, *exposure.public.input_shape), generator=rng, device=rng.device)
+    return from_pixels(pixels, exposure.public.normalization).to(parameter), None

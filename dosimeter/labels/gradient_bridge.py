@@ -29,8 +29,9 @@ class GradientBridge(LabelRecovery):
     Departures: where the layer has a bias and its gradient is shared, that is the mean gradient at z itself, and it is
     divided by how often auxiliary samples activate the unit; the equations of each further layer weigh every unit by
     that rate, so that dead ones drop out. `as_published=True` restores the thesis, which ignores biases, takes every
-    unit for active and gives dead ones the mean activation. Counts are completed to the batch size; the losses of
-    Table 3.1 are allowed for in the last step.
+    unit for active and gives dead ones the mean activation. Dummies are uniform pixels under the public normalisation
+    (the thesis: standard normal inputs, on the same scale once images are normalised). Counts are completed to the
+    batch size; the losses of Table 3.1 are allowed for in the last step.
     `details`: logit_gradient (C,), the mean gradient at the logits.
     """
 

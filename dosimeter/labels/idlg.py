@@ -37,13 +37,13 @@ class IDLG(LabelRecovery):
         rows = find_head(exposure).weight_gradient
         assert rows is not None
         size = exposure.public.batch_size
-        scores = _against_the_others(rows) if size == 1 else -rows.sum(1, dtype=torch.float64)  # (C,)
+        scores = against_the_others(rows) if size == 1 else -rows.sum(1, dtype=torch.float64)  # (C,)
         present = scores == scores.max() if size == 1 else scores > 0
         rule = "has a row of the head's gradient with a negative sum"
         return present_classes(scores, present, scores, size, once=self.as_published, rule=rule)
 
 
-def _against_the_others(rows: Tensor) -> Tensor:
+def against_the_others(rows: Tensor) -> Tensor:
     """How far each row points against the majority: of one sample, ∇W_i = (p_i − y_i) f, negative for the label alone."""
     rows = rows.double()
     along = rows @ rows[rows.norm(dim=1).argmax()]  # (C,) ∇W_i · f up to a factor

@@ -39,9 +39,12 @@ class LLG(LabelRecovery):
         return fill_by_impact(sums, impact, size)
 
 
-def fill_by_impact(sums: Tensor, impact: Tensor, size: int) -> LabelEstimate:
-    """Algorithm 1: row sums (C,) and one sample's impact (negative) to counts."""
-    estimate = sums / impact if float(impact) < 0 else torch.zeros_like(sums)  # (C,) in samples
+def fill_by_impact(sums: Tensor, impact: Tensor, size: int, offset: Tensor | float = 0.0) -> LabelEstimate:
+    """Algorithm 1: row sums (C,), one sample's impact (negative) and the rows' offsets to counts.
+
+    The first stage looks at the row sums as they are; the offsets are taken off before the second.
+    """
+    estimate = (sums - offset) / impact if float(impact) < 0 else torch.zeros_like(sums)  # (C,) in samples
     present = sums < 0
     if int(present.sum()) > size:  # the first stage already fills the batch: its most negative rows
         present = torch.zeros_like(present).index_fill(0, (-sums).topk(size).indices, True)

@@ -22,8 +22,8 @@ class LLGPlus(LabelRecovery):
     """Counts classes as LLG does, with the impact of a sample and each row's offset measured on auxiliary data.
 
     Wainakh et al., PoPETs 2022: LLG+. Auxiliary batches of a single class j give the row sums g^(j); the impact is
-    m = (1 + 1/C) · mean_j g_j^(j) / B and the offset of row i, s_i = mean over j ≠ i of g_i^(j), is taken off before
-    Algorithm 1 starts.
+    m = (1 + 1/C) · mean_j g_j^(j) / B and the offset of row i, s_i = mean over j ≠ i of g_i^(j), is taken off between
+    the stages of Algorithm 1.
     Departure: the single-class gradients of the head are written down in closed form from features and logits
     instead of by one backward pass a class; classes without auxiliary samples take the mean sample.
     """
@@ -38,4 +38,4 @@ class LLGPlus(LabelRecovery):
         reference = reference_at(exposure, head.name, "auxiliary", rng)
         own, offset = class_gradients(exposure.public.loss, head, reference, factor=reference.features.sum(1))
         impact = (1 + 1 / head.classes) * own.mean() / size
-        return fill_by_impact(head.weight_gradient.sum(1, dtype=torch.float64) - offset, impact, size)
+        return fill_by_impact(head.weight_gradient.sum(1, dtype=torch.float64), impact, size, offset)

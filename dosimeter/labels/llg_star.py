@@ -23,8 +23,8 @@ from dosimeter.types import Exposure, Knowledge, LabelEstimate, Refused
 class LLGStar(LabelRecovery):
     """Counts classes as LLG does, with the impact of a sample and each row's offset measured on random inputs.
 
-    Wainakh et al., PoPETs 2022: LLG*, as LLG+ with dummy data in place of auxiliary ones. Here every dummy, drawn from
-    the standard normal distribution, serves every class j: with feature sums σ and probabilities p the row sums of a
+    Wainakh et al., PoPETs 2022: LLG*, as LLG+ with dummy data in place of auxiliary ones. Here every dummy, an image
+    of uniform noise, serves every class j: with feature sums σ and probabilities p the row sums of a
     batch of class j are g_i^(j) = E[σ (p_i − δ_ij)].
     Departure: the expectation in closed form instead of one backward pass a class.
     """
@@ -42,7 +42,7 @@ class LLGStar(LabelRecovery):
         offset = _offsets(head, features, loss.temperature)
         own = offset - features.double().sum(1).mean() / loss.temperature
         impact = (1 + 1 / head.classes) * own.mean() / size
-        return fill_by_impact(head.weight_gradient.sum(1, dtype=torch.float64) - offset, impact, size)
+        return fill_by_impact(head.weight_gradient.sum(1, dtype=torch.float64), impact, size, offset)
 
 
 def _offsets(head: Head, features: Tensor, temperature: float) -> Tensor:

@@ -14,9 +14,9 @@ from torch.nn.functional import softmax
 Family = Literal["smoothing", "mixup", "one_hot"]
 
 POINTS = 512  # of the grid, for each sign
-SMALLEST = 1e-6  # error of the row r that the grid reaches down to: λ up to a million
-POLISHED = 24  # local minima of the grid that Newton polishes
-POLISHINGS = 25
+SMALLEST = 1e-8  # error of the row r that the grid reaches down to
+POLISHED = 12  # local minima of the grid that Newton polishes
+POLISHINGS = 8
 CHUNK = 2**21  # label entries held at once
 SCALES: dict[Family, float] = {"smoothing": 4.0, "mixup": 2.0, "one_hot": 1.0}  # the released code's factor on the row
 SWARM, FLIGHTS, WINDOWS = 500, 40, (10.0, 50.0, 100.0)
@@ -62,13 +62,12 @@ def grid_search(problem: ScalarProblem) -> Candidates:
     The residual is relative, (ŷ off the family) / (s τ): the plain variance also vanishes as s → 0, where the softmax
     saturates and any label can be explained.
     """
-    size = torch.logspace(0, math.log10(SMALLEST), POINTS, dtype=torch.float64, device=problem.pull.device)
-    size = size / problem.temperature
+    size = torch.logspace(0, math.log10(SMALLEST), POINTS, dtype=torch.float64, device=problem.pull.device) / problem.temperature
     errors = torch.stack([sign * size for sign in ((problem.sign,) if problem.sign else (1, -1))])  # (signs, POINTS)
     step = max(1, CHUNK // len(problem.pull))
-    values = torch.cat([_residual(problem, part)[0].norm(dim=1) for part in errors.flatten().split(step)]).reshape(errors.shape)
+    values = torch.cat([_distance(problem, part) for part in errors.flatten().split(step)]).reshape(errors.shape)
     lowest = _is_local_minimum(values)
-    starts = errors[lowest][values[lowest].argsort()[:POLISHED]]
+    starts = torch.cat([errors[lowest][values[lowest].argsort()[:POLISHED]], _fitting(problem, errors, values)])
     errors, residuals, slopes = _polished(problem, starts)
     labels = problem.labels(errors)
     plausible = (labels.amin(1) > -1e-3) & (labels.amax(1) < 1 + 1e-3)
@@ -80,12 +79,34 @@ def grid_search(problem: ScalarProblem) -> Candidates:
     return Candidates(errors=errors, labels=labels, residuals=residuals, floors=floors, error_bars=bars)
 
 
+def _fitting(problem: ScalarProblem, errors: Tensor, values: Tensor) -> Tensor:
+    """A few of the grid's guesses that fit within the noise as they are: where there is a range of them, it shows."""
+    guesses = errors[values <= 1e-6 * problem.ratios.square().sum()]
+    distances = _distance(problem, guesses).clamp_min(0).sqrt()
+    guesses = guesses[distances <= _noise_floors(problem, guesses, problem.labels(guesses))]
+    return guesses[:: max(1, len(guesses) // POLISHED)]
+
+
 def _is_local_minimum(values: Tensor) -> Tensor:
+    """Lower than both neighbours, and by more than rounding than one of them: a plateau counts at its edge alone."""
     padded = torch.nn.functional.pad(values, (1, 1), value=torch.inf)
-    return (values <= padded[:, :-2]) & (values <= padded[:, 2:])
+    left, right = padded[:, :-2], padded[:, 2:]
+    return (values <= left) & (values <= right) & (values < (1 - 1e-6) * torch.maximum(left, right))
 
 
-def _residual(problem: ScalarProblem, errors: Tensor, slope: bool = False) -> tuple[Tensor, Tensor | None]:
+def _distance(problem: ScalarProblem, errors: Tensor) -> Tensor:
+    """‖R‖² at each guess of s, for the grid: (n,) -> (n,)."""
+    scale = (problem.temperature * errors)[:, None]
+    logits = problem.pull / scale + problem.bias / problem.temperature
+    shape = (softmax(logits, 1) / scale - problem.ratios) * scale.sign()
+    rest = shape.scatter_(1, shape.topk(2 if problem.family == "mixup" else 1, dim=1).indices, 0)
+    squares = rest.square().sum(1)
+    if problem.family == "smoothing":
+        squares = squares - rest.sum(1).square() / (rest.shape[1] - 1)
+    return squares
+
+
+def _residual(problem: ScalarProblem, errors: Tensor) -> tuple[Tensor, Tensor]:
     """R = ŷ/(s τ) without the entries that the family leaves free, and dR/d log|s|: (n, C) each.
 
     Smoothing leaves the largest entry free and wants the rest equal; one-hot wants the rest zero; mixup leaves two free
@@ -96,12 +117,9 @@ def _residual(problem: ScalarProblem, errors: Tensor, slope: bool = False) -> tu
     shape = probabilities / scale - problem.ratios
     free = (shape * scale.sign()).topk(2 if problem.family == "mixup" else 1, dim=1).indices
     kept = torch.ones_like(shape).scatter_(1, free, 0)
-    residual = _off_family(shape, kept, problem.family)
-    if not slope:
-        return residual, None
     growth = -problem.pull / scale
-    change = probabilities * (growth - (probabilities * growth).sum(1, keepdim=True)) - probabilities
-    return residual, _off_family(change / scale, kept, problem.family)
+    change = probabilities * (growth - (probabilities * growth).sum(1, keepdim=True) - 1) / scale
+    return _off_family(shape, kept, problem.family), _off_family(change, kept, problem.family)
 
 
 def _off_family(entries: Tensor, kept: Tensor, family: Family) -> Tensor:
@@ -115,8 +133,7 @@ def _polished(problem: ScalarProblem, errors: Tensor) -> tuple[Tensor, Tensor, T
     best, lowest = errors, torch.full_like(errors, torch.inf)
     best_slope = torch.zeros_like(errors)
     for _ in range(POLISHINGS):
-        residual, change = _residual(problem, errors, slope=True)
-        assert change is not None
+        residual, change = _residual(problem, errors)
         value, steepness = residual.norm(dim=1), change.norm(dim=1)
         better = value < lowest
         best, lowest = torch.where(better, errors, best), torch.where(better, value, lowest)
@@ -130,11 +147,10 @@ def _polished(problem: ScalarProblem, errors: Tensor) -> tuple[Tensor, Tensor, T
 def _noise_floors(problem: ScalarProblem, errors: Tensor, labels: Tensor) -> Tensor:
     """‖R‖ that a true s keeps: the client's rounding of logits, p and y, entry by entry, and what is not of rank one: (n,)."""
     logits = problem.pull / errors[:, None] + problem.bias
-    rounding = problem.precision * (2 + 4 * logits.abs().amax(1, keepdim=True))
-    sizes = problem.probabilities(errors) + labels.abs()
+    sizes = problem.probabilities(errors) * (2 + 4 * logits.abs().amax(1, keepdim=True)) + labels.abs()
     free = labels.topk(2 if problem.family == "mixup" else 1, dim=1).indices
-    spread = (rounding * sizes.scatter(1, free, 0)).norm(dim=1) / (problem.temperature * errors).abs()
-    return spread + problem.noise * problem.ratios.norm()
+    spread = sizes.scatter(1, free, 0).norm(dim=1) * problem.precision / (problem.temperature * errors).abs()
+    return spread + problem.noise * problem.ratios.scatter(0, problem.ratios.abs().argmax(), 0).norm()
 
 
 def _error_bars(problem: ScalarProblem, errors: Tensor, shifts: Tensor) -> Tensor:

@@ -10,12 +10,14 @@ from torch import Generator, Tensor
 
 from dosimeter.head import Head, find_head
 from dosimeter.interfaces import LabelRecovery
+from dosimeter.labels.idlg import against_the_others
 from dosimeter.labels.scalar_search import Candidates, Family, ScalarProblem, grid_search, published_search
 from dosimeter.losses import CrossEntropy
 from dosimeter.registry import LABELS
 from dosimeter.types import Exposure, Knowledge, LabelEstimate, Outcome, Refused
 
 DISTINCT = 1e-2  # labels further apart than this (L1) are different answers
+UNEXPLAINED = 1e-2  # relative distance from the family beyond which the answer is none
 CERTAIN = 1e-3  # error bar of a certified label
 
 
@@ -60,7 +62,7 @@ class SoftScalar(LabelRecovery):
         else:
             largest = gradient[row].abs().argmax()
             found = published_search(problem, gradient[:, largest] / gradient[row, largest], rng)
-        return _estimate(found, problem, head)
+        return _estimate(found, problem, gradient, head)
 
 
 def _problem(head: Head, gradient: Tensor, row: int, temperature: float, family: Family) -> ScalarProblem:
@@ -81,12 +83,17 @@ def _problem(head: Head, gradient: Tensor, row: int, temperature: float, family:
     )
 
 
-def _estimate(found: Candidates, problem: ScalarProblem, head: Head) -> LabelEstimate:
+def _estimate(found: Candidates, problem: ScalarProblem, gradient: Tensor, head: Head) -> LabelEstimate:
     label, bar = found.labels[0], float(found.error_bars[0])
     fits = found.residuals <= torch.maximum(found.floors, 2 * found.residuals[0])
     rivals = int((fits & ((found.labels - label).abs().sum(1) > DISTINCT)).sum())
     outcome, message = Outcome.COMPLETED, ""
-    if rivals:
+    if float(found.residuals[0]) > UNEXPLAINED:
+        outcome, message = Outcome.PARTIAL, f"no scalar makes a {problem.family} label of this gradient; the nearest is taken"
+        if problem.family == "one_hot":  # the softmax saturates; the sign rule still names the label, though no feature
+            label = torch.zeros_like(label).index_fill(0, against_the_others(gradient).argmax(), 1)
+            message = "the prediction is the label to rounding: the row that points against the others names it, the scalar is unknown"
+    elif rivals:
         outcome, message = Outcome.AMBIGUOUS, f"{rivals + 1} scalars with different labels fit the gradient within its noise"
     elif bar > DISTINCT:
         outcome, message = (

@@ -1,0 +1,91 @@
+"""Gradient Bridge: labels from a hidden layer with the head withheld."""
+
+from collections import Counter
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from dosimeter.client import observe
+from dosimeter.labels.layer_chain import chain_to
+from dosimeter.losses import CrossEntropy, Focal
+from dosimeter.server import recover_labels
+from dosimeter.types import Batch, Exposure, Refused
+
+LABELS = [0, 0, 0, 3, 3, 8, 9, 9]
+
+
+def stack(bias: bool, positive: bool, widths: tuple[int, ...] = (32, 128, 64, 10)) -> nn.Module:
+    torch.manual_seed(0)
+    layers: list[nn.Module] = []
+    for width, following in pairwise(widths):
+        layers += [nn.Linear(width, following, bias=bias), nn.ReLU()]
+    model = nn.Sequential(*layers[:-1]).eval()
+    if positive:
+        for layer in model[2::2]:
+            nn.init.uniform_(layer.weight, 0.01, 0.2)
+            if bias:
+                nn.init.zeros_(layer.bias)
+    return model
+
+
+def withheld(exposure: Exposure, *names: str) -> Exposure:
+    return replace(exposure, update={key: value for key, value in exposure.update.items() if not key.startswith(names)})
+
+
+def overlap(first: Tensor, second: list[int]) -> float:
+    return sum((Counter(first.tolist()) & Counter(second)).values()) / len(second)
+
+
+def test_the_chain_is_found_through_relus_and_stops_at_other_layers(expose):
+    exposure = expose(LABELS, model=stack(True, False))
+    assert [link.name for link in chain_to(exposure, "4")] == ["0", "2", "4"]
+    tanh = nn.Sequential(nn.Linear(32, 16), nn.Tanh(), nn.Linear(16, 12), nn.ReLU(), nn.Linear(12, 10))
+    assert [link.name for link in chain_to(expose(LABELS, model=tanh), "4")] == ["2", "4"]
+
+
+def test_a_bias_gradient_of_ever_active_units_gives_the_logit_gradient_exactly(expose, inputs):
+    model = stack(True, True)
+    exposure = expose(LABELS, model=model, auxiliary_per_class=20)
+    found = recover_labels(withheld(exposure, "4."), "gradient_bridge").details["logit_gradient"]
+    truth = CrossEntropy().logit_gradient(model(inputs(8)), torch.tensor(LABELS)).mean(0).detach()
+    assert torch.allclose(found.float(), truth, atol=1e-5)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("loss", [CrossEntropy(), Focal(), CrossEntropy(smoothing=0.1)])
+def test_most_labels_come_back_from_the_penultimate_layer(expose, bias, loss):
+    exposure = expose(LABELS, model=stack(bias, True), loss=loss, auxiliary_per_class=20)
+    assert overlap(recover_labels(withheld(exposure, "4."), "gradient_bridge").labels, LABELS) >= 0.85
+
+
+def test_deeper_layers_and_dummies_serve_too(expose):
+    exposure = expose(LABELS, model=stack(True, False), auxiliary_per_class=20)
+    deep = recover_labels(withheld(exposure, "2.", "4."), "gradient_bridge")
+    assert overlap(deep.labels, LABELS) >= 0.6
+    named = recover_labels(exposure, "gradient_bridge", layer="0")
+    assert torch.equal(named.counts, deep.counts)
+    assert recover_labels(exposure, "gradient_bridge", source="dummy").counts.sum() == 8
+
+
+def test_a_convolution_with_one_output_position_is_a_linear_layer(inputs):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(2, 64, 4), nn.ReLU(), nn.Flatten(), nn.Linear(64, 10)).eval()
+    exposure = observe(
+        model,
+        Batch(inputs(8).reshape(8, 2, 4, 4), torch.tensor(LABELS)),
+        auxiliary=Batch(inputs(100, 1).reshape(100, 2, 4, 4), torch.arange(100) % 10),
+    )
+    assert overlap(recover_labels(withheld(exposure, "3."), "gradient_bridge").labels, LABELS) >= 0.85
+
+
+def test_what_cannot_be_bridged_is_refused(expose):
+    exposure = expose(LABELS, model=stack(True, False))
+    with pytest.raises(Refused, match="the client withholds 0, 2"):
+        recover_labels(withheld(exposure, "0.w", "2.w"), "gradient_bridge")
+    with pytest.raises(Refused, match="got 'nowhere'"):
+        recover_labels(exposure, "gradient_bridge", layer="nowhere")
+    with pytest.raises(Refused, match="nothing of the kind"):
+        recover_labels(expose(LABELS, activation=nn.Tanh), "gradient_bridge")

@@ -1,0 +1,75 @@
+"""Soft labels from one scalar."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from dosimeter.client import observe
+from dosimeter.losses import CrossEntropy, Focal
+from dosimeter.server import recover_labels
+from dosimeter.types import Batch, Outcome, Refused
+
+
+def soft_label(family: str, classes: int, seed: int) -> Tensor:
+    rng = torch.Generator().manual_seed(seed)
+    first, second = torch.randperm(classes, generator=rng)[:2]
+    part = float(torch.rand((), generator=rng))
+    label = torch.zeros(1, classes)
+    if family == "smoothing":
+        label += 0.5 * part / classes
+        label[0, first] += 1 - 0.5 * part
+    else:
+        label[0, first] = 1 if family == "one_hot" else part
+        label[0, second] += 0 if family == "one_hot" else 1 - part
+    return label
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("classes", [10, 100])
+@pytest.mark.parametrize("family", ["smoothing", "mixup", "one_hot"])
+def test_the_label_and_the_feature_come_back_without_any_bias(expose, inputs, family, classes, seed):
+    label = soft_label(family, classes, seed)
+    exposure = expose(label, classes=classes, bias=False, seed=seed)
+    estimate = recover_labels(exposure, "soft_scalar", family=family)
+    assert float((estimate.soft - label).abs().sum()) < 1e-4
+    assert estimate.certified
+    feature = exposure.model[:2](inputs(1, seed)).detach()
+    assert torch.allclose(estimate.details["features"].float(), feature, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("activation", [nn.Tanh, nn.SiLU])
+def test_signs_of_features_and_temperature_are_allowed_for(expose, activation):
+    label = soft_label("smoothing", 10, 3)
+    estimate = recover_labels(expose(label, activation=activation, loss=CrossEntropy(temperature=0.7)), "soft_scalar")
+    assert float((estimate.soft - label).abs().sum()) < 1e-4
+
+
+def test_a_smoothing_loss_is_seen_as_the_label_that_it_aims_at(expose):
+    estimate = recover_labels(expose([4], loss=CrossEntropy(smoothing=0.3)), "soft_scalar")
+    assert torch.allclose(estimate.soft, CrossEntropy(smoothing=0.3).smoothed(torch.tensor([4]), 10, torch.float32), atol=1e-4)
+    assert estimate.labels.tolist() == [4]
+
+
+def test_the_published_search_agrees_with_the_grid(expose):
+    label = soft_label("smoothing", 10, 1)
+    exposure = expose(label)
+    grid = recover_labels(exposure, "soft_scalar")
+    published = recover_labels(exposure, "soft_scalar", search="published")
+    assert float((published.soft - label).abs().sum()) < 1e-2
+    assert float(published.details["scalar"]) == pytest.approx(float(grid.details["scalar"]), rel=1e-2)
+
+
+def test_a_head_that_predicts_the_same_for_all_leaves_a_range_of_scalars_and_says_so(inputs):
+    model = nn.Sequential(nn.Linear(32, 8, bias=False), nn.ReLU(), nn.Linear(8, 10, bias=False))
+    nn.init.zeros_(model[2].weight)
+    label = soft_label("smoothing", 10, 0)
+    estimate = recover_labels(observe(model.eval(), Batch(inputs(1), label)), "soft_scalar")
+    assert estimate.outcome is Outcome.AMBIGUOUS
+    assert not estimate.certified
+
+
+def test_two_samples_or_another_loss_are_refused(expose):
+    with pytest.raises(Refused, match="batch of one: this batch has 2"):
+        recover_labels(expose([1, 2]), "soft_scalar")
+    with pytest.raises(Refused, match="trains with focal"):
+        recover_labels(expose([1], loss=Focal()), "soft_scalar")

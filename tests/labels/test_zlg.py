@@ -1,0 +1,44 @@
+"""ZLG: counts from posteriors and the mean feature sum."""
+
+import pytest
+import torch
+from torch.nn.functional import softmax
+
+from dosimeter.head import input_of
+from dosimeter.losses import BinaryCrossEntropy, CrossEntropy, Focal
+from dosimeter.server import recover_labels
+from dosimeter.types import Batch, Refused
+
+LABELS = [0, 0, 0, 3, 3, 8, 9, 9]
+COUNTS = [3, 0, 0, 2, 0, 0, 0, 0, 1, 2]
+LOSSES = [CrossEntropy(), CrossEntropy(smoothing=0.2), CrossEntropy(temperature=1.5), Focal(), BinaryCrossEntropy()]
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_counts_come_back_under_every_loss_of_the_theory(expose, loss):
+    assert recover_labels(expose(LABELS, loss=loss, auxiliary_per_class=20), "zlg").counts.tolist() == COUNTS
+
+
+def test_the_estimate_is_the_papers_formula(expose, inputs):
+    exposure = expose(LABELS, auxiliary_per_class=5)
+    estimate = recover_labels(exposure, "zlg").scores
+    own = exposure.auxiliary.inputs
+    features = input_of(exposure.model, "2", own).double()
+    rows = exposure.update["2.weight"].double().sum(1)
+    formula = 8 * softmax(exposure.model(own).detach().double(), 1).mean(0) - 8 * rows / features.sum(1).mean()
+    assert torch.allclose(estimate, formula, atol=1e-4)
+
+
+def test_dummies_serve_where_no_auxiliary_data_are_granted(expose):
+    estimate = recover_labels(expose(LABELS), "zlg")
+    assert estimate.counts.sum() == 8
+    assert (estimate.counts - torch.tensor(COUNTS)).abs().sum() <= 4
+    with pytest.raises(Refused, match="auxiliary data are not granted"):
+        recover_labels(expose(LABELS), "zlg", source="auxiliary")
+
+
+def test_the_clients_own_batch_as_auxiliary_gives_near_whole_numbers(expose, inputs):
+    from dataclasses import replace
+
+    exposure = replace(expose(LABELS), auxiliary=Batch(inputs(8), torch.tensor(LABELS)))
+    assert recover_labels(exposure, "zlg").confidence > 0.3
