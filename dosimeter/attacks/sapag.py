@@ -23,10 +23,11 @@ from dosimeter.types import Exposure, Knowledge, LabelEstimate, Reconstruction
 class SAPAG(Attack):
     """Weighs every layer's mismatch by a Gaussian kernel as wide as the layer's own gradient varies.
 
-    Wang et al., "SAPAG: A Self-Adaptive Privacy Attack From Gradients", 2020: the weighted Gaussian kernel as distance,
-    with the variance of each layer's update as its width. Departures: the squared error is averaged over a layer
-    (see `GaussianKernel`); labels are taken from a label recovery, or optimised as in DLG where none are given; the
-    optimiser is Adam, since the kernel is flat far from the solution, where L-BFGS takes no step (`optimiser="lbfgs"` restores it).
+    Wang et al., "SAPAG: A Self-Adaptive Privacy Attack From Gradients", 2020: the weighted Gaussian kernel as distance, with the
+    variance of each layer's update as its width. Departures: the squared error is averaged over a layer (see `GaussianKernel`) and
+    the variance multiplied by `width`, since kernels as narrow as the paper's are flat at most starts; labels are taken from a
+    label recovery, or optimised as in DLG where none are given; Adam, since L-BFGS takes no step where the kernel is flat
+    (`optimiser="lbfgs"` restores it).
     """
 
     needs: ClassVar[frozenset[Knowledge]] = frozenset()
@@ -34,8 +35,8 @@ class SAPAG(Attack):
 
     steps: PositiveInt = 2000
     restarts: PositiveInt = 1
-    learning_rate: PositiveFloat = 0.05
-    width: PositiveFloat = 1.0
+    learning_rate: PositiveFloat = 0.1
+    width: PositiveFloat = 10.0  # multiplies the variance; 1 is the paper's
     optimiser: Literal["adam", "lbfgs"] = "adam"
     boxed: bool = True
     patience: PositiveInt | None = None

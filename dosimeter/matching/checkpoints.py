@@ -57,7 +57,8 @@ class Checkpoint:
         if self.file is None or not self.file.exists():
             return None
         try:
-            return load_file(self.file, device=str(device))
+            # cloned, since sums over tensors that lie as in the file, unaligned, differ in the last bit
+            return {name: tensor.clone() for name, tensor in load_file(self.file, device=str(device)).items()}
         except (SafetensorError, OSError):
             return None
 

@@ -54,8 +54,9 @@ def batching_is_exact(exposure: Exposure, recipe: Recipe, guess: Guess, variable
     inputs, logits = guess.unpack(variables[:2].double())
     terms = Terms(matching=inputs.new_ones(()), priors=inputs.new_ones(len(recipe.priors)))
     try:
-        alone = Eager(objective)(inputs, logits, objective.names, terms)
-        together = Functional(objective)(inputs, logits, objective.names, terms)
+        with torch.random.fork_rng(devices=[inputs.device] if inputs.is_cuda else []):
+            alone = Eager(objective)(inputs, logits, objective.names, terms)
+            together = Functional(objective)(inputs, logits, objective.names, terms)
     except Exception:  # a model that cannot be traced is found out, and told of, where it is first evaluated
         return False
     error = (alone.inputs - together.inputs).abs().max()
