@@ -21,8 +21,6 @@ def network(norm: bool, seed: int = 0) -> nn.Module:
         torch.manual_seed(seed)
         norms = [nn.BatchNorm2d(12) if norm else nn.Identity() for _ in range(3)]
         blocks = [nn.Sequential(nn.Conv2d(i, 12, 3, padding=1), n, nn.ReLU()) for i, n in zip((1, 12, 12), norms)]
-            nn.Sequential(nn.Conv2d(i, 12, 3, padding=1), nn.BatchNorm2d(12) if norm else nn.Identity(), nn.ReLU()) for i in (1, 12, 12)
-        ]
         return nn.Sequential(*blocks, nn.Flatten(), nn.Linear(768, 10)).eval()
 
 
