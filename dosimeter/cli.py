@@ -44,6 +44,14 @@ def _parser() -> argparse.ArgumentParser:
     listing = _add(commands, "list", _list, "list every method with its idea, what it needs and its options")
     listing.add_argument("kind", nargs="?", choices=KINDS, help="only this kind")
 
+    again = _add(commands, "reproduce", _reproduce, "carry out a paper's table again and set it beside the published numbers")
+    again.add_argument("table", nargs="?", metavar="PAPER/TABLE", help="which table, or a TOML file; without one, all are listed")
+    again.add_argument("--quick", action="store_true", help="fewer batches and smaller models: minutes on two cores")
+    again.add_argument("--data", metavar="DIR", help="where the data sets and weights lie (default: $DOSIMETER_DATA)")
+    again.add_argument("--cache", metavar="DIR", help="where models trained for a table are kept (default: the user's cache)")
+    again.add_argument("--out", default="dosimeter-reproduction", metavar="DIR", help="where records go (default: %(default)s)")
+    again.add_argument("--device", default="cpu", help="cpu or cuda (default: %(default)s)")
+
     report = _add(commands, "report", _report, "rebuild the report from records alone")
     report.add_argument("folder", metavar="DIR")
     return parser
@@ -103,6 +111,27 @@ def _list(options: argparse.Namespace) -> int:
         _print_json(entries)
     else:
         terminal.print_catalogue(entries)
+    return 0
+
+
+def _reproduce(options: argparse.Namespace) -> int:
+    from pathlib import Path
+
+    from dosimeter import terminal
+    from dosimeter.reproduction.library import Library
+    from dosimeter.reproduction.reproduce import reproduce
+    from dosimeter.reproduction.tables import read_table, table_files
+
+    if options.table is None:
+        tables = [read_table(key) for key in table_files()]
+        listed = [{"table": table.key, "title": table.title, "source": table.source, "rows": len(table.rows)} for table in tables]
+        _print_json(listed) if options.json else terminal.print_tables(listed)
+        return 0
+    table = read_table(options.table, quick=options.quick)
+    folders = {name: Path(value).expanduser() for name in ("data", "cache") if (value := getattr(options, name))}
+    with terminal.step_bar() as listener:
+        result = reproduce(table, Library(**folders), out=Path(options.out) / table.key, device=options.device, progress=listener)
+    _print_json(result.as_json()) if options.json else terminal.print_reproduction(result)
     return 0
 
 

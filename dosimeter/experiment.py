@@ -77,13 +77,16 @@ def key_of(subject: Subject, measurement: Measurement) -> str:
     return digest(_config(subject, measurement))
 
 
-def run(subject: Subject, measurement: Measurement, *, raise_refusals: bool = False) -> Record:
-    """Carry out one measurement and return its record. A refusal is a finding, unless it is to be raised."""
+def run(subject: Subject, measurement: Measurement, *, raise_refusals: bool = False, exposure: Exposure | None = None) -> Record:
+    """Carry out one measurement and return its record. A refusal is a finding, unless it is to be raised.
+
+    `exposure` is what `expose` gave of this very subject and setting, where several measurements share it.
+    """
     if measurement.method is None:
         raise ValueError("nothing to measure: name a label recovery (`labels`), a feature recovery (`features`) or an `attack`")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        exposure = expose(subject, measurement, subject.batch)
+        exposure = exposure or expose(subject, measurement, subject.batch)
         started = time.perf_counter()
         try:
             found = _attack(exposure, measurement, subject.batch.targets)

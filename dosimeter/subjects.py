@@ -81,9 +81,9 @@ def prepare(model_config: ModelConfig, data_config: DataConfig, *, seed: int = 0
     def batch(indices: Tensor) -> Batch:
         return Batch(from_pixels(images.images[indices], normalization).to(device), images.labels[indices].to(device))
 
-    model = _build(model_config, images).to(device)
+    model = build_model(model_config, images).to(device)
     if model_config.epochs:
-        _train(model, batch(public), model_config.epochs, seed)
+        train_model(model, batch(public), model_config.epochs, seed)
     model.train(model_config.mode == "train")
     accuracy = measure_accuracy(model, batch(held_out[:EVALUATED])) if len(held_out) else None
     granted = batch(public[: data_config.auxiliary]) if data_config.auxiliary and len(public) else None
@@ -185,7 +185,8 @@ def _part(indices: Tensor, count: int) -> tuple[Tensor, Tensor]:
     return indices[:count], indices[count:]
 
 
-def _build(config: ModelConfig, images: ImageSet) -> nn.Module:
+def build_model(config: ModelConfig, images: ImageSet) -> nn.Module:
+    """The model of a configuration, with classes, channels and size taken from the images where its builder asks for them."""
     options = dict(config.options)
     if ":" not in config.name:
         inferred = {"classes": len(images.class_names), "channels": images.images.shape[1], "size": images.images.shape[-1]}
@@ -194,7 +195,7 @@ def _build(config: ModelConfig, images: ImageSet) -> nn.Module:
     return load_model(config.name, options, Path(config.weights) if config.weights else None, config.seed)
 
 
-def _train(model: nn.Module, data: Batch, epochs: int, seed: int) -> None:
+def train_model(model: nn.Module, data: Batch, epochs: int, seed: int) -> None:
     """Plain Adam on the images that are not private, so that an audit can meet a model that has learned something."""
     rng = generator(seed, "training order")
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)

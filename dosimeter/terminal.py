@@ -16,11 +16,14 @@ from rich.text import Text
 from dosimeter.auditing import Audit, Progress
 from dosimeter.progress import Listener
 from dosimeter.registry import METRICS
+from dosimeter.reproduction.comparing import Agreement
+from dosimeter.reproduction.reproduce import Reproduction
 from dosimeter.statistics import Summary, summarize
 from dosimeter.types import Record
 from dosimeter.verdicts import Verdict, gravity
 
 COLOURS = {Verdict.LEAKED: "bold red", Verdict.NOT_SHOWN: "yellow", Verdict.IMPOSSIBLE: "dim"}
+AGREEMENT_COLOURS = {Agreement.REPRODUCED: "green", Agreement.UNPUBLISHED: "dim", Agreement.SKIPPED: "dim"}  # others: yellow
 SHOWN = {"labels": "insacc", "features": "feature_error", "inputs": "psnr"}  # the metric that stands for a surface
 
 
@@ -99,6 +102,50 @@ def print_catalogue(entries: list[dict[str, Any]]) -> None:
         for option in entry["options"]:
             default = "required" if option["required"] else f"default {option['default']}"
             console.print(Text(f"      {option['name']}: {option['type']}, {default}", "dim"), soft_wrap=True)
+
+
+def print_tables(tables: list[dict[str, Any]]) -> None:
+    """Every table that can be carried out, by the key that names it."""
+    console = Console()
+    for table in tables:
+        console.print(Text.assemble((table["table"], "bold"), f"  {table['title']} ({table['rows']} rows)"), soft_wrap=True)
+        console.print(Text(f"      {table['source']}", "dim"), soft_wrap=True)
+
+
+def print_reproduction(result: Reproduction) -> None:
+    """Published beside measured, each with its verdict; then the laws, and every departure from the paper."""
+    console = Console()
+    console.print(Text.assemble((f"{result.table}: {result.title}", "bold"), f" ({result.profile} profile)"), soft_wrap=True)
+    console.print(Text(f"{result.source}. {result.published}.", "dim"), soft_wrap=True)
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for heading in ("", "quantity", "published", "measured", "batches"):
+        table.add_column(heading, justify="left" if heading in ("", "quantity") else "right", no_wrap=True)
+    table.add_column("verdict", overflow="fold")
+    row = None
+    for cell in result.cells:
+        if cell.row != row:
+            row = cell.row
+            table.add_row(Text(row, "bold"))
+        spread = "" if cell.standard_error is None else f" ± {cell.standard_error:.2g}"
+        said = "" if cell.verdict is Agreement.UNPUBLISHED else cell.verdict.value
+        verdict = Text(": ".join(filter(None, (said, cell.reason))), AGREEMENT_COLOURS.get(cell.verdict, "yellow"))
+        table.add_row(
+            f"  {cell.column}", cell.quantity, _number(cell.published), _number(cell.measured) + spread, str(cell.trials), verdict
+        )
+    console.print(table)
+    for law in result.laws:
+        verdict = law.verdict.value + (f": {law.reason}" if law.reason else "")
+        numbers = ", ".join(_number(value) for value in law.numbers.values())
+        console.print(
+            Text.assemble(
+                f"{law.says} ({law.column}, {law.quantity}: {numbers}): ", (verdict, AGREEMENT_COLOURS.get(law.verdict, "yellow"))
+            ),
+            soft_wrap=True,
+        )
+    for row, accuracy in result.accuracies.items():
+        console.print(Text(f"{row}: the trained model's test accuracy is {accuracy:.3f}", "dim"), soft_wrap=True)
+    for departure in (*result.departures, *(f"{row}: {said}" for row, sentences in result.row_departures.items() for said in sentences)):
+        console.print(Text(f"departure: {departure}", "cyan"), soft_wrap=True)
 
 
 def _bars() -> Bars:
