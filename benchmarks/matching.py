@@ -2,6 +2,7 @@
 
     python benchmarks/matching.py                     GPU: ResNet-34, batch 8, 224 px; tf32, bf16 and fp32
     python benchmarks/matching.py --growth            GPU: how the step grows with the batch and with the pixels
+    python benchmarks/matching.py --check lenet5      do eager, functional and compiled agree? also vgg11, resnet18
     python benchmarks/matching.py --device cpu        CPU: LeNet on CIFAR-sized inputs, batch 8: eager, functional, compiled
 
 Needs torch and this repository alone. `--out FILE` writes the numbers as JSON.
@@ -43,6 +44,7 @@ def main() -> None:
     parser.add_argument("--pixels", type=int, default=None, help="224 on a GPU, 32 on a CPU")
     parser.add_argument("--precisions", nargs="+", default=["tf32", "bf16", "fp32"], choices=("tf32", "bf16", "fp32"))
     parser.add_argument("--threads", type=int, default=2, help="on a CPU")
+    parser.add_argument("--check", default=None, metavar="MODEL")
     parser.add_argument("--growth", action="store_true")
     parser.add_argument("--out", default=None)
     options = parser.parse_args()
@@ -51,7 +53,10 @@ def main() -> None:
     options.pixels = options.pixels or (224 if on_gpu else 32)
     name = torch.cuda.get_device_name() if on_gpu else f"CPU, {options.threads} threads"
     print(f"PyTorch {torch.__version__}, {name}", flush=True)
-    rows = growth(options) if options.growth else on_a_gpu(options) if on_gpu else on_a_cpu(options)
+    if options.check:
+        rows = check(options)
+    else:
+        rows = growth(options) if options.growth else on_a_gpu(options) if on_gpu else on_a_cpu(options)
     if options.out:
         Path(options.out).write_text(json.dumps(rows, indent=1))
 
@@ -144,6 +149,40 @@ def on_a_cpu(options: argparse.Namespace) -> list[dict]:
         if len(pair) == 2:
             slope = (pair[options.batch] - pair[1]) / (options.batch - 1)
             print(f"{name}: {pair[1] - slope:.2f} ms a step before the first sample (dispatch), {slope:.2f} ms a sample", flush=True)
+    return rows
+
+
+def check(options: argparse.Namespace) -> list[dict]:
+    """The largest relative difference of objective and input gradient from plain eager double backward."""
+    rows = []
+    for train in (False, True):
+        for training in (dm.FedSGD(), dm.FedAvg(steps=3, learning_rate=0.1)):
+            for dtype in (torch.float64, torch.float32):
+                torch.compiler.reset()
+                torch.manual_seed(0)
+                model = MODELS.build(options.check).to(options.device, dtype).train(train)
+                batch = dm.Batch(
+                    torch.rand(4, 3, 32, 32, device=options.device, dtype=dtype), torch.randint(0, 10, (4,), device=options.device)
+                )
+                exposure = dm.observe(model, batch, training=training)
+                recipe = Recipe(distance=Cosine(), optimiser=Adam(), rate=Rate(start=0.1), steps=1, priors=(TotalVariation(weight=0.1),))
+                estimate = dm.LabelEstimate(counts=torch.bincount(batch.targets, minlength=10), labels=batch.targets)
+                run = Run(exposure, estimate, torch.Generator(options.device).manual_seed(0), recipe)
+                found = {}
+                for path in (Eager, Functional, Compiled):
+                    run.evaluate = path(run.objective)
+                    torch.manual_seed(0)
+                    with precision("fp32"):
+                        found[path] = evaluated(run)
+                for path in (Functional, Compiled):
+                    eager, other = found[Eager], found[path]
+                    pairs = ((eager.objective, other.objective), (eager.inputs, other.inputs))
+                    error = max(float((a - b).abs().max() / a.abs().max()) for a, b in pairs)
+                    mode, kind = "train" if train else "eval", str(dtype).removeprefix("torch.")
+                    row = {"model": options.check, "mode": mode, "training": training.name, "dtype": kind}
+                    rows.append(row | {"path": path.__name__, "error": error})
+                    verdict = "agrees" if error < (1e-10 if dtype == torch.float64 else 1e-4) else "DIFFERS"
+                    print(f"  {options.check} {mode} {training.name} {kind} {path.__name__}: {error:.1e} {verdict}", flush=True)
     return rows
 
 

@@ -4,7 +4,8 @@
     python benchmarks/matching_quality.py inverting_gradients --model lenet5 --batch 4 --seeds 0 5 --steps 4800
     python benchmarks/matching_quality.py soft_labels --augmentation mixup --distance l2 --seeds 0 5
     python benchmarks/matching_quality.py instance_labels --seeds 0 3 --steps 500
-    python benchmarks/matching_quality.py photographs --attacks stepwise gradinversion inverting_gradients dlg --steps 4000 --out out.json
+    python benchmarks/matching_quality.py pack --count 64 --out photographs.safetensors        (for machines without an image library)
+    python benchmarks/matching_quality.py photographs --data photographs.safetensors --model resnet18 --batch 8 --attacks stepwise gradinversion inverting_gradients dlg --steps 4000 --out out.json
 
 Every line is one attacked batch: the median and range of PSNR over its samples, after one-to-one assignment.
 """
@@ -36,7 +37,7 @@ IMAGENET = dm.Normalization(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("dlg", "inverting_gradients", "soft_labels", "instance_labels", "photographs"))
+    parser.add_argument("what", choices=("dlg", "inverting_gradients", "soft_labels", "instance_labels", "pack", "photographs"))
     parser.add_argument("--seeds", type=int, nargs=2, default=(0, 10), metavar=("FIRST", "END"))
     parser.add_argument("--model", default="lenet5")
     parser.add_argument("--weights", default=None)
@@ -48,6 +49,8 @@ def main() -> None:
     parser.add_argument("--attacks", nargs="+", default=["stepwise", "gradinversion", "inverting_gradients", "dlg"])
     parser.add_argument("--precision", default="tf32")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--count", type=int, default=64, help="photographs to pack")
+    parser.add_argument("--data", default=None, help="packed photographs")
     parser.add_argument("--out", default=None)
     options = parser.parse_args()
     {
@@ -55,6 +58,7 @@ def main() -> None:
         "inverting_gradients": inverting_gradients,
         "soft_labels": soft_labels,
         "instance_labels": instance_labels,
+        "pack": pack,
         "photographs": photographs,
     }[options.what](options)
 
@@ -161,14 +165,28 @@ def instance_labels(options: argparse.Namespace) -> None:
         print(seed, "; ".join(shown), flush=True)
 
 
+def pack(options: argparse.Namespace) -> None:
+    """The first photographs as bytes in one file."""
+    from safetensors.torch import save_file
+
+    images, labels = photographs_224()
+    save_file({"images": (images[: options.count] * 255).round().byte(), "labels": labels[: options.count]}, options.out)
+
+
 def photographs(options: argparse.Namespace) -> None:
     """224-pixel photographs on an ImageNet model, batch of 8: the attacks of hfginv's Tables 1 and 2, all samples scored."""
-    images, labels = photographs_224()
+    if options.data:
+        from safetensors.torch import load_file
+
+        stored = load_file(options.data)
+        images, labels = stored["images"].float() / 255, stored["labels"]
+    else:
+        images, labels = photographs_224()
     results = []
     for seed in range(*options.seeds):
         model = seeded_model(options.model, seed, classes=1000).eval()
         if options.weights:
-            model.load_state_dict(torch.load(options.weights, weights_only=True, map_location="cpu"))
+            model.load_state_dict(weights_in(options.weights))
         chosen = torch.randperm(len(images), generator=torch.Generator().manual_seed(seed))[: options.batch]
         inputs = (images[chosen] - torch.tensor(IMAGENET.mean)[:, None, None]) / torch.tensor(IMAGENET.std)[:, None, None]
         batch = dm.Batch(inputs.to(options.device), labels[chosen].to(options.device))
@@ -262,6 +280,14 @@ def cifar(part: str) -> tuple[Tensor, Tensor]:
 def load_cifar_weights(model: torch.nn.Module, file: str) -> None:
     state = torch.load(file, weights_only=True, map_location="cpu")["state_dict"]
     model.load_state_dict({name.removeprefix("module."): tensor for name, tensor in state.items()})
+
+
+def weights_in(file: str) -> dict[str, Tensor]:
+    if file.endswith(".safetensors"):
+        from safetensors.torch import load_file
+
+        return load_file(file)
+    return torch.load(file, weights_only=True, map_location="cpu")
 
 
 def photographs_224() -> tuple[Tensor, Tensor]:
