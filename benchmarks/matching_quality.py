@@ -5,7 +5,7 @@
     python benchmarks/matching_quality.py soft_labels --augmentation mixup --distance l2 --seeds 0 5
     python benchmarks/matching_quality.py instance_labels --seeds 0 3 --steps 500
     python benchmarks/matching_quality.py pack --count 64 --out photographs.safetensors        (for machines without an image library)
-    python benchmarks/matching_quality.py photographs --data photographs.safetensors --model resnet18 --batch 8 --attacks stepwise gradinversion inverting_gradients dlg --steps 4000 --out out.json
+    python benchmarks/matching_quality.py photographs --data photographs.safetensors --model resnet18 --batch 8 --steps 4000 --out out.json
 
 Every line is one attacked batch: the median and range of PSNR over its samples, after one-to-one assignment.
 """
