@@ -36,6 +36,8 @@ class Subject:
     foreign: Batch | None = None  # another client's batch, for the null
     auxiliary: Batch | None = None  # what the threat model grants the server
     reference: Batch | None = None  # images for the nulls alone, where the server is granted none
+    pool: Batch | None = None  # what other clients hold: utility is measured by a training on it
+    held_out: Batch | None = None  # what that training is judged by
     normalization: Normalization = field(default_factory=Normalization)
     description: dict[str, Any] = field(default_factory=dict)  # model, data, accuracy, digests: plain JSON
 

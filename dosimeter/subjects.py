@@ -25,6 +25,7 @@ from dosimeter.types import Batch, Normalization
 
 HELD_OUT = 0.2  # of the images that are not private: never trained on, for the accuracy
 EVALUATED = 512  # images that the accuracy is measured on at most
+POOLED = 4096  # images of other clients that a utility run trains on at most
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +94,8 @@ def prepare(model_config: ModelConfig, data_config: DataConfig, *, seed: int = 0
         foreign=batch(foreign) if len(foreign) else None,
         auxiliary=granted,
         reference=batch(public[:EVALUATED]) if granted is None and len(public) else None,
+        pool=batch(public[:POOLED]) if len(public) else None,
+        held_out=batch(held_out[:EVALUATED]) if len(held_out) else None,
         normalization=normalization,
         description={
             "model": model_config.name,

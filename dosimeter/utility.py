@@ -1,0 +1,242 @@
+"""What defenses cost: a short federated training behind them, the bytes of an update, the client's time, and the ε that they buy."""
+
+from __future__ import annotations
+
+import copy
+import math
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from dosimeter.client import observe
+from dosimeter.defenses.clipping import Clipping
+from dosimeter.defenses.gaussian_noise import GaussianNoise
+from dosimeter.defenses.guarantees import guarantees
+from dosimeter.defenses.laplace_noise import LaplaceNoise
+from dosimeter.defenses.low_rank import LowRank
+from dosimeter.defenses.pruning import Pruning
+from dosimeter.defenses.quantisation import Quantisation
+from dosimeter.defenses.random_labels import RandomLabels
+from dosimeter.defenses.sign import Sign
+from dosimeter.defenses.soteria import Soteria
+from dosimeter.experiment import Setting, Subject
+from dosimeter.interfaces import Defense
+from dosimeter.options import Fraction, PositiveFloat, PositiveInt, check_fields
+from dosimeter.privacy import Guarantee
+from dosimeter.progress import advance
+from dosimeter.randomness import generator
+from dosimeter.subjects import measure_accuracy
+from dosimeter.types import Batch, Client, Exposure, Outcome, Refused, Update
+
+TIMED = 8  # updates whose time is taken, with and without the defenses in turn
+INDEX_BITS = 32  # of the position of a sparse entry
+
+
+@dataclass(frozen=True, kw_only=True)
+class Federation:
+    """The short training that a defense's cost is measured by: who takes part, for how long, and what the server does.
+
+    Every round every client draws `batch_size` of its own samples and sends its update; the server averages the updates and
+    applies the mean as a gradient, by Adam (Reddi et al., "Adaptive Federated Optimization", ICLR 2021: FedAdam, which needs no
+    tuning to the size of an update) or by plain SGD.
+    """
+
+    clients: PositiveInt = 4
+    rounds: PositiveInt = 60
+    batch_size: PositiveInt = 16
+    learning_rate: PositiveFloat = 0.01
+    server: Literal["adam", "sgd"] = "adam"
+    delta: Fraction = 1e-5  # at which ε is told
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Utility:
+    """What one federated training behind defenses gave and took."""
+
+    accuracy: float  # on held-out samples, at the end
+    update_bytes: int  # one client's update as it would be encoded
+    dense_bytes: int  # all parameters as they are, which is what an undefended client sends
+    update_seconds: float  # a client's time for one update, the median
+    undefended_seconds: float  # the same without defenses, taken in turn with the above
+    guarantees: tuple[Guarantee, ...]
+    outcome: Outcome = Outcome.COMPLETED
+    message: str = ""
+
+
+def measure_utility(subject: Subject, setting: Setting, federation: Federation) -> Utility:
+    """Train the subject's model on its pool, every client behind the setting's defenses, and measure what comes out.
+
+    What a real federation does once is done once: changes of the model, and labels that are randomised (a fresh draw every
+    round would spend ε every round). A layer that the clients withhold stays as the server sent it. Batches have a fixed size,
+    where the accountants assume Poisson samples of the same rate.
+    """
+    if subject.pool is None or subject.held_out is None:
+        raise Refused("utility needs samples to train on and held-out ones to judge by: a data set, or pool= and held_out=")
+    model, shards, defenses = _settled(subject, subject.pool, setting, federation)
+    drawing = generator(setting.seed, "federated batches")
+    seconds, undefended, exposure = _timed(subject, setting, defenses, model, _drawn(shards[0], federation.batch_size, drawing))
+    optimizer_type = torch.optim.Adam if federation.server == "adam" else torch.optim.SGD
+    optimizer = optimizer_type([p for p in model.parameters() if p.requires_grad], lr=federation.learning_rate)
+    outcome, message = Outcome.COMPLETED, ""
+    for turn in range(federation.rounds):
+        batches = [_drawn(shard, federation.batch_size, drawing) for shard in shards]
+        seeds = range(turn * len(shards), (turn + 1) * len(shards))
+        try:
+            updates = [_exposed(subject, setting, defenses, model, batch, seed).update for batch, seed in zip(batches, seeds)]
+        except Refused:
+            raise
+        except ValueError as error:  # NaN or infinite entries: the training diverged behind these defenses
+            outcome, message = Outcome.DIVERGED, f"after {turn} rounds: {error}"
+            break
+        _apply(optimizer, model, updates)
+        advance(turn + 1, federation.rounds, "federated training")
+    _estimate_batch_norm(model, subject.pool)
+    rate = min(1.0, federation.batch_size / min(len(shard.inputs) for shard in shards))
+    return Utility(
+        accuracy=measure_accuracy(model, subject.held_out),
+        update_bytes=update_bytes(exposure.update, setting.defenses),
+        dense_bytes=sum(p.numel() * p.element_size() for p in subject.model.parameters() if p.requires_grad),
+        update_seconds=seconds,
+        undefended_seconds=undefended,
+        guarantees=tuple(guarantees(setting.defenses, sample_rate=rate, steps=federation.rounds, delta=federation.delta)),
+        outcome=outcome,
+        message=message,
+    )
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """How a layer can be written down once all defenses have acted."""
+
+    bits: int | None = None  # a value; None: its own width
+    rank: int | None = None  # of the layer's factors; None: it has none
+    sparse: bool = False  # zeros were put in on purpose and are left out
+
+
+def update_bytes(update: Update, defenses: Sequence[Defense] = ()) -> int:
+    """The size of an update on the wire, by the shortest plain encoding that loses nothing of what the defenses left.
+
+    A layer costs all its values; or after `pruning` or `soteria`, where that is less, its non-zero values with a 32-bit
+    position each or with one bit an entry that says which they are; or after `low_rank` its two factors. A value costs its
+    own width, or the k bits of `quantisation` or the one bit of `sign`, whose layers add one number for the scale. Noise undoes the cheap
+    encodings of the defenses listed before it, and zeros undo factors. Nothing is compressed any further.
+    """
+    encoding = encoding_after(defenses)
+    return math.ceil(sum(_layer_bits(change, encoding) for change in update.values()) / 8)
+
+
+def encoding_after(defenses: Sequence[Defense]) -> Encoding:
+    """What the defenses of the update, in their order, leave of each cheap encoding."""
+    encoding = Encoding()
+    for defense in defenses:
+        match defense:
+            case Quantisation(bits=bits) if bits < 32:
+                encoding = Encoding(bits=bits, sparse=encoding.sparse)
+            case Sign():
+                encoding = Encoding(bits=1, sparse=encoding.sparse)
+            case LowRank(rank=rank):
+                encoding = Encoding(rank=rank)
+            case Pruning(ratio=share) | Soteria(ratio=share) if share > 0:
+                encoding = replace(encoding, rank=None, sparse=True)
+            case Clipping(mode="value"):
+                encoding = replace(encoding, bits=None, rank=None)
+            case GaussianNoise(std=size) | LaplaceNoise(scale=size) if size > 0:
+                encoding = Encoding()
+    return encoding
+
+
+def _layer_bits(change: Tensor, encoding: Encoding) -> int:
+    width, entries, present = 8 * change.element_size(), change.numel(), int(change.count_nonzero())
+    value, scale = (width, 0) if encoding.bits is None else (encoding.bits, width)
+    costs = [entries * value]
+    if encoding.sparse:
+        costs += [present * (value + INDEX_BITS), present * value + entries]
+    if encoding.rank is not None and change.ndim > 1 and entries:
+        costs.append(encoding.rank * (len(change) + entries // len(change)) * width)
+    return min(costs) + scale
+
+
+def _settled(subject: Subject, pool: Batch, setting: Setting, federation: Federation) -> tuple[nn.Module, list[Batch], tuple[Defense, ...]]:
+    """A copy of the model as the defenses change it, each client's samples, and the defenses that act anew in every round."""
+    samples = len(pool.inputs)
+    if samples < federation.clients:
+        raise Refused(f"utility: {federation.clients} clients need a sample each; the pool has {samples}")
+    order = torch.randperm(samples, generator=generator(setting.seed, "federated shards")).to(pool.inputs.device)
+    model, shards = subject.model, []
+    once = [defense for defense in setting.defenses if defense.side == "model" or isinstance(defense, RandomLabels)]
+    for number, part in enumerate(order.tensor_split(federation.clients)):
+        shard = Batch(pool.inputs[part], pool.targets[part])
+        client = Client(model=subject.model, batch=shard, training=setting.training, loss=setting.loss)
+        for defense in once:
+            role = defense.name if defense.side == "model" else f"{defense.name} of client {number}"
+            client = defense(client, generator(setting.seed, f"federated {role}", shard.inputs.device))
+        model = client.model
+        shards.append(client.batch)
+    return copy.deepcopy(model), shards, tuple(defense for defense in setting.defenses if defense not in once)
+
+
+def _exposed(subject: Subject, setting: Setting, defenses: tuple[Defense, ...], model: nn.Module, batch: Batch, turn: int) -> Exposure:
+    """A client's update, by the same way as in an audit."""
+    return observe(
+        model,
+        batch,
+        training=setting.training,
+        defenses=defenses,
+        loss=setting.loss,
+        normalization=subject.normalization,
+        seed=generator(setting.seed, f"federated turn {turn}").initial_seed(),
+    )
+
+
+def _apply(optimizer: torch.optim.Optimizer, model: nn.Module, updates: Sequence[Update]) -> None:
+    """One step of the server along the mean of the updates; layers that nobody sends stay."""
+    for name, parameter in model.named_parameters():
+        sent = [update[name] for update in updates if name in update]
+        parameter.grad = torch.stack(sent).mean(0) if sent else None
+    optimizer.step()
+
+
+def _drawn(shard: Batch, size: int, rng: torch.Generator) -> Batch:
+    chosen = torch.randperm(len(shard.inputs), generator=rng)[:size].to(shard.inputs.device)
+    return Batch(shard.inputs[chosen], shard.targets[chosen])
+
+
+def _timed(
+    subject: Subject, setting: Setting, defenses: tuple[Defense, ...], model: nn.Module, batch: Batch
+) -> tuple[float, float, Exposure]:
+    """The median time of an update with the defenses and without, in turn, so that a busy machine slows both alike."""
+    defended, plain = [], []
+    exposure = _exposed(subject, setting, defenses, model, batch, 0)  # the first call is the slowest, and not timed
+    for turn in range(TIMED):
+        began = time.perf_counter()
+        _exposed(subject, setting, defenses, model, batch, turn)
+        between = time.perf_counter()
+        _exposed(subject, setting, (), subject.model, batch, turn)
+        defended.append(between - began)
+        plain.append(time.perf_counter() - between)
+    return statistics.median(defended), statistics.median(plain), exposure
+
+
+def _estimate_batch_norm(model: nn.Module, pool: Batch) -> None:
+    """Running statistics of the trained model, which clients send along in a real federation: those of the pool."""
+    norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training and m.track_running_stats]
+    if not norms:
+        return
+    kept = {norm: norm.momentum for norm in norms}
+    for norm in norms:
+        norm.reset_running_stats()
+        norm.momentum = None  # a plain mean over the pieces
+    with torch.no_grad():
+        for piece in pool.inputs.split(64):
+            if len(piece) > 1:
+                model(piece)
+    for norm, momentum in kept.items():
+        norm.momentum = momentum
