@@ -13,12 +13,14 @@ from dosimeter.head import Head, find_head
 from dosimeter.interfaces import LabelRecovery, Loss
 from dosimeter.labels.batch_size import declared_or_inferred
 from dosimeter.labels.counting import counted, nearest_counts, whole_number_confidence
-from dosimeter.options import PositiveInt
+from dosimeter.options import NonNegativeInt, PositiveInt
 from dosimeter.registry import LABELS
 from dosimeter.types import Exposure, Knowledge, LabelEstimate, Refused
 
 SMALLEST = 1e-12  # stands for a bias gradient of exactly zero (Section 3.1's ε)
 CHUNK = 2**22  # logits held at once
+OUTLIER = 4.0  # times the median length, beyond which an embedding is not believed
+PRESENT = 0.3  # samples from which on a class takes part in the refinement
 
 
 @LABELS.register("ilrg")
@@ -31,9 +33,11 @@ class ILRG(LabelRecovery):
     Departures: counts are completed to the batch size by the nearest whole numbers (the paper leaves them
     unnormalised: `as_published=True` rounds, sets negatives and values beyond the batch size to zero, and no more);
     the equations take the client's own loss, Σ_j k_j ∂ℓ(z_j, j)/∂z_i = K ∇b_i, which for cross-entropy is Eq. (6);
-    they are solved for shares k/K, so that an undeclared batch size can be inferred; of more than `candidates` classes
-    only those with the smallest bias gradients keep unknown and equation (the simplification under Eq. 7), since the
-    whole system would hold classes² numbers.
+    embeddings that run away because ∇b is near zero give way to the mean feature; where at most half of the classes are
+    present, `refinements` rounds re-estimate embeddings and shares together, without Approximation 2
+    (`as_published=True` does neither); the equations are solved for shares k/K, so that an undeclared batch size can be
+    inferred; of more than `candidates` classes only those with the smallest bias gradients keep unknown and equation
+    (the simplification under Eq. 7), since the whole system would hold classes² numbers.
     `details`: embeddings (n, H), probabilities (n, n) and their classes (n,), one row a candidate class.
     """
 
@@ -41,6 +45,7 @@ class ILRG(LabelRecovery):
 
     as_published: bool = False
     candidates: PositiveInt = 2048
+    refinements: NonNegativeInt = 10
 
     def __call__(self, exposure: Exposure, rng: Generator) -> LabelEstimate:
         head, public = find_head(exposure), exposure.public
@@ -51,8 +56,12 @@ class ILRG(LabelRecovery):
         bias_gradient = head.bias_gradient.double()
         kept = bias_gradient.argsort()[: max(self.candidates, public.batch_size or 0)].sort().values  # (n,)
         embeddings = _class_embeddings(head.weight_gradient[kept].double(), bias_gradient[kept])  # (n, H)
-        probabilities, gradients = _at_embeddings(head, embeddings, kept, public.loss)  # (n, n), (n, n)
+        if not self.as_published:
+            embeddings = _without_outliers(embeddings, head.weight_gradient[kept].double(), bias_gradient[kept])
+        probabilities, gradients = _at_embeddings(head, embeddings, kept, public.loss, kept)  # (n, n), (n, n)
         shares = _solve_shares(gradients, bias_gradient[kept])  # (n,) k_j / K
+        if not self.as_published:
+            shares = self._disentangled(head, kept, embeddings, shares, public.batch_size, public.loss)
         size, message = declared_or_inferred(public.batch_size, shares, head.weight_gradient, self.name)
         estimate = torch.zeros_like(bias_gradient).index_copy(0, kept, size * shares)  # (C,)
         counts = _rounded_as_published(estimate, size) if self.as_published else nearest_counts(estimate, size)
@@ -64,6 +73,30 @@ class ILRG(LabelRecovery):
             details={"embeddings": embeddings, "probabilities": probabilities, "classes": kept},
         )
 
+    def _disentangled(self, head: Head, kept: Tensor, embeddings: Tensor, shares: Tensor, size: int | None, loss: Loss) -> Tensor:
+        """Refine the shares where few classes are present, without Approximation 2.
+
+        With present classes j of share s_j and mean feature e_j, Σ_j s_j ∂ℓ_j/∂z_i (e_j, 1) = (∇W_i, ∇b_i) for every i: given the
+        gradients at the current e_j, linear in s_j (e_j, 1), from which the next e_j and s_j follow.
+        """
+        assert head.weight_gradient is not None
+        assert head.bias_gradient is not None
+        right = torch.cat([head.weight_gradient[kept], head.bias_gradient[kept, None]], 1).double()  # (n, H + 1)
+        best, lowest = shares, torch.inf
+        for _ in range(self.refinements + 1):
+            present = torch.nonzero(shares * (size or 1 / shares.clamp_min(1e-9).max()) > PRESENT).flatten()  # (m,)
+            if not 0 < len(present) <= head.classes // 2:
+                break
+            _, gradients = _at_embeddings(head, embeddings[present], kept, loss, kept[present])  # (m, n)
+            solved = _least_squares(gradients.T, right)  # (m, H + 1): s_j (e_j, 1)
+            misfit = float((gradients.T @ solved - right).norm())
+            if misfit >= lowest * (1 - 1e-3):
+                break
+            lowest, best = misfit, torch.zeros_like(shares).index_copy(0, present, solved[:, -1])
+            shares = best
+            embeddings = embeddings.index_copy(0, present, solved[:, :-1] / solved[:, -1:])
+        return best
+
 
 def _class_embeddings(weight_gradient: Tensor, bias_gradient: Tensor) -> Tensor:
     """ē_i ≈ ∇W_i / ∇b_i (Eqs. 1-2)."""
@@ -71,13 +104,24 @@ def _class_embeddings(weight_gradient: Tensor, bias_gradient: Tensor) -> Tensor:
     return weight_gradient / divisor[:, None]
 
 
-def _at_embeddings(head: Head, embeddings: Tensor, kept: Tensor, loss: Loss) -> tuple[Tensor, Tensor]:
-    """Each candidate class's probabilities (Eq. 5) and logit gradients, at the candidates' logits: row j belongs to class j."""
+def _without_outliers(embeddings: Tensor, weight_gradient: Tensor, bias_gradient: Tensor) -> Tensor:
+    """Give classes whose ∇b is so near zero that the quotient runs away the batch's mean feature, Σ ∇W_i / Σ ∇b_i over ∇b_i > 0."""
+    positive = bias_gradient > 0
+    if not bool(positive.any()):
+        return embeddings
+    mean = weight_gradient[positive].sum(0) / bias_gradient[positive].sum()
+    lengths = embeddings.norm(dim=1)
+    runaway = lengths > OUTLIER * lengths.median()
+    return torch.where(runaway[:, None], mean, embeddings)
+
+
+def _at_embeddings(head: Head, embeddings: Tensor, kept: Tensor, loss: Loss, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Probabilities (Eq. 5) and logit gradients of embeddings (m, H) with `labels` (m,), at the logits of the classes `kept`: (m, n)."""
     probabilities, gradients = [], []
-    for rows in torch.arange(len(kept), device=kept.device).split(max(1, CHUNK // head.classes)):
+    for rows in torch.arange(len(labels), device=kept.device).split(max(1, CHUNK // head.classes)):
         logits = torch.nan_to_num(head.logits(embeddings[rows]))  # (rows, C)
         probabilities.append(softmax(logits, 1)[:, kept])
-        gradients.append(loss.logit_gradient(logits, kept[rows])[:, kept])
+        gradients.append(loss.logit_gradient(logits, labels[rows])[:, kept])
     return torch.cat(probabilities), torch.cat(gradients)
 
 
@@ -92,6 +136,13 @@ def _solve_shares(gradients: Tensor, bias_gradient: Tensor) -> Tensor:
     solved = lstsq(system.numpy(), right.numpy(), cond=noise, lapack_driver="gelsy", check_finite=False)
     assert solved is not None
     return torch.from_numpy(solved[0])
+
+
+def _least_squares(system: Tensor, right: Tensor) -> Tensor:
+    """By normal equations: the system is near minus the identity, so that squaring its condition costs nothing."""
+    normal = system.T @ system
+    ridge = 1e-10 * normal.diagonal().mean() * torch.eye(len(normal), dtype=normal.dtype, device=normal.device)
+    return torch.linalg.solve(normal + ridge, system.T @ right)
 
 
 def _rounded_as_published(estimate: Tensor, size: int) -> Tensor:

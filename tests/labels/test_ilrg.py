@@ -46,9 +46,9 @@ def test_one_sample_gives_its_embedding_and_probabilities_exactly(expose, inputs
     assert torch.allclose(estimate.details["probabilities"].float(), softmax(exposure.model(inputs(1)), 1).expand(10, -1), atol=1e-5)
 
 
-def test_the_solution_is_the_moore_penrose_one_of_equation_seven(expose):
+def test_the_published_solution_is_the_moore_penrose_one_of_equation_seven(expose):
     exposure = expose(LABELS)
-    estimate = recover_labels(exposure, "ilrg")
+    estimate = recover_labels(exposure, "ilrg", as_published=True)
     weight_gradient, bias_gradient = exposure.update["2.weight"].double(), exposure.update["2.bias"].double()
     head = exposure.model[2].double()
     probabilities = softmax(head(weight_gradient / bias_gradient[:, None]), 1).detach()
@@ -59,9 +59,16 @@ def test_the_solution_is_the_moore_penrose_one_of_equation_seven(expose):
 
 def test_published_rounding_need_not_sum_to_the_batch_size(expose):
     exposure = expose(LABELS)
-    scores = recover_labels(exposure, "ilrg").scores
-    published = recover_labels(exposure, "ilrg", as_published=True).counts
-    assert published.tolist() == scores.clamp_min(0).round().long().tolist()
+    published = recover_labels(exposure, "ilrg", as_published=True)
+    assert published.counts.tolist() == published.scores.clamp_min(0).round().long().tolist()
+
+
+def test_refinement_brings_the_counts_nearer_to_whole_numbers(expose):
+    exposure = expose([3, 3, 20, 35, 35, 35], classes=40, activation=nn.SELU)
+    plain, refined = (recover_labels(exposure, "ilrg", refinements=steps) for steps in (0, 10))
+    assert refined.counts.tolist() == plain.counts.tolist()
+    assert refined.counts[[3, 20, 35]].tolist() == [2, 1, 3]
+    assert refined.confidence > plain.confidence
 
 
 def test_an_undeclared_batch_size_is_inferred(expose):

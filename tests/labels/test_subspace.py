@@ -1,0 +1,44 @@
+"""Counts by the subspace method."""
+
+import pytest
+import torch
+
+from dosimeter.labels.subspace import Subspace
+from dosimeter.losses import Focal
+from dosimeter.server import recover_labels
+from dosimeter.types import Outcome, Refused
+
+
+def test_counts_are_exact_and_certified_without_batch_size_or_bias(expose):
+    labels = [3, 3, 7, 9, 20, 20, 20, 31]
+    exposure = expose(labels, classes=50, bias=False, declare=False)
+    found = recover_labels(exposure, "subspace")
+    assert torch.equal(found.counts, torch.bincount(torch.tensor(labels), minlength=50))
+    assert torch.equal(found.labels, torch.tensor(labels).sort().values)
+    assert found.certified
+    assert found.confidence == 1.0
+    assert found.outcome is Outcome.COMPLETED
+
+
+def test_scores_put_present_classes_first(expose):
+    found = recover_labels(expose([1, 4, 4, 8], classes=40), "subspace")
+    assert set(found.scores.topk(3).indices.tolist()) == {1, 4, 8}
+
+
+def test_a_batch_beyond_the_rank_is_a_guess_of_the_right_size(expose):
+    found = recover_labels(expose([0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 0, 1], classes=10), "subspace")
+    assert not found.certified
+    assert int(found.counts.sum()) == 12
+    assert found.outcome in (Outcome.AMBIGUOUS, Outcome.PARTIAL)
+
+
+def test_agrees_with_the_row_of_negative_signs_for_distinct_labels(expose):
+    """The reference: without repeated labels, the classes with a negative bias gradient are the batch's."""
+    exposure = expose([2, 11, 23, 35], classes=40)
+    negative = exposure.update["2.bias"] < 0
+    assert torch.equal(recover_labels(exposure, "subspace").counts > 0, negative)
+
+
+def test_other_losses_are_refused(expose):
+    with pytest.raises(Refused, match="cross-entropy"):
+        recover_labels(expose([1, 2], loss=Focal()), Subspace())
