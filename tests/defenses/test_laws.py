@@ -39,6 +39,7 @@ EXAMPLES = {  # a setting of every defense that does something
     "quantisation": {"bits": 4},
     "random_labels": {"epsilon": 0.1},
     "secure_aggregation": {"clients": 3},
+    "simulated_head": {},
     "sign": {},
     "soteria": {"ratio": 0.5},
 }
