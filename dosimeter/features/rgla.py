@@ -1,0 +1,169 @@
+"""RGLA: the logits of a batch by gradient descent, and the features from them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Generator, Tensor
+from torch.nn.functional import cross_entropy, one_hot
+
+from dosimeter.features.quotient import quotient_features
+from dosimeter.head import Head, find_head
+from dosimeter.interfaces import FeatureRecovery
+from dosimeter.losses import CrossEntropy
+from dosimeter.options import NonNegativeFloat, PositiveFloat, PositiveInt
+from dosimeter.progress import advance
+from dosimeter.registry import FEATURES
+from dosimeter.types import Exposure, FeatureEstimate, Knowledge, LabelEstimate, Outcome, Refused
+
+Initialisation = Literal["normal", "uniform", "zeros", "ones", "natural", "fgla"]
+
+
+@FEATURES.register("rgla")
+@dataclass(frozen=True, kw_only=True)
+class RGLA(FeatureRecovery):
+    """Finds the batch's logits by 20,000 steps of Adam on three equations, and reads the features off them.
+
+    "RGLA: Reverse Gradient Leakage Attack using Inverted Cross-Entropy Loss Function": Algorithm 1, Eqs. (3)-(7),
+    Propositions 1 and 2; `initialisation` has the six of Table 7. The objective is
+    weight_term ‖∇W Wᵀ − Dᵀ(ŷ − b)‖² + bias_term ‖∇b − Dᵀ1‖² + loss_term (loss(ŷ) − estimate)², D = (softmax(ŷ) − y)/B.
+    `detached=True` is the released code: D is a constant when the first term is differentiated, so that the second has no
+    gradient, the plain cross-entropy acts as the third, and the step size falls by `decay` every 1,000 steps.
+    Departures: features are returned in the order of the labels, not reordered by the true logits; clipping is not undone
+    with a known norm; log arguments of Proposition 2 that are not positive are dropped, as in the released code.
+    """
+
+    needs = frozenset({Knowledge.HEAD_GRADIENT, Knowledge.BIAS_GRADIENT, Knowledge.LABELS, Knowledge.SOFTMAX_LOSS})
+    quick: ClassVar[dict[str, Any]] = {"steps": 2000, "learning_rate": 0.01}
+
+    steps: PositiveInt = 20_000
+    learning_rate: PositiveFloat = 1e-3
+    weight_term: NonNegativeFloat = 10_000.0  # α₁
+    bias_term: NonNegativeFloat = 1.0  # α₂
+    loss_term: NonNegativeFloat = 100.0  # α₃
+    initialisation: Initialisation = "normal"
+    detached: bool = False
+    decay: PositiveFloat = 0.95
+
+    def __call__(self, exposure: Exposure, labels: LabelEstimate | None, rng: Generator) -> FeatureEstimate:
+        head = find_head(exposure)
+        assert labels is not None
+        assert head.weight_gradient is not None
+        assert head.bias_gradient is not None
+        loss = exposure.public.loss
+        if not isinstance(loss, CrossEntropy) or loss.smoothing > 0 or loss.temperature != 1 or labels.soft is not None:
+            raise Refused("rgla inverts plain cross-entropy with hard labels; subspace allows for smoothing and temperature")
+        ids = labels.labels.to(head.weight.device)
+        problem = _Problem.of(head, ids)
+        logits = _initial(self.initialisation, problem, head, exposure, ids, rng).requires_grad_()  # (B, C)
+        optimizer = torch.optim.Adam([logits], lr=self.learning_rate)
+        for step in range(self.steps):
+            optimizer.zero_grad(set_to_none=True)
+            self._objective(logits, problem).backward()
+            optimizer.step()
+            if self.detached and (step + 1) % 1000 == 0:
+                optimizer.param_groups[0]["lr"] *= self.decay
+            advance(step + 1, self.steps, "steps")
+        return _estimate(logits.detach(), problem, head)
+
+    def _objective(self, logits: Tensor, problem: _Problem) -> Tensor:
+        """Eq. (7)."""
+        error = problem.error(logits)  # (B, C)
+        fixed = error.detach() if self.detached else error
+        weight_term = (problem.product - fixed.T @ (logits - problem.bias)).square().sum()  # Proposition 1, Eq. (4)
+        bias_term = (problem.bias_gradient - fixed.sum(0)).square().sum()  # Eq. (3)
+        loss = cross_entropy(logits, problem.labels)
+        loss_term = loss if self.detached else (loss - problem.expected_loss).square()  # Eq. (6)
+        return self.weight_term * weight_term + self.bias_term * bias_term + self.loss_term * loss_term
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Problem:
+    labels: Tensor  # (B,)
+    product: Tensor  # (C, C) ∇W Wᵀ
+    bias: Tensor  # (C,)
+    bias_gradient: Tensor  # (C,)
+    expected_loss: Tensor  # ()
+
+    @classmethod
+    def of(cls, head: Head, labels: Tensor) -> _Problem:
+        assert head.weight_gradient is not None
+        assert head.bias_gradient is not None
+        assert head.bias is not None
+        return cls(
+            labels=labels,
+            product=head.weight_gradient @ head.weight.to(head.weight_gradient.dtype).T,
+            bias=head.bias,
+            bias_gradient=head.bias_gradient,
+            expected_loss=_expected_loss(head.bias_gradient, labels),
+        )
+
+    def error(self, logits: Tensor) -> Tensor:
+        """D = (softmax(ŷ) − y)/B, the gradient of the mean loss at the logits: (B, C)."""
+        return (torch.softmax(logits, 1) - one_hot(self.labels, logits.shape[1])) / len(logits)
+
+
+def _expected_loss(bias_gradient: Tensor, labels: Tensor) -> Tensor:
+    """Proposition 2: −(1/B) Σ ln(∇b_y + λ_y/B)."""
+    counts = torch.bincount(labels, minlength=len(bias_gradient))
+    arguments = bias_gradient[labels] + counts[labels] / len(labels)
+    return -arguments[arguments > 0].log().sum() / len(labels)
+
+
+def _initial(kind: Initialisation, problem: _Problem, head: Head, exposure: Exposure, labels: Tensor, rng: Generator) -> Tensor:
+    """The six starting points of Table 7: (B, C)."""
+    shape, like = (len(labels), head.classes), problem.product
+    match kind:
+        case "normal":
+            return torch.randn(shape, generator=rng, dtype=like.dtype, device=like.device)
+        case "uniform":
+            return torch.rand(shape, generator=rng, dtype=like.dtype, device=like.device)
+        case "zeros":
+            return like.new_zeros(shape)
+        case "ones":
+            return like.new_ones(shape)
+        case "natural":
+            return _natural(exposure, len(labels), rng).to(like)
+        case "fgla":
+            assert head.weight_gradient is not None
+            features = quotient_features(head.weight_gradient, problem.bias_gradient, labels)
+            return head.logits(features).to(like)
+
+
+def _natural(exposure: Exposure, size: int, rng: Generator) -> Tensor:
+    """What the model answers to natural images: (B, C)."""
+    if exposure.auxiliary is None:
+        raise Refused("rgla: initialisation 'natural' needs auxiliary data; observe(..., auxiliary=dm.Batch(...)) grants it")
+    inputs = exposure.auxiliary.inputs
+    chosen = torch.randint(len(inputs), (size,), generator=rng, device=rng.device).to(inputs.device)
+    buffers = {name: buffer.clone() for name, buffer in exposure.model.named_buffers()}
+    with torch.no_grad():
+        return torch.func.functional_call(exposure.model, buffers, (inputs[chosen],))
+
+
+def _estimate(logits: Tensor, problem: _Problem, head: Head) -> FeatureEstimate:
+    """Eq. (5): f = D⁺ᵀ ∇W."""
+    assert head.weight_gradient is not None
+    error = problem.error(logits.double())
+    target = head.weight_gradient.double()
+    finite = bool(torch.isfinite(error).all())
+    features = torch.linalg.pinv(error.T) @ target if finite else target.new_full((len(logits), target.shape[1]), torch.nan)
+    unexplained = torch.linalg.matrix_norm(target - problem_gradient(head, features, problem.labels)) / torch.linalg.matrix_norm(target)
+    dtype = torch.promote_types(head.weight_gradient.dtype, torch.float32)
+    return FeatureEstimate(
+        features=features.to(dtype),
+        labels=problem.labels,
+        residual=unexplained.to(dtype).expand(len(logits)),
+        certified=torch.zeros(len(logits), dtype=torch.bool, device=logits.device),
+        batch_size=len(logits),
+        outcome=Outcome.COMPLETED if finite else Outcome.DIVERGED,
+        message="" if finite else "the logits left the finite numbers; a smaller learning_rate may help",
+    )
+
+
+def problem_gradient(head: Head, features: Tensor, labels: Tensor) -> Tensor:
+    """The weight gradient that these features and labels would give: (C, H)."""
+    error = torch.softmax(head.logits(features), 1) - one_hot(labels, head.classes)
+    return error.T @ features / len(labels)

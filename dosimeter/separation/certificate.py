@@ -1,0 +1,107 @@
+"""How far a solution can be from the truth: an error bar from the noise, the conditioning, and the residual that is left.
+
+To first order, noise E on the weighed gradient turns the column space by (I − UUᵀ) E V S⁻¹ and the row space by
+(I − VVᵀ) Eᵀ U S⁻¹. So for the sample with coordinates t and error e = Uᵀ w∘d, with σ the size of one entry of E,
+
+    its equations are off by       σ ‖S⁻¹ e‖ per class, and by w p σ ‖t‖ ‖W(I − VVᵀ)‖ through the logits,
+    its feature leaves the space   by σ ‖t‖ per coordinate.
+
+The first is carried into the feature by the inverse of the slopes at the solution. A residual larger than expected raises σ.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dosimeter.separation.equations import Equations, off_space, probabilities, weighed_errors, whole
+
+DEVIATIONS = 6.0  # an error bar is this many standard deviations
+ROUNDINGS = 1.5  # of the model's own forward pass, in units of its epsilon
+REPEATABLE = 32.0  # a feature computed twice, in another order, differs by some epsilons: no bar is smaller than this many
+LARGEST_MISFIT = 100.0  # residual energy over expected energy, beyond which the equations do not describe the sample
+
+
+@dataclass(frozen=True, kw_only=True)
+class Assessment:
+    """What can be said of solutions without knowing the truth; one entry a sample."""
+
+    error_bar: Tensor  # (n,) on the relative feature error
+    misfit: Tensor  # (n,) residual energy over what the noise explains
+    residual: Tensor  # (n,) ‖(I − UUᵀ) w∘d‖ / ‖w∘d‖
+    mass: Tensor  # (n,) t·e: the batch size over how often the sample occurs, times any unknown scale
+    errors: Tensor  # (n, B) e
+    isolated: Tensor  # (n,) bool: within its bar the solution is a point, not a curve
+
+
+def assess(equations: Equations, t: Tensor, labels: Tensor, inverse: Tensor) -> Assessment:
+    """`inverse` (n, B, B): inverse Cholesky factor of the slopes' normal matrix at `t`, from `polish`."""
+    span, spectrum = whole(equations), equations.spectrum
+    p = probabilities(equations, span, t)
+    error = weighed_errors(equations, p, labels)
+    left_over = off_space(span, error)
+    e = error @ spectrum.left  # (n, B)
+    feature_size = torch.linalg.vector_norm(t * spectrum.values, dim=1)
+    expected = equation_variance(equations, t, p, e)  # (n,)
+    freedom = spectrum.informative - 1 - 2 * equations.rank
+    misfit = left_over.square().sum(1) / (expected * max(freedom, 1))
+    uncertain = 1 + 3 * (2 / max(freedom, 1)) ** 0.5  # few equations to spare tell little about the noise
+    variance = expected * (misfit * uncertain).clamp_min(1)
+    spread = inverse * spectrum.values  # (n, B, B): L⁻¹ diag(S), so that ‖·‖² is the trace of the features' covariance
+    inside = variance * spread.square().sum((1, 2))
+    outside = spectrum.noise**2 * t.square().sum(1) * equations.weight.shape[1]
+    bar = DEVIATIONS * (inside + outside).sqrt() / feature_size
+    if freedom < 2:
+        bar = torch.full_like(bar, torch.inf)
+    return Assessment(
+        error_bar=with_floor(equations, bar),
+        misfit=misfit,
+        residual=torch.linalg.vector_norm(left_over, dim=1) / torch.linalg.vector_norm(error, dim=1),
+        mass=(t * e).sum(1),
+        errors=e,
+        isolated=_isolated(equations, t, labels, inverse, bar * feature_size),
+    )
+
+
+def equation_variance(equations: Equations, t: Tensor, p: Tensor, e: Tensor) -> Tensor:
+    """The variance of one equation of each sample: turned column space, turned row space, rounding of the forward pass: (n,)."""
+    spectrum = equations.spectrum
+    column = spectrum.noise**2 * (e / spectrum.values).square().sum(1)
+    lever = (spectrum.weights * p).square()  # (n, C)
+    row = spectrum.noise**2 * t.square().sum(1) * (lever * equations.outside).mean(1)
+    return column + row + forward_variance(equations, p)
+
+
+def forward_variance(equations: Equations, p: Tensor) -> Tensor:
+    """The variance of one equation from the forward pass: logits are rounded relative to their size, softmax to its own: (n,)."""
+    size = 1 - p.clamp_min(torch.finfo(p.dtype).tiny).log()  # 1 + (largest logit − logit), roughly
+    return (ROUNDINGS * equations.model_unit) ** 2 * (equations.spectrum.weights * p * size).square().mean(1)
+
+
+def with_floor(equations: Equations, bar: Tensor) -> Tensor:
+    """An error bar that also covers what the same forward pass, run again elsewhere, would change."""
+    return torch.hypot(torch.nan_to_num(bar, nan=torch.inf), torch.full_like(bar, REPEATABLE * equations.model_unit))
+
+
+def _isolated(equations: Equations, t: Tensor, labels: Tensor, inverse: Tensor, reach: Tensor) -> Tensor:
+    """Whether one Gauss–Newton step leads back from either end of the longest axis of the error ellipsoid: (n,) bool."""
+    from dosimeter.separation.single import polish
+
+    usable = torch.isfinite(inverse).all(2).all(1) & torch.isfinite(reach)
+    result = torch.zeros_like(usable)
+    if not bool(usable.any()):
+        return result
+    span, values = whole(equations), equations.spectrum.values
+    t, labels, inverse, reach = t[usable], labels[usable], inverse[usable], reach[usable]
+    axis = torch.ones_like(t)
+    for _ in range(12):  # power iteration on the features' covariance S (slopesᵀ slopes)⁻¹ S
+        axis = values * (inverse.transpose(1, 2) @ (inverse @ (values * axis)[:, :, None]))[:, :, 0]
+        axis = axis / torch.linalg.vector_norm(axis, dim=1, keepdim=True)
+    away = axis * reach[:, None] / values
+    back = torch.stack(
+        [torch.linalg.vector_norm((polish(equations, span, t + sign * away, labels, steps=1)[0] - t) * values, dim=1) for sign in (-1, 1)]
+    )  # (2, n)
+    result[usable] = (back < 0.5 * reach).all(0)
+    return result

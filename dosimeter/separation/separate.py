@@ -1,0 +1,260 @@
+"""From a head's gradient to its samples: search, refine one by one, fit jointly where that helps, and certify."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Generator, Tensor
+
+from dosimeter.separation.certificate import LARGEST_MISFIT, Assessment, assess
+from dosimeter.separation.equations import (
+    Equations,
+    forgiving,
+    mean_coordinates,
+    off_space,
+    peeled,
+    probabilities,
+    row_coordinates,
+    weighed_errors,
+    whole,
+)
+from dosimeter.separation.joint import fit, guess
+from dosimeter.separation.search import candidates_at, search
+from dosimeter.separation.single import linear_scan, polish, solve
+from dosimeter.separation.spectrum import ROUNDING_SLACK
+
+CERTIFIABLE = 1e-2  # the largest error bar of a certified sample
+REFINE_ABOVE = 1e-4  # error bar above which the joint fit is worth its time
+LARGEST_JOINT = {"cpu": 64, "cuda": 128}  # its normal matrix has rank² rows
+JOINT_MISFIT = 5.0  # residual energy of a joint fit over what the noise explains, beyond which it is no solution
+JOINT_STARTS = 40  # random starts of the joint fit at most, fewer where one is costly
+JOINT_WORK = 500_000  # cube of the rank times starts
+MOST_ROWS = 24  # rows of the gradient that a search begins at, when the mean feature does not do
+SHARE_TOLERANCE = 0.1  # how far a sample's share of the gradient may be from a whole number of samples
+
+
+@dataclass(frozen=True, kw_only=True)
+class Separation:
+    """The samples found, guesses among them; one entry a distinct sample."""
+
+    features: Tensor  # (n, H)
+    labels: Tensor  # (n,)
+    residual: Tensor  # (n,) ‖(I − UUᵀ) w∘d‖ / ‖w∘d‖
+    error_bar: Tensor  # (n,) on the relative feature error
+    isolated: Tensor  # (n,) bool
+    certified: Tensor  # (n,) bool
+    times: Tensor  # (n,) how often the sample occurs
+    rank: int
+
+    @property
+    def complete(self) -> bool:
+        """As many certified, distinct samples as the gradient has dimensions: nothing is left over."""
+        return self.rank > 0 and int(self.certified.sum()) == self.rank
+
+
+def separate(
+    equations: Equations,
+    gradient: Tensor,
+    bias_gradient: Tensor | None,
+    *,
+    counts: Tensor | None = None,
+    batch_size: int | None = None,
+    free_scale: bool = False,
+    non_negative: bool = False,
+    rng: Generator,
+    attempts: int = 4,
+    starts: int = 8,
+) -> Separation:
+    """Take the gradient apart.
+
+    counts: (C,) how often each class occurs, where that is known; batch_size: where it is declared; free_scale: the client
+    may have scaled the gradient, as clipping does; non_negative: the features follow a ReLU.
+    """
+    if equations.rank == 0 or equations.rank >= min(equations.classes - 1, equations.weight.shape[1]):
+        return _nothing(equations)  # of full rank, any batch that is large enough has this gradient
+    start = mean_coordinates(equations, gradient, bias_gradient)
+    if counts is None or int(counts.sum()) < equations.rank:  # labels given in part say less than the gradient does
+        hint = expected_counts(equations, start, bias_gradient)
+    else:
+        hint = counts
+    rows = row_coordinates(equations, gradient, bias_gradient, start, MOST_ROWS)
+    terms = _Terms(rows=rows, batch_size=batch_size, free_scale=free_scale, non_negative=non_negative, attempts=attempts, starts=starts)
+    best = _separate(equations, start, hint, terms, rng)
+    if hint is not None and not best.complete and determined(equations) >= 2:  # labels given may be wrong, and a hint is one
+        again = _separate(equations, start, None, terms, rng)
+        best = max(best, again, key=lambda result: int(result.certified.sum()))
+    return best
+
+
+def expected_counts(equations: Equations, start: Tensor, bias_gradient: Tensor | None) -> Tensor | None:
+    """Counts from ∇b = mean(p) − counts/B with p at the mean feature, where they come out as whole numbers: (C,).
+
+    Exact enough for heads that are not confident yet; only a hint, since every sample is proved on its own.
+    """
+    if bias_gradient is None or not bool((bias_gradient > 0).any()):
+        return None
+    p = probabilities(equations, whole(equations), start[None])[0] - equations.even
+    absent = bias_gradient > 0
+    scale = bias_gradient[absent].sum() / p[absent].sum()
+    counts = equations.rank * (p - bias_gradient / scale) / equations.share
+    whole_numbers = counts.round()
+    fits = bool(((counts - whole_numbers).abs() < 0.15).all()) and bool((whole_numbers >= 0).all())
+    return whole_numbers.long() if fits and int(whole_numbers.sum()) == equations.rank else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Terms:
+    rows: Tensor  # (m, B)
+    batch_size: int | None
+    free_scale: bool
+    non_negative: bool
+    attempts: int
+    starts: int
+
+
+def _separate(equations: Equations, start: Tensor, counts: Tensor | None, terms: _Terms, rng: Generator) -> Separation:
+    attempts = terms.attempts if determined(equations) >= 0 else -1
+    found = search(equations, start, terms.rows, counts, rng, attempts=attempts, starts=terms.starts)
+    t, inverse = polish(equations, whole(equations), found.t, found.labels)
+    labels, single = found.labels, assess(equations, t, found.labels, inverse)
+    keep = _once(equations, t, labels, single)
+    t, labels, single = t[keep], labels[keep], _pick(single, keep)
+    trusted = (single.error_bar <= CERTIFIABLE) & single.isolated & (single.misfit < LARGEST_MISFIT)
+    result = _certified(equations, t, labels, single.residual, single.error_bar, single.isolated, single.mass, trusted, terms)
+    fine = result.complete and bool((single.error_bar <= REFINE_ABOVE).all())
+    if fine or equations.rank > LARGEST_JOINT.get(t.device.type, 64):
+        return result
+    joint = _jointly(equations, t, labels, single, trusted, start, counts, terms, rng)
+    return result if joint is None or joint.certified.sum() < result.certified.sum() else joint
+
+
+def _jointly(
+    equations: Equations,
+    t: Tensor,
+    labels: Tensor,
+    single: Assessment,
+    trusted: Tensor,
+    start: Tensor,
+    counts: Tensor | None,
+    terms: _Terms,
+    rng: Generator,
+) -> Separation | None:
+    """The whole batch refined at once, missing samples begun as guesses; None where that does not explain the gradient."""
+    mass = _reference(equations, single.mass[trusted], terms)
+    begin, labels = _completed(equations, t, labels, single.errors, start, counts)
+    starts = JOINT_STARTS if determined(equations) < 2 else 2  # samples that are determined alone would mostly have been found
+    for attempt in range(max(1, min(starts, JOINT_WORK // equations.rank**3))):
+        if attempt or determined(equations) < 0:
+            if counts is not None:
+                labels = torch.repeat_interleave(torch.arange(len(counts), device=counts.device), counts)[: equations.rank]
+            begin = guess(equations, start, labels, mass, 0.1 + 0.1 * (attempt % 8), rng)
+        joint = fit(equations, begin, labels, mass, free_scale=terms.free_scale)
+        if joint.misfit <= JOINT_MISFIT and int((joint.error_bar < 1).sum()) > equations.rank // 2:
+            break
+    else:
+        return None
+    error = weighed_errors(equations, probabilities(equations, whole(equations), joint.t), labels)
+    residual = torch.linalg.vector_norm(off_space(whole(equations), error), dim=1) / torch.linalg.vector_norm(error, dim=1)
+    trusted = (joint.error_bar <= CERTIFIABLE) & joint.isolated
+    mass_each = torch.full_like(joint.error_bar, joint.mass)
+    return _certified(equations, joint.t, labels, residual, joint.error_bar, joint.isolated, mass_each, trusted, terms)
+
+
+def _reference(equations: Equations, mass: Tensor, terms: _Terms) -> float:
+    """The mass of a sample that occurs once: the declared batch size, else what the trusted samples agree on, else the rank."""
+    if terms.batch_size is not None and not terms.free_scale:
+        return terms.batch_size * equations.temperature
+    if len(mass) == 0:
+        return equations.rank * equations.temperature
+    middle = float(mass.median())
+    return middle if terms.free_scale else max(round(middle / equations.temperature), 1) * equations.temperature
+
+
+def _certified(
+    equations: Equations,
+    t: Tensor,
+    labels: Tensor,
+    residual: Tensor,
+    bar: Tensor,
+    isolated: Tensor,
+    mass: Tensor,
+    trusted: Tensor,
+    terms: _Terms,
+) -> Separation:
+    """The verdict: each sample's share of the gradient must be a whole number of samples, and no twin may hide in the noise."""
+    features = t @ equations.basis
+    size = torch.linalg.vector_norm(features, dim=1)
+    times = _reference(equations, mass[trusted], terms) / mass
+    shared = (times > 1 - SHARE_TOLERANCE) & ((times - times.round()).abs() < SHARE_TOLERANCE)
+    declared = terms.batch_size is not None and not terms.free_scale
+    could_merge = (times.round() > 1) if declared else torch.ones_like(shared)
+    bar = torch.where(could_merge, torch.hypot(bar, hidden_difference(equations, t) / size), bar)
+    certified = trusted & shared & (bar <= CERTIFIABLE)
+    if terms.non_negative:
+        certified &= features.amin(1) >= -bar * size
+    return Separation(
+        features=features,
+        labels=labels,
+        residual=residual,
+        error_bar=bar,
+        isolated=isolated,
+        certified=certified,
+        times=torch.where(certified, times.round(), 1.0).long(),  # a guess counts once
+        rank=equations.rank,
+    )
+
+
+def determined(equations: Equations) -> int:
+    """By how many equations one sample's own equations outnumber its unknowns."""
+    return equations.classes - 1 - 2 * equations.rank
+
+
+def hidden_difference(equations: Equations, t: Tensor) -> Tensor:
+    """How far apart two samples of one label may be and still pass for one sample that occurs twice: (n,).
+
+    With features f ± δ the gradient holds their mean twice, and (M δ)(δᵀ)/B besides, M = w∘∂p/∂f; below the smallest signal
+    that the spectrum keeps, ‖M δ‖ ‖δ‖ ≤ B · threshold, that part is lost in the noise.
+    """
+    spectrum = equations.spectrum
+    p = probabilities(equations, whole(equations), t)
+    lever = (spectrum.weights * p).square() @ equations.weight.square().mean(1)  # ‖M δ‖² / ‖δ‖² for a δ of random direction
+    return (equations.rank * ROUNDING_SLACK * spectrum.edge / lever.sqrt().clamp_min(1e-30)).sqrt()
+
+
+def _completed(
+    equations: Equations, t: Tensor, labels: Tensor, errors: Tensor, start: Tensor, counts: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Guesses added, one at a time and each peeled off, until there are as many samples as dimensions."""
+    while len(t) < equations.rank:
+        span = peeled(equations, t, errors)
+        reached, score, _ = linear_scan(equations, span, span.lift.T @ start)
+        if counts is not None:
+            score = torch.where(counts > torch.bincount(labels, minlength=len(counts)), score, torch.inf)
+        label = score.argmin()[None]
+        guess, value = solve(equations, forgiving(equations, span), reached[label], label)
+        new = candidates_at(equations, guess @ span.lift.T, label, value)
+        t, labels, errors = torch.cat([t, new.t]), torch.cat([labels, label]), torch.cat([errors, new.errors])
+    return t, labels
+
+
+def _once(equations: Equations, t: Tensor, labels: Tensor, single: Assessment) -> Tensor:
+    """Indices that leave out what polishing in the whole space led to an earlier solution of the same label."""
+    features = t * equations.spectrum.values
+    size = torch.linalg.vector_norm(features, dim=1)
+    near = torch.cdist(features, features) < (single.error_bar.clamp(1e-6, 1e-3) * size)[:, None]
+    near &= labels[:, None] == labels
+    return torch.tril(near, -1).any(1).logical_not().nonzero()[:, 0]
+
+
+def _pick(assessment: Assessment, index: Tensor) -> Assessment:
+    return Assessment(**{field.name: getattr(assessment, field.name)[index] for field in fields(assessment)})
+
+
+def _nothing(equations: Equations) -> Separation:
+    empty = equations.basis.new_empty(0)
+    labels, no = empty.long(), empty.bool()
+    features = empty.view(0, equations.weight.shape[1])
+    return Separation(
+        features=features, labels=labels, residual=empty, error_bar=empty, isolated=no, certified=no, times=labels, rank=equations.rank
+    )

@@ -1,0 +1,152 @@
+"""The numerical rank of a gradient, and the noise below it: from rounding, or from whatever the client added."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Generator, Tensor
+
+ROUNDING_SLACK = 8.0  # matrix products round each of many partial sums, so the floor lies above one rounding unit
+NOISE_SLACK = 1.3  # above the edge of a white spectrum, which fluctuates and is not exactly white
+SKETCH = 48  # columns of the first random sketch; doubled until it holds the signal
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spectrum:
+    """diag(w) G = U S Vᵀ + noise, of which the signal is kept; the noise has one size after the weighing."""
+
+    weights: Tensor  # (C,) w: one over each row's noise, median 1
+    left: Tensor  # (C, r) U
+    values: Tensor  # (r,) S, descending
+    right: Tensor  # (r, H) Vᵀ
+    noise: float  # standard deviation of one weighed entry
+    edge: float  # the largest singular value that this noise alone would have
+    below: float  # the largest singular value left out
+    informative: int  # rows that stand out of their noise
+    additive: bool  # the noise is more than the rounding of the numbers
+
+    @property
+    def rank(self) -> int:
+        return len(self.values)
+
+
+def rounding_unit(gradient: Tensor) -> float:
+    """Half the spacing of the numbers that the entries really use, relative: bfloat16 values sent as float32 are found out."""
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        if torch.finfo(dtype).eps >= torch.finfo(gradient.dtype).eps and torch.equal(gradient.to(dtype).to(gradient.dtype), gradient):
+            return torch.finfo(dtype).eps / 2
+    return torch.finfo(gradient.dtype).eps / 2
+
+
+def factor(gradient: Tensor, unit: float, rng: Generator, *, at_most: int | None = None) -> Spectrum:
+    """The signal of a (C, H) float64 gradient whose entries were rounded to `unit`, relative.
+
+    Each row is divided by its own noise first. Rounding is relative, so the rows of absent classes, which are small, are
+    worth a hundred times more than the rows of present ones. Noise above rounding shows in the sum of the rows, which is
+    zero for every loss of softmax outputs; it is taken to be equally large in every row. A batch of `at_most` samples
+    cannot have a higher rank: what is left beyond is a distortion, and counts as noise.
+    """
+    rounding = _rounding_noise(gradient, unit)  # (C,)
+    added = added_noise(gradient)
+    if added <= ROUNDING_SLACK * float(rounding.square().mean().sqrt()):
+        spectrum = _sketched(gradient, rounding, rng) or _full(gradient, rounding)
+        if at_most is None or spectrum.rank <= at_most:
+            return spectrum
+    return _full(gradient, (rounding.square() + added**2).sqrt(), added=added, at_most=at_most)
+
+
+def added_noise(gradient: Tensor) -> float:
+    """The size of one entry's noise, from the sum of the rows: softmax errors sum to zero over the classes, noise does not."""
+    return float(gradient.sum(0).square().mean().div(len(gradient)).sqrt())
+
+
+def noise_edge(noise: float, rows: int, columns: int) -> float:
+    """The largest singular value of white noise: σ(√rows + √columns), Marchenko & Pastur 1967."""
+    return noise * (math.sqrt(max(rows, 0)) + math.sqrt(max(columns, 0)))
+
+
+def _rounding_noise(gradient: Tensor, unit: float) -> Tensor:
+    """The size of each row's rounding error; entries set to zero may have been anything up to the smallest that is left: (C,)."""
+    noise = unit * gradient.square().mean(1).sqrt()
+    live = gradient != 0
+    used = live.any(0)  # a column of zeros is a feature that no sample has, not a pruned one
+    zeros = ((~live) & used).sum(1) / used.sum().clamp_min(1)
+    if bool(zeros.mean() > 0.01):
+        smallest = gradient[live].abs().min()
+        noise = (noise.square() + zeros * smallest.square() / 3).sqrt()
+    floor = noise[noise > 0].median() if bool((noise > 0).any()) else torch.ones_like(noise[0])
+    return noise.clamp_min(1e-3 * floor)
+
+
+def _threshold(values: Tensor, noise: float, rows: int, columns: int) -> float:
+    """What a singular value must pass to be signal where the noise is rounding; the decomposition itself rounds as well."""
+    return max(ROUNDING_SLACK * noise_edge(noise, rows, columns), 20 * torch.finfo(values.dtype).eps * float(values[0]))
+
+
+def _sketched(gradient: Tensor, rounding: Tensor, rng: Generator) -> Spectrum | None:
+    """The signal by random projection (Halko, Martinsson & Tropp, SIAM Review 2011, Algorithms 4.1 and 4.4), if it is of low rank.
+
+    None where the sketch would not be small.
+    """
+    rows, columns = gradient.shape
+    scale = rounding.median()
+    weights = scale / rounding
+    weighed = weights[:, None] * gradient  # (C, H)
+    width = SKETCH
+    while 3 * width <= min(rows, columns):
+        probe = torch.randn(columns, width, generator=rng, dtype=gradient.dtype, device=gradient.device)
+        range_ = torch.linalg.qr(weighed @ probe).Q  # (C, width)
+        for _ in range(2):
+            range_ = torch.linalg.qr(weighed @ torch.linalg.qr(weighed.T @ range_).Q).Q
+        inner, values, right = torch.linalg.svd(range_.T @ weighed, full_matrices=False)
+        threshold = _threshold(values, float(scale), rows, columns)
+        rank = int((values > threshold).sum())
+        if rank < width - 8:
+            left = range_ @ inner[:, :rank]
+            rest = weighed - left @ (left.T @ weighed)
+            noise = float(rest.square().sum().div((rows - rank) * (columns - rank)).sqrt())
+            return _spectrum(weights, left, values, right, rank, max(noise, float(scale)), rows, columns, additive=False)
+        width *= 2
+    return None
+
+
+def _full(gradient: Tensor, row_noise: Tensor, *, added: float = 0.0, at_most: int | None = None) -> Spectrum:
+    """The signal by a full decomposition; with `added` noise, what stands above the edge of a white spectrum."""
+    rows, columns = gradient.shape
+    scale = float(row_noise.median())
+    weights = scale / row_noise
+    left, values, right = torch.linalg.svd(weights[:, None] * gradient, full_matrices=False)
+    over = NOISE_SLACK * noise_edge(scale, rows, columns) if added else _threshold(values, scale, rows, columns)
+    rank = int((values > over).sum())
+    rank = rank if at_most is None else min(rank, at_most)
+    noise = max(_noise_of_tail(values, rank, rows, columns), scale)
+    return _spectrum(weights, left, values, right, rank, noise, rows, columns, additive=added > 0)
+
+
+def _noise_of_tail(values: Tensor, rank: int, rows: int, columns: int) -> float:
+    return float(values[rank:].square().sum().div(max((rows - rank) * (columns - rank), 1)).sqrt())
+
+
+def _own_noise(values: Tensor, columns: int) -> float:
+    """What the decomposition itself loses: its backward error, a few units of the largest value, spread over the columns."""
+    return 2 * torch.finfo(values.dtype).eps * float(values[0]) / math.sqrt(max(columns, 1))
+
+
+def _spectrum(
+    weights: Tensor, left: Tensor, values: Tensor, right: Tensor, rank: int, noise: float, rows: int, columns: int, *, additive: bool
+) -> Spectrum:
+    noise = math.hypot(noise, _own_noise(values, columns))
+    signal = ((left[:, :rank] * values[:rank]) @ right[:rank]).square().mean(1).sqrt()  # (C,)
+    return Spectrum(
+        weights=weights,
+        left=left[:, :rank],
+        values=values[:rank],
+        right=right[:rank],
+        noise=noise,
+        edge=noise_edge(noise, rows, columns),
+        below=float(values[rank]) if rank < len(values) else 0.0,
+        informative=int((signal > 3 * noise).sum()),
+        additive=additive,
+    )

@@ -1,0 +1,70 @@
+"""RGLA: its objective vanishes at the truth, and descends towards it."""
+
+import pytest
+import torch
+
+import dosimeter as dm
+from dosimeter.features.rgla import RGLA, _expected_loss, _Problem
+from dosimeter.head import find_head
+from dosimeter.types import Refused
+
+from .conftest import errors
+
+
+def test_the_first_two_terms_vanish_at_the_true_logits(make):
+    """Proposition 1 and Eq. (3), which hold exactly."""
+    case = make(6, dtype=torch.float64)
+    head = find_head(case.exposure)
+    problem = _Problem.of(head, case.labels)
+    logits = head.logits(case.features)
+    method = RGLA(loss_term=0)
+    assert float(method._objective(logits, problem)) < 1e-18
+    assert float(method._objective(logits + torch.randn_like(logits), problem)) > 1e-3
+
+
+def test_the_expected_loss_is_close_for_an_untrained_net(make):
+    """Proposition 2."""
+    case = make(8)
+    loss = torch.nn.functional.cross_entropy(find_head(case.exposure).logits(case.features), case.labels)
+    estimate = _expected_loss(find_head(case.exposure).bias_gradient, case.labels)
+    assert abs(float(estimate - loss)) < 0.05
+
+
+def test_the_expected_loss_drops_what_has_no_logarithm():
+    value = _expected_loss(torch.tensor([-0.5, -0.75, 0.1]), torch.tensor([0, 1]))
+    assert float(value) == 0.0  # 0.5 − 0.5 and 0.5 − 0.75: neither has a logarithm
+
+
+@pytest.mark.parametrize("detached", [False, True])
+def test_the_features_come_near(make, detached):
+    case = make([1, 2, 2, 5], classes=20, features=64)
+    options = {"steps": 3000, "learning_rate": 0.01, "initialisation": "zeros"}
+    found = dm.recover_features(case.exposure, "rgla", labels=case.labels, detached=detached, **options)
+    assert float(errors(found, case).median()) < 0.2
+    assert torch.equal(found.labels, case.labels)
+    assert not bool(found.certified.any())
+
+
+@pytest.mark.parametrize("kind", ["normal", "uniform", "zeros", "ones", "natural", "fgla"])
+def test_every_initialisation_starts_and_repeats(make, kind):
+    auxiliary = dm.Batch(torch.rand(10, 64, generator=torch.Generator().manual_seed(4)), torch.arange(10))
+    case = make([1, 3, 3], classes=10, features=32, auxiliary=auxiliary)
+    first, again = (
+        dm.recover_features(case.exposure, "rgla", labels=case.labels, steps=3, initialisation=kind, seed=5).features for _ in range(2)
+    )
+    assert torch.equal(first, again)
+    assert bool(torch.isfinite(first).all())
+
+
+def test_natural_images_must_be_granted_and_labels_given(make):
+    case = make([1, 3], classes=10, features=32, train=False)
+    with pytest.raises(Refused, match="auxiliary"):
+        dm.recover_features(case.exposure, "rgla", labels=case.labels, steps=1, initialisation="natural")
+    with pytest.raises(Refused, match="labels"):
+        dm.recover_features(case.exposure, "rgla", steps=1)
+
+
+def test_smoothed_losses_are_refused(make):
+    case = make([1, 3], classes=10, features=32, train=False, loss=dm.CrossEntropy(smoothing=0.1))
+    with pytest.raises(Refused, match="subspace allows"):
+        dm.recover_features(case.exposure, "rgla", labels=case.labels, steps=1)

@@ -1,0 +1,59 @@
+"""One sample by one scalar: its feature and its soft label."""
+
+import pytest
+import torch
+from torch import nn
+
+import dosimeter as dm
+from dosimeter.types import Refused
+
+from .conftest import case_of, errors
+
+
+def single(label: torch.Tensor, *, bias: bool = False, seed: int = 0, classes: int = 20):
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = nn.Sequential(nn.Linear(64, 48), nn.ReLU(), nn.Linear(48, classes, bias=bias)).eval()
+    return case_of(model, torch.rand(1, 64, generator=torch.Generator().manual_seed(seed)), label)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_one_hot_label_without_bias(seed):
+    case = single(torch.tensor([7]), seed=seed)
+    found = dm.recover_features(case.exposure, "scalar")
+    assert float(errors(found, case).max()) < 1e-3
+    assert found.labels.tolist() == [7]
+    assert float((found.soft - nn.functional.one_hot(case.labels, 20)).abs().sum()) < 1e-3
+
+
+@pytest.mark.parametrize("smoothing", [0.1, 0.4])
+def test_a_smoothed_label_of_unknown_strength(smoothing):
+    label = torch.full((1, 20), smoothing / 20)
+    label[0, 4] += 1 - smoothing
+    case = single(label, bias=True)
+    found = dm.recover_features(case.exposure, "scalar")
+    assert float((found.features - case.features).norm() / case.features.norm()) < 1e-3
+    assert float((found.soft - label).abs().sum()) < 1e-3
+
+
+def test_a_mixed_label():
+    label = torch.zeros(1, 20)
+    label[0, 2], label[0, 9] = 0.3, 0.7
+    case = single(label)
+    found = dm.recover_features(case.exposure, "scalar", family="mixup")
+    assert float((found.soft - label).abs().sum()) < 1e-3
+
+
+def test_the_label_always_sums_to_one():
+    """Theorem 1 of the paper, for any scalar."""
+    from dosimeter.features.scalar import _problem
+    from dosimeter.head import find_head
+
+    problem = _problem(find_head(single(torch.tensor([3])).exposure), 1.0, 1)
+    total = problem.labels(torch.tensor([0.3, -2.0, 17.0], dtype=torch.float64)).sum(1)
+    torch.testing.assert_close(total, torch.ones(3, dtype=torch.float64), rtol=0, atol=1e-6)
+
+
+def test_two_samples_are_refused(make):
+    with pytest.raises(Refused, match="batch of one"):
+        dm.recover_features(make([1, 2, 3]).exposure, "scalar")
