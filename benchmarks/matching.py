@@ -188,8 +188,8 @@ def check(options: argparse.Namespace) -> list[dict]:
 
 def prepared(options: argparse.Namespace, batch: int, pixels: int, wanted: str) -> Run:
     torch.manual_seed(0)
-    settings = {"classes": 1000} if options.model.startswith("resnet") else {"size": pixels}
-    model = MODELS.build(options.model, **settings).eval().to(options.device)
+    imagenet = {"classes": 1000, "stem": "imagenet"} if options.model.startswith("resnet") else {}
+    model = MODELS.build(options.model, size=pixels, **imagenet).eval().to(options.device)
     inputs = torch.rand(batch, 3, pixels, pixels, device=options.device)
     labels = torch.randint(0, 10, (batch,), device=options.device)
     exposure = dm.observe(model, dm.Batch(inputs, labels))
