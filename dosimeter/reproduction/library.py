@@ -42,9 +42,9 @@ class Library:
 
     data: Path | None = field(default_factory=default_data)
     cache: Path = field(default_factory=default_cache)
-    _read: dict[tuple[str, Part, int | None], ImageSet] = field(default_factory=dict, repr=False)
-    _models: dict[str, nn.Module] = field(default_factory=dict, repr=False)
-    _accuracies: dict[str, dict[str, Any]] = field(default_factory=dict, repr=False)
+    _read: dict[tuple[str, Part, int | None, int | None], ImageSet] = field(default_factory=dict, init=False, repr=False)
+    _models: dict[str, nn.Module] = field(default_factory=dict, init=False, repr=False)
+    _accuracies: dict[str, dict[str, Any]] = field(default_factory=dict, init=False, repr=False)
 
     def available(self, name: str, stand_in: str | None) -> str:
         """`name` where it is bundled or in the data folder, else its stand-in; without one, which file is missing."""
@@ -56,12 +56,13 @@ class Library:
             raise FileNotFoundError(f"{name}.npz: this table needs it; say where it lies with --data DIR or {ENVIRONMENT}")
         raise FileNotFoundError(f"{self.data / name}.npz: this table needs it, and there is no such file (nor {name}.zip, nor a folder)")
 
-    def images(self, name: str, part: Part, size: int | None) -> ImageSet:
-        key = (name, part, size)
+    def images(self, name: str, part: Part, data: RowData) -> ImageSet:
+        """A set's part, in the size and channels that a row asks for."""
+        key = (name, part, data.size, data.channels)
         if key not in self._read:
             source = name if name in DATASETS else self._find(name)
             assert source is not None
-            self._read[key] = load_images(source, part=part, size=size)
+            self._read[key] = load_images(source, part=part, size=data.size, channels=data.channels)
         return self._read[key]
 
     def weights(self, name: str) -> Path:
@@ -91,7 +92,7 @@ class Library:
             return {"accuracy": None, "accuracy_on": "not measured: untrained"}
         key = _model_key(config, data, images)
         if key not in self._accuracies:
-            tests = self.images(_name(images), "test", data.size)
+            tests = self.images(_name(images), "test", data)
             judged = Batch(from_pixels(tests.images[:EVALUATED], data.normalization), tests.labels[:EVALUATED])
             value = measure_accuracy(copy.deepcopy(self.model(config, data, images, config.seed)).cpu(), judged)
             self._accuracies[key] = {"accuracy": value, "accuracy_on": f"{len(judged.inputs)} test images"}
@@ -99,7 +100,7 @@ class Library:
 
     def _trained(self, config: ModelConfig, data: RowData, images: ImageSet) -> nn.Module:
         """Trained on the train part as `train_model` does, and kept under a hash of all that it depends on."""
-        lessons = self.images(_name(images), "train", data.size)
+        lessons = self.images(_name(images), "train", data)
         if data.trained_on is not None:
             lessons = select(lessons, torch.arange(min(data.trained_on, len(lessons))))
         model = build_model(config, images)
@@ -133,7 +134,7 @@ def content_hash(images: ImageSet) -> str:
 
 def _model_key(config: ModelConfig, data: RowData, images: ImageSet) -> str:
     normalization, name = describe(data.normalization), _name(images)
-    return digest({"model": describe(config), "data": [name, data.size, data.trained_on], "normalization": normalization})
+    return digest({"model": describe(config), "data": [name, data.size, data.channels, data.trained_on], "normalization": normalization})
 
 
 def _name(images: ImageSet) -> str:

@@ -54,6 +54,7 @@ class RowData:
     stand_in: str | None = None  # a bundled set in its place where the data folder lacks it; the result says so
     part: Literal["train", "test", "all"] = "train"
     size: PositiveInt | None = None
+    channels: PositiveInt | None = None
     batch_size: PositiveInt
     sampler: Sampler = field(default_factory=Random)
     softening: Softening | None = None
@@ -133,7 +134,10 @@ def read_table(key: str, *, quick: bool = False) -> Table:
     if key not in files and not path.is_file():
         there = ", ".join(files) or f"none in {' or '.join(str(folder) for folder in FOLDERS)}"
         raise FileNotFoundError(f"{key}: no such table; there are: {there}")
-    return parsed(read_toml(path), key if key in files else f"{path.parent.name}/{path.stem}", quick=quick)
+    try:
+        return parsed(read_toml(path), key if key in files else f"{path.parent.name}/{path.stem}", quick=quick)
+    except OptionError as error:
+        raise OptionError(f"{path}: {error.path}", error.problem) from None
 
 
 def parsed(data: dict[str, Any], key: str, *, quick: bool = False) -> Table:
@@ -188,18 +192,25 @@ def _varied(data: dict[str, Any], path: str) -> list[dict[str, Any]]:
                 raise OptionError(f"{path}.published.{column}.{quantity}", f"expected {len(values)} numbers, got {len(numbers)}")
     rows = []
     for position, value in enumerate(values):
-        word = value.get("name", str(value)) if isinstance(value, dict) else value
+        word = _word(value)
         if keep is not None and word not in keep:
             continue
         row = copy.deepcopy(data)
         _set(row, key.split("."), value)
-        row["name"] = f"{data.get('name', '')}, {key.rpartition('.')[2]} {word}".lstrip(", ")
+        row["name"] = f"{data.get('name', '')}, {key.rpartition('.')[2].replace('_', ' ')} {word}".lstrip(", ")
         row["published"] = {
             column: {quantity: numbers[position] if isinstance(numbers, list) else numbers for quantity, numbers in quantities.items()}
             for column, quantities in row.get("published", {}).items()
         }
         rows.append(row)
     return rows
+
+
+def _word(value: Any) -> Any:
+    """A value in a row's name: a table by its name and options, a list by its members."""
+    if isinstance(value, dict):
+        return " ".join(str(part) for key, item in value.items() for part in ((item,) if key == "name" else (key, item)))
+    return " and ".join(str(_word(item)) for item in value) or "none" if isinstance(value, list) else value
 
 
 def _set(table: dict[str, Any], keys: list[str], value: Any) -> None:

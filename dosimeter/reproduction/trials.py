@@ -112,11 +112,11 @@ def auxiliary_images(row: Row, library: Library) -> ImageSet:
     assert granted is not None
     part = data.part if granted.part == "rest" else granted.part
     name, stand_in = (data.name, data.stand_in) if granted.name is None else (granted.name, granted.stand_in)
-    return library.images(library.available(name, stand_in), part, data.size)
+    return library.images(library.available(name, stand_in), part, data)
 
 
 def _private_images(row: Row, library: Library) -> ImageSet:
-    return library.images(library.available(row.data.name, row.data.stand_in), row.data.part, row.data.size)
+    return library.images(library.available(row.data.name, row.data.stand_in), row.data.part, row.data)
 
 
 def _drawn(images: ImageSet, row: Row, seed: int) -> Tensor:
