@@ -10,6 +10,7 @@ from enum import StrEnum
 from dosimeter.types import Outcome, Record
 
 SURFACES = ("labels", "features", "inputs")
+UTILITY = "utility"  # the surface of records that say what the defenses cost
 CHANCE = 0.01  # a guess at random does as well at most this often, where labels count as leaked
 MARGIN_DB = 3.0  # a picture must beat each of its nulls by as much to count as leaked
 
@@ -80,7 +81,7 @@ def judge_surfaces(records: Iterable[Record]) -> list[SurfaceVerdict]:
     """For each surface, the gravest verdict among its records, with that record's reason; a crashed method has none."""
     by_surface: dict[str, list[Record]] = {surface: [] for surface in SURFACES}
     for record in records:
-        if record.outcome != Outcome.CRASHED:
+        if record.outcome != Outcome.CRASHED and record.surface in by_surface:
             by_surface[record.surface].append(record)
     verdicts = []
     for surface, group in by_surface.items():
@@ -91,12 +92,12 @@ def judge_surfaces(records: Iterable[Record]) -> list[SurfaceVerdict]:
     return verdicts
 
 
-def gravity(record: Record) -> tuple[int, float]:
-    """How much a record shows, to rank records of one surface: by verdict, then by score; larger is worse for the client."""
+def gravity(record: Record) -> tuple[int, bool, float]:
+    """How much a record shows, to rank records of one surface: by verdict, by proof, then by score; larger is worse for the client."""
     order = [Verdict.IMPOSSIBLE, Verdict.NOT_SHOWN, Verdict.LEAKED]
     sign, metric = {"labels": (1, "insacc"), "features": (-1, "feature_error"), "inputs": (1, "psnr")}[record.surface]
     values = [_number(value, -sign * math.inf) for value in record.metrics.get(metric, [])]
-    return order.index(Verdict(record.verdict)), sign * _median(values) if values else -math.inf
+    return order.index(Verdict(record.verdict)), bool(record.details.get("certified")), sign * _median(values) if values else -math.inf
 
 
 def _number(value: float | None, missing: float = math.nan) -> float:
