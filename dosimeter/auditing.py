@@ -138,7 +138,7 @@ def run_suite(
         locate_head(subject.model, tuple(subject.batch.inputs.shape[1:]), allow_shift=suite.loss.shift_invariant)
     expose(subject, suite, subject.batch)  # what is wrong with the subject itself is raised here, before anything is written
     folder = None if out is None else Path(out)
-    known = _known(folder, subject)
+    known = known_records(folder, subject)
     records: list[Record] = []
 
     def carry_out(measurement: Measurement) -> Record:
@@ -170,7 +170,7 @@ def _run_or_record_crash(subject: Subject, measurement: Measurement) -> Record:
         return failed(subject, measurement, Outcome.CRASHED, f"crashed with {type(error).__name__}: {error}")
 
 
-def _known(folder: Path | None, subject: Subject) -> dict[str, Record]:
+def known_records(folder: Path | None, subject: Subject) -> dict[str, Record]:
     """The records that an earlier, perhaps killed, run of the same audit left in the folder."""
     if folder is None or not (folder / FILE_NAME).exists():
         return {}

@@ -16,7 +16,7 @@ KINDS = ("labels", "features", "attacks", "defenses", "losses", "trainings", "me
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; 0 done, 2 bad input, 130 interrupted."""
+    """Run one command; 0 done, 1 a condition of --fail-on was met, 2 bad input, 130 interrupted."""
     options = _parser().parse_args(arguments)
     try:
         return options.command(options)
@@ -36,6 +36,8 @@ def _parser() -> argparse.ArgumentParser:
     audit = _add(commands, "audit", _audit, "run every attack that fits and write a report (the main job)")
     audit.add_argument("words", nargs="*", metavar="CONFIG.toml | key=value", help="an audit file, and options that override it")
     audit.add_argument("--out", default="dosimeter-audit", metavar="DIR", help="where records and report go (default: %(default)s)")
+    audit.add_argument("--defenses", metavar="all | NAME,...", help="behind these defenses, mild and strong, and what each one costs")
+    audit.add_argument("--fail-on", action="append", default=[], metavar="CONDITION", help="exit 1 where 'inputs.psnr.median > 20', say")
 
     run = _add(commands, "run", _run, "run one experiment")
     run.add_argument("words", nargs="+", metavar="CONFIG.toml | key=value", help="an experiment file, and options that override it")
@@ -67,19 +69,33 @@ def _add(commands: Any, name: str, command: Any, help_text: str) -> argparse.Arg
 def _audit(options: argparse.Namespace) -> int:
     from dosimeter import terminal
     from dosimeter.auditing import AuditConfig, run_suite
+    from dosimeter.config import construct
+    from dosimeter.gate import parse_condition, tripped
+    from dosimeter.grid import DefenseGrid, grid_of, run_grid
     from dosimeter.subjects import prepare
 
-    config = _configured(AuditConfig, options.words)
+    conditions = [parse_condition(text) for text in options.fail_on]
+    data = _described(options.words)
+    if options.defenses:
+        data |= {"grid": grid_of(options.defenses)}
+    config = construct(DefenseGrid if "grid" in data else AuditConfig, data)
     subject = prepare(config.model, config.data, seed=config.seed, device=config.device)
     with terminal.progress_bar() as progress:
-        result = run_suite(subject, config, out=options.out, progress=progress)
+        if isinstance(config, DefenseGrid):
+            result = run_grid(subject, config, out=options.out, progress=progress)
+        else:
+            result = run_suite(subject, config, out=options.out, progress=progress)
     path = result.save(options.out)
+    failures = [str(trip) for condition in conditions if (trip := tripped(condition, result.records))]
     if options.json:
         verdicts = [vars(verdict) for verdict in result.verdicts]
-        _print_json({"verdicts": verdicts, "records": [_without_pictures(record) for record in result.records], "report": str(path)})
+        records = [_without_pictures(record) for record in result.records]
+        _print_json({"verdicts": verdicts, "records": records, "report": str(path), "failures": failures})
     else:
         terminal.print_audit(result, path)
-    return 0
+    for failure in failures:
+        sys.stderr.write(f"dosimeter: {failure}\n")
+    return 1 if failures else 0
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -147,14 +163,20 @@ def _report(options: argparse.Namespace) -> int:
 
 
 def _configured(kind: Any, words: Sequence[str]) -> Any:
-    """A configuration from at most one TOML file and any number of key=value words."""
-    from dosimeter.config import construct, override, read_toml
+    from dosimeter.config import construct
+
+    return construct(kind, _described(words))
+
+
+def _described(words: Sequence[str]) -> dict[str, Any]:
+    """What a configuration is made of: at most one TOML file and any number of key=value words."""
+    from dosimeter.config import override, read_toml
 
     files = [word for word in words if not ASSIGNMENT.match(word)]
     if len(files) > 1:
         raise ValueError(f"expected one file and key=value words, got the files {', '.join(files)}")
     data = read_toml(files[0]) if files else {}
-    return construct(kind, override(data, [word for word in words if ASSIGNMENT.match(word)]))
+    return override(data, [word for word in words if ASSIGNMENT.match(word)])
 
 
 def _without_pictures(record: Any) -> dict[str, Any]:

@@ -226,7 +226,7 @@ def _identity(subject: Subject, measurement: Measurement) -> dict[str, Any]:
         "method": method.name,
         "seed": measurement.seed,
         "threat_model": _threat_model(subject, measurement),
-        "versions": {"dosimeter": __version__, "torch": torch.__version__, "python": platform.python_version()},
+        "versions": versions(),
     }
 
 
@@ -234,21 +234,32 @@ def _config(subject: Subject, measurement: Measurement) -> dict[str, Any]:
     return {"subject": describe(subject.description), **describe(measurement)}
 
 
-def _threat_model(subject: Subject, measurement: Measurement) -> dict[str, Any]:
-    """Everything a reader must know to weigh the figures (DESIGN: labels, mode, accuracy, stage and steps are always said)."""
-    method, labels = measurement.method, measurement.labels
-    assert method is not None
+def facts_of(subject: Subject, setting: Setting) -> dict[str, Any]:
+    """The part of the threat model that all methods of one setting share."""
     return {
         **subject.description,
         "mode": "train" if subject.model.training else "eval",
         "input_shape": list(subject.batch.inputs.shape[1:]),
         "batch_size": len(subject.batch.inputs),
-        "batch_size_declared": measurement.declare_batch_size,
+        "batch_size_declared": setting.declare_batch_size,
+        "training": describe(setting.training),
+        "loss": describe(setting.loss),
+        "defenses": describe(setting.defenses),
+    }
+
+
+def versions() -> dict[str, str]:
+    return {"dosimeter": __version__, "torch": torch.__version__, "python": platform.python_version()}
+
+
+def _threat_model(subject: Subject, measurement: Measurement) -> dict[str, Any]:
+    """Everything a reader must know to weigh the figures (DESIGN: labels, mode, accuracy, stage and steps are always said)."""
+    method, labels = measurement.method, measurement.labels
+    assert method is not None
+    return {
+        **facts_of(subject, measurement),
         "labels": f"recovered by {labels.name}" if isinstance(labels, LabelRecovery) else labels,
         "auxiliary": 0 if subject.auxiliary is None else len(subject.auxiliary.inputs),
-        "training": describe(measurement.training),
-        "loss": describe(measurement.loss),
-        "defenses": describe(measurement.defenses),
         "needs": sorted(need.value for need in method.needs),
     }
 

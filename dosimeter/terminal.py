@@ -16,11 +16,13 @@ from rich.text import Text
 from dosimeter.auditing import Audit, Progress
 from dosimeter.progress import Listener
 from dosimeter.registry import METRICS
+from dosimeter.report.numbers import percent, times
+from dosimeter.report.tradeoff import tradeoff
 from dosimeter.reproduction.comparing import Agreement
 from dosimeter.reproduction.reproduce import Reproduction
 from dosimeter.statistics import Summary, summarize
 from dosimeter.types import Record
-from dosimeter.verdicts import Verdict, gravity
+from dosimeter.verdicts import SURFACES, Verdict, gravity
 
 COLOURS = {Verdict.LEAKED: "bold red", Verdict.NOT_SHOWN: "yellow", Verdict.IMPOSSIBLE: "dim"}
 AGREEMENT_COLOURS = {Agreement.REPRODUCED: "green", Agreement.UNPUBLISHED: "dim", Agreement.SKIPPED: "dim"}  # others: yellow
@@ -65,7 +67,27 @@ def print_audit(result: Audit, report: Path) -> None:
             table.add_row(record.method, *_figures(record), f"{record.seconds:.1f}", Text(remark, COLOURS[Verdict(record.verdict)]))
         console.print(table)
         console.print()
+    _print_tradeoff(console, result)
     console.print(f"report: {report}", soft_wrap=True)
+
+
+def _print_tradeoff(console: Console, result: Audit) -> None:
+    """A row a defense: what leaks behind it, and what it costs."""
+    found = tradeoff(result.records)
+    if found is None:
+        return
+    console.print(Text.assemble(("what to switch on: ", "bold"), found.advice))
+    table = Table(box=None, padding=(0, 2, 0, 2))
+    table.add_column("defense", overflow="fold")
+    for heading in (*(f"{surface} leaked" for surface in SURFACES), "accuracy", "bytes", "time"):
+        table.add_column(heading, justify="right")
+    table.add_column("promise", overflow="fold")
+    for cell in found.cells:
+        leaks = [percent(cell.leaks.get(surface)) for surface in SURFACES]
+        costs = [percent(cell.accuracy), times(cell.bytes_ratio), times(cell.time_ratio)]
+        table.add_row(cell.name, *leaks, *costs, cell.note or ", ".join(cell.promises) or "none")
+    console.print(table)
+    console.print()
 
 
 def print_record(record: Record) -> None:

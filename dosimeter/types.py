@@ -149,7 +149,7 @@ class Record:
 
     key: str  # hash of `config`
     config: dict[str, Any]
-    surface: str  # labels, features or inputs
+    surface: str  # labels, features or inputs; or utility, for what the defenses cost, which has no verdict
     method: str
     seed: int
     threat_model: dict[str, Any]

@@ -45,6 +45,15 @@ def power_of_ten(power: int) -> str:
     return plain(10.0**power, max(0, -power)) if -2 <= power <= 2 else f"10{str(power).translate(_SUPERSCRIPT)}"
 
 
+def percent(share: float | None) -> str:
+    return "–" if share is None else f"{plain(100 * share, 0)}{THIN}%"
+
+
+def times(ratio: float | None) -> str:
+    """How many times as much."""
+    return "–" if ratio is None else f"{significant(ratio)}{THIN}×"
+
+
 def plain(value: float, decimals: int) -> str:
     return _minus(f"{value:.{decimals}f}")
 

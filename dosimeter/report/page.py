@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING
 from dosimeter.records import read_records
 from dosimeter.report import words
 from dosimeter.report.findings import findings, headline, state, verdict_matrix, warnings
-from dosimeter.report.numbers import duration
+from dosimeter.report.numbers import duration, percent, times
 from dosimeter.report.sections import sections
 from dosimeter.report.settings import threat_model_lines
+from dosimeter.report.tradeoff import tradeoff
 from dosimeter.types import Record
-from dosimeter.verdicts import MARGIN_DB, SURFACES, Verdict
+from dosimeter.verdicts import MARGIN_DB, SURFACES, UTILITY, Verdict
 from dosimeter.version import __version__
 
 if TYPE_CHECKING:
@@ -29,6 +30,8 @@ FILE_NAME = "report.html"
 def render(records: Sequence[Record], title: str | None = None) -> str:
     """A whole HTML page that loads nothing; every string of a record is escaped."""
     _check(records)
+    costs = tradeoff(records)
+    records = [record for record in records if record.surface != UTILITY]
     found = findings(records)
     matrix = verdict_matrix(records)
     metrics = dict.fromkeys(metric for record in records for metric in record.metrics)
@@ -43,6 +46,9 @@ def render(records: Sequence[Record], title: str | None = None) -> str:
             matrix=matrix if len(matrix) > 1 else [],
             surfaces=SURFACES,
             surface_words=words.SURFACES,
+            tradeoff=costs,
+            percent=percent,
+            times=times,
             threat_model=threat_model_lines(records),
             sections=sections(records),
             warnings=warnings(records),
@@ -79,7 +85,11 @@ def _check(records: Sequence[Record]) -> None:
     if not records:
         raise ValueError("report: expected at least one record, got none; `dosimeter audit` writes them")
     known = [verdict.value for verdict in Verdict]
+    if all(record.surface == UTILITY for record in records):
+        raise ValueError("report: expected a record of a method, got only what the defenses cost")
     for record in records:
+        if record.surface == UTILITY:
+            continue
         if record.surface not in SURFACES:
             raise ValueError(f"report: record {record.key!r}: surface: expected one of {', '.join(SURFACES)}, got {record.surface!r}")
         if record.verdict not in known:

@@ -1,0 +1,200 @@
+"""Defenses with their price: for every defense and strength what leaks behind it, and what it costs, in one set of records."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from dosimeter.auditing import Audit, AuditConfig, Progress, Suite, known_records, run_suite
+from dosimeter.build import attack, defense, feature_recovery, label_recovery
+from dosimeter.config import describe, digest
+from dosimeter.experiment import Setting, Subject, facts_of, versions
+from dosimeter.interfaces import Attack, Defense, FeatureRecovery, LabelRecovery
+from dosimeter.options import OptionError
+from dosimeter.progress import Listener, listening
+from dosimeter.records import write_record
+from dosimeter.registry import DEFENSES
+from dosimeter.subjects import DataConfig, ModelConfig
+from dosimeter.types import Outcome, Record, Refused
+from dosimeter.utility import Federation, Utility, measure_utility
+from dosimeter.verdicts import UTILITY
+
+# Of each defense that `--defenses all` tries, a mild and a strong setting.
+STRENGTHS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "gaussian_noise": ({"std": 1e-3}, {"std": 1e-2}),
+    "clipping": ({"max_norm": 1.0}, {"max_norm": 0.1}),
+    "pruning": ({"ratio": 0.9}, {"ratio": 0.99}),
+    "quantisation": ({"bits": 4}, {"bits": 2}),
+    "low_rank": ({"rank": 2}, {"rank": 1}),
+    "soteria": ({"ratio": 0.4}, {"ratio": 0.9}),
+    "dpsgd": ({"max_norm": 1.0, "noise_multiplier": 0.1}, {"max_norm": 1.0, "noise_multiplier": 1.0}),
+    "mixup": ({"alpha": 0.2}, {"alpha": 1.0}),
+    "random_labels": ({"epsilon": 3.0}, {"epsilon": 1.0}),
+    "local_iterations": ({"steps": 4, "learning_rate": 0.1}, {"steps": 16, "learning_rate": 0.1}),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SmallImages(DataConfig):
+    """As for any audit, with images so small that twenty trainings and attacks take minutes."""
+
+    name: str = "digits"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DefenseGrid(AuditConfig):
+    """An audit of many defenses as a TOML file describes it: each entry of `grid` is a list of defenses, tried together.
+
+    "all" stands for ten defenses at two strengths each. What `defenses` names is in force in every cell, before the cell's own.
+    The methods default to a few strong ones and the data to small images, so that the whole grid takes minutes.
+    """
+
+    labels: Literal["all"] | tuple[LabelRecovery, ...] = field(default_factory=lambda: (label_recovery("ilrg"), label_recovery("subspace")))
+    features: Literal["all"] | tuple[FeatureRecovery, ...] = field(default_factory=lambda: (feature_recovery("subspace"),))
+    attacks: Literal["all"] | tuple[Attack, ...] = field(default_factory=lambda: (attack("inverting_gradients", steps=200),))
+    model: ModelConfig = field(default_factory=lambda: ModelConfig(options={"activation": "relu"}))
+    data: SmallImages = field(default_factory=SmallImages)
+    grid: Literal["all"] | tuple[tuple[Defense, ...], ...] = "all"
+    federation: Federation = field(default_factory=Federation)
+
+    @property
+    def cells(self) -> tuple[tuple[Defense, ...], ...]:
+        """The defenses of every cell; the first has none but those that all have."""
+        own = strengths(tuple(STRENGTHS)) if self.grid == "all" else self.grid
+        return tuple(dict.fromkeys((self.defenses, *((*self.defenses, *cell) for cell in own))))
+
+
+def grid_of(text: str) -> Literal["all"] | tuple[tuple[Defense, ...], ...]:
+    """The grid that `--defenses` names: all, or the defenses of a list."""
+    return "all" if text == "all" else strengths([name.strip() for name in text.split(",")])
+
+
+def strengths(names: Sequence[str]) -> tuple[tuple[Defense, ...], ...]:
+    """The mild and the strong setting of each named defense."""
+    for name in names:
+        DEFENSES.entry(name, "defenses")
+        if name not in STRENGTHS:
+            raise OptionError(
+                "defenses", f"{name!r} has no strengths to choose from here; give them in a TOML grid, or take of: {', '.join(STRENGTHS)}"
+            )
+    return tuple((defense(name, **options),) for name in names for options in STRENGTHS[name])
+
+
+def run_grid(
+    subject: Subject, grid: DefenseGrid, *, out: str | Path | None = None, progress: Callable[[Progress], None] | None = None
+) -> Audit:
+    """Audit the subject behind every cell's defenses and measure their cost; what the folder `out` holds already stays."""
+    folder = None if out is None else Path(out)
+    suite: dict[str, Any] = {item.name: getattr(grid, item.name) for item in fields(Suite)}
+    cells, records = grid.cells, []
+    undefended: Record | None = None
+    for number, defenses in enumerate(cells):
+        setting = Suite(**{**suite, "defenses": defenses})
+        shown = None if progress is None else _within(progress, number, len(cells), defenses)
+        refusal = ""
+        try:
+            records.extend(run_suite(subject, setting, out=folder, progress=shown).records)
+        except Refused as refused:
+            if number == 0:
+                raise
+            refusal = str(refused)
+        cost = _utility_record(subject, setting, grid.federation, folder, undefended, refusal, shown)
+        undefended = undefended or cost
+        records.append(cost)
+    return Audit(records=tuple(records))
+
+
+def _utility_record(
+    subject: Subject,
+    setting: Suite,
+    federation: Federation,
+    folder: Path | None,
+    undefended: Record | None,
+    refusal: str,
+    progress: Callable[[Progress], None] | None,
+) -> Record:
+    """What these defenses cost, measured here or found in the folder."""
+    plain = Setting(**{item.name: getattr(setting, item.name) for item in fields(Setting)})
+    config = {"subject": describe(subject.description), **describe(plain), UTILITY: describe(federation)}
+    record = known_records(folder, subject).get(digest(config))
+    if record is not None and record.outcome != Outcome.CRASHED:
+        return record
+    began = time.perf_counter()
+    with listening(None if progress is None else _listener(progress)):
+        found = _failure(Outcome.IMPOSSIBLE, refusal) if refusal else _measured(subject, plain, federation, undefended)
+    record = Record(
+        key=digest(config),
+        config=config,
+        surface=UTILITY,
+        method="federated training",
+        seed=setting.seed,
+        threat_model=facts_of(subject, plain),
+        nulls={},
+        verdict="",
+        warnings=[],
+        seconds=time.perf_counter() - began,
+        versions=versions(),
+        **found,
+    )
+    if folder:
+        write_record(folder, record)
+    return record
+
+
+def _measured(subject: Subject, setting: Setting, federation: Federation, undefended: Record | None) -> dict[str, Any]:
+    try:
+        return _told(measure_utility(subject, setting, federation), undefended)
+    except Refused as refused:
+        return _failure(Outcome.IMPOSSIBLE, str(refused))
+    except Exception as error:  # as in an audit: one cell's defect must not cost the others
+        return _failure(Outcome.CRASHED, f"crashed with {type(error).__name__}: {error}")
+
+
+def _failure(outcome: Outcome, reason: str) -> dict[str, Any]:
+    return {"outcome": outcome.value, "reason": reason, "metrics": {}, "details": {}}
+
+
+def _told(cost: Utility, undefended: Record | None) -> dict[str, Any]:
+    """A utility as fields of a record, with its ratios to the undefended run."""
+    before = cost.accuracy if undefended is None else undefended.metrics.get("accuracy", [None])[0]
+    kept = cost.accuracy / before if before else None
+    epsilon = min((guarantee.epsilon for guarantee in cost.guarantees if guarantee.unit != "label"), default=None)
+    metrics: dict[str, list[float | None]] = {
+        "accuracy": [cost.accuracy],
+        "accuracy_kept": [kept],
+        "update_bytes": [cost.update_bytes],
+        "bytes_ratio": [cost.update_bytes / cost.dense_bytes],
+        "update_seconds": [cost.update_seconds],
+        "time_ratio": [cost.update_seconds / cost.undefended_seconds],
+        "epsilon": [epsilon],
+    }
+    promises = [f"ε = {g.epsilon:.3g} at δ = {g.delta:g} for each {g.unit} ({g.source})" for g in cost.guarantees]
+    reason = "; ".join(
+        [f"accuracy {cost.accuracy:.1%}" + (f", {kept:.1%} of the undefended run's" if undefended is not None and kept is not None else "")]
+        + [f"{cost.update_bytes} bytes an update", f"{cost.update_seconds / cost.undefended_seconds:.2f} times a client's time"]
+        + (promises or ["no ε"])
+        + ([f"diverged {cost.message}"] if cost.outcome is Outcome.DIVERGED else [])
+    )
+    return {
+        "outcome": cost.outcome.value,
+        "reason": reason,
+        "metrics": metrics,
+        "details": {"guarantees": [vars(guarantee) for guarantee in cost.guarantees]},
+    }
+
+
+def _listener(progress: Callable[[Progress], None]) -> Listener:
+    return lambda done, steps, note: progress(Progress("utility", 0, 1, done, steps, note))
+
+
+def _within(progress: Callable[[Progress], None], number: int, cells: int, defenses: tuple[Defense, ...]) -> Callable[[Progress], None]:
+    """A cell's progress as that of the whole grid."""
+    name = defenses[-1].name if defenses else "no defense"
+
+    def show(inner: Progress) -> None:
+        progress(replace(inner, method=f"{name}: {inner.method}", position=number, methods=cells))
+
+    return show
