@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import torch
 from torch import Generator
 
-from dosimeter.head import find_head
+from dosimeter.head import Head, find_head
 from dosimeter.interfaces import FeatureRecovery
 from dosimeter.options import NonNegativeInt, PositiveInt
 from dosimeter.registry import FEATURES
-from dosimeter.separation.exposed import sends_one_gradient, separate_exposure
+from dosimeter.separation.exposed import sends_one_gradient, separate_head
 from dosimeter.separation.separate import Separation
 from dosimeter.types import Exposure, FeatureEstimate, Knowledge, LabelEstimate, Outcome
 
@@ -38,12 +38,12 @@ class Subspace(FeatureRecovery):
     starts: PositiveInt = 8  # random starts a class in such a round
 
     def __call__(self, exposure: Exposure, labels: LabelEstimate | None, rng: Generator) -> FeatureEstimate:
-        found = separate_exposure(exposure, labels, rng, method=self.name, attempts=self.attempts, starts=self.starts)
-        outcome, message = _verdict(found, exposure)
+        head = find_head(exposure)
+        assert head.weight_gradient is not None
+        found = separate_head(exposure, head, labels, rng, method=self.name, attempts=self.attempts, starts=self.starts)
+        outcome, message = _verdict(found, exposure, head)
         each = torch.repeat_interleave(torch.arange(len(found.labels), device=found.labels.device), found.times)
-        gradient = find_head(exposure).weight_gradient
-        assert gradient is not None
-        dtype = torch.promote_types(gradient.dtype, torch.float32)
+        dtype = torch.promote_types(head.weight_gradient.dtype, torch.float32)
         return FeatureEstimate(
             features=found.features[each].to(dtype),
             labels=found.labels[each],
@@ -57,7 +57,7 @@ class Subspace(FeatureRecovery):
         )
 
 
-def _verdict(found: Separation, exposure: Exposure) -> tuple[Outcome, str]:
+def _verdict(found: Separation, exposure: Exposure, head: Head) -> tuple[Outcome, str]:
     certified, rank = int(found.certified.sum()), found.rank
     if not sends_one_gradient(exposure.public.training):
         return Outcome.PARTIAL, f"guesses only: the update sums gradients of {exposure.public.training.name}'s local steps"
@@ -65,7 +65,6 @@ def _verdict(found: Separation, exposure: Exposure) -> tuple[Outcome, str]:
         return Outcome.SINGULAR, "no direction of the head's gradient stands above its noise"
     if found.complete:
         return Outcome.COMPLETED, f"all {certified} dimensions of the gradient are accounted for"
-    head = find_head(exposure)
     bound = min(head.classes - 1, head.features)
     if rank >= bound:
         return (

@@ -11,7 +11,7 @@ from dosimeter.head import find_head
 from dosimeter.interfaces import LabelRecovery
 from dosimeter.options import NonNegativeInt, PositiveInt
 from dosimeter.registry import LABELS
-from dosimeter.separation.exposed import separate_exposure
+from dosimeter.separation.exposed import separate_head
 from dosimeter.types import Exposure, Knowledge, LabelEstimate, Outcome
 
 
@@ -32,8 +32,9 @@ class Subspace(LabelRecovery):
     starts: PositiveInt = 8  # random starts a class in such a round
 
     def __call__(self, exposure: Exposure, rng: Generator) -> LabelEstimate:
-        found = separate_exposure(exposure, None, rng, method=self.name, attempts=self.attempts, starts=self.starts)
-        classes = find_head(exposure).classes
+        head = find_head(exposure)
+        found = separate_head(exposure, head, None, rng, method=self.name, attempts=self.attempts, starts=self.starts)
+        classes = head.classes
         order = torch.argsort(found.residual + 1e6 * ~found.certified)  # certified ones first, then the best guesses
         labels = torch.repeat_interleave(found.labels[order], found.times[order])
         size = exposure.public.batch_size

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from dosimeter.separation.equations import Equations, off_space, probabilities, weighed_errors, whole
+from dosimeter.separation.single import newton
 
 DEVIATIONS = 6.0  # an error bar is this many standard deviations
 ROUNDINGS = 1.5  # of the model's own forward pass, in units of its epsilon
@@ -87,8 +88,6 @@ def with_floor(equations: Equations, bar: Tensor) -> Tensor:
 
 def _isolated(equations: Equations, t: Tensor, labels: Tensor, inverse: Tensor, reach: Tensor) -> Tensor:
     """Whether one Gauss–Newton step leads back from either end of the longest axis of the error ellipsoid: (n,) bool."""
-    from dosimeter.separation.single import polish
-
     usable = torch.isfinite(inverse).all(2).all(1) & torch.isfinite(reach)
     result = torch.zeros_like(usable)
     if not bool(usable.any()):
@@ -100,8 +99,6 @@ def _isolated(equations: Equations, t: Tensor, labels: Tensor, inverse: Tensor, 
         axis = values * (inverse.transpose(1, 2) @ (inverse @ (values * axis)[:, :, None]))[:, :, 0]
         axis = axis / torch.linalg.vector_norm(axis, dim=1, keepdim=True)
     away = axis * reach[:, None] / values
-    back = torch.stack(
-        [torch.linalg.vector_norm((polish(equations, span, t + sign * away, labels, steps=1)[0] - t) * values, dim=1) for sign in (-1, 1)]
-    )  # (2, n)
-    result[usable] = (back < 0.5 * reach).all(0)
+    back = [torch.linalg.vector_norm((newton(equations, span, t + sign * away, labels) - t) * values, dim=1) for sign in (-1, 1)]
+    result[usable] = torch.maximum(*back) < 0.5 * reach
     return result

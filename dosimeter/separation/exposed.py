@@ -7,35 +7,33 @@ from dataclasses import replace
 import torch
 from torch import Generator, Tensor
 
-from dosimeter.head import Head, find_head
+from dosimeter.head import Head
 from dosimeter.interfaces import Training
 from dosimeter.losses import CrossEntropy
 from dosimeter.separation.equations import Equations, build_equations
 from dosimeter.separation.separate import Separation, separate
-from dosimeter.separation.spectrum import Spectrum, factor, rounding_unit
+from dosimeter.separation.spectrum import factor, rounding_unit
 from dosimeter.training import FedAvg, FedSGD
 from dosimeter.types import Exposure, LabelEstimate, Public, Refused
 
 SCALE_KEPT = frozenset({"gaussian_noise", "laplace_noise", "pruning", "quantisation", "low_rank", "bias_withheld", "bias_free_head"})
 
 
-def separate_exposure(
-    exposure: Exposure, labels: LabelEstimate | None, rng: Generator, *, method: str, attempts: int, starts: int
+def separate_head(
+    exposure: Exposure, head: Head, labels: LabelEstimate | None, rng: Generator, *, method: str, attempts: int, starts: int
 ) -> Separation:
-    """Take an exposure's head gradient apart, with labels known, partly known or unknown."""
-    head = find_head(exposure)
-    equations = equations_of(exposure, head, rng, method=method)
+    """Take an exposure's head gradient apart, with labels known or unknown."""
     public = exposure.public
-    free_scale = may_be_scaled(public)
-    gradient, bias_gradient = in_double(head.weight_gradient), in_double(head.bias_gradient)
+    gradient = _in_double(head.weight_gradient)
     assert gradient is not None
+    equations = _equations(exposure, head, gradient, rng, method=method)
     result = separate(
         equations,
         gradient,
-        bias_gradient,
+        _in_double(head.bias_gradient),
         counts=None if labels is None else labels.counts,
         batch_size=public.batch_size,
-        free_scale=free_scale,
+        free_scale=may_be_scaled(public),
         non_negative=head.non_negative,
         rng=rng,
         attempts=attempts,
@@ -46,7 +44,7 @@ def separate_exposure(
     return result
 
 
-def equations_of(exposure: Exposure, head: Head, rng: Generator, *, method: str) -> Equations:
+def _equations(exposure: Exposure, head: Head, gradient: Tensor, rng: Generator, *, method: str) -> Equations:
     """The head's equations; refuses losses whose gradient at the logits is not (softmax − target) up to a factor."""
     loss = exposure.public.loss
     if not isinstance(loss, CrossEntropy):
@@ -54,23 +52,17 @@ def equations_of(exposure: Exposure, head: Head, rng: Generator, *, method: str)
     smoothing = loss.smoothing
     if loss.convention == "thesis":  # 1 − ε for the label, ε/(C − 1) for the others, is PyTorch's with another ε
         smoothing = loss.smoothing * head.classes / max(head.classes - 1, 1)
-    weight = in_double(head.weight)
+    weight = _in_double(head.weight)
     assert weight is not None
+    assert head.weight_gradient is not None
     return build_equations(
-        spectrum_of(exposure, head, rng),
+        factor(gradient, rounding_unit(head.weight_gradient), rng, at_most=exposure.public.batch_size),
         weight,
-        in_double(head.bias),
+        _in_double(head.bias),
         smoothing=smoothing,
         temperature=loss.temperature,
         model_unit=torch.finfo(head.weight.dtype).eps,
     )
-
-
-def spectrum_of(exposure: Exposure, head: Head, rng: Generator) -> Spectrum:
-    assert head.weight_gradient is not None
-    gradient = in_double(head.weight_gradient)
-    assert gradient is not None
-    return factor(gradient, rounding_unit(head.weight_gradient), rng, at_most=exposure.public.batch_size)
 
 
 def sends_one_gradient(training: Training) -> bool:
@@ -85,5 +77,5 @@ def may_be_scaled(public: Public) -> bool:
     return any(defense.name not in SCALE_KEPT for defense in public.defenses)
 
 
-def in_double(tensor: Tensor | None) -> Tensor | None:
+def _in_double(tensor: Tensor | None) -> Tensor | None:
     return None if tensor is None else tensor.detach().to(torch.float64)

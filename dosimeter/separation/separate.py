@@ -140,8 +140,15 @@ def _jointly(
     terms: _Terms,
     rng: Generator,
 ) -> Separation | None:
-    """The whole batch refined at once, missing samples begun as guesses; None where that does not explain the gradient."""
+    """The whole batch refined at once, missing samples begun as guesses; None where that does not explain the gradient.
+
+    Only where the batch has as many samples as the gradient has dimensions: then each takes the same share.
+    """
     mass = _reference(equations, single.mass[trusted], terms)
+    if abs(mass / equations.temperature - equations.rank) > 0.5 and not terms.free_scale:
+        return None
+    if terms.free_scale and bool(((single.mass[trusted] / mass - 1).abs() > SHARE_TOLERANCE).any()):
+        return None
     begin, labels = _completed(equations, t, labels, single.errors, start, counts)
     starts = JOINT_STARTS if determined(equations) < 2 else 2  # samples that are determined alone would mostly have been found
     for attempt in range(max(1, min(starts, JOINT_WORK // equations.rank**3))):

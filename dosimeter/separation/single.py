@@ -39,7 +39,7 @@ def solve(equations: Equations, span: Span, t: Tensor, labels: Tensor, *, iterat
 
     Relative, because the plain residual vanishes trivially where softmax(z) reaches the label (rgla's "twin data").
     """
-    chunk = max(1, ELEMENTS.get(t.device.type, 2**24) // max(span.logits.numel(), 1))
+    chunk = _chunk(span, t)
     pieces = [_solve(equations, span, a, b, iterations) for a, b in zip(t.split(chunk), labels.split(chunk))]
     return torch.cat([piece[0] for piece in pieces]), torch.cat([piece[1] for piece in pieces])
 
@@ -49,9 +49,21 @@ def polish(equations: Equations, span: Span, t: Tensor, labels: Tensor, *, steps
 
     Returns the coordinates and, per sample, the inverse of the Cholesky factor of slopesᵀ slopes there: (n, r, r).
     """
-    chunk = max(1, ELEMENTS.get(t.device.type, 2**24) // max(span.logits.numel(), 1))
-    pieces = [_polish(equations, span, a, b, steps) for a, b in zip(t.split(chunk), labels.split(chunk))]
-    return torch.cat([piece[0] for piece in pieces]), torch.cat([piece[1] for piece in pieces])
+    for _ in range(steps):
+        t = newton(equations, span, t, labels)
+    inverses = [_slopes_and_inverse(equations, span, probabilities(equations, span, piece))[1] for piece in t.split(_chunk(span, t))]
+    return t, torch.cat(inverses)
+
+
+def newton(equations: Equations, span: Span, t: Tensor, labels: Tensor) -> Tensor:
+    """One undamped Gauss–Newton step on the plain residual; none where the slopes are singular."""
+    chunk = _chunk(span, t)
+    return torch.cat([_newton(equations, span, a, b) for a, b in zip(t.split(chunk), labels.split(chunk))])
+
+
+def _chunk(span: Span, t: Tensor) -> int:
+    """How many starts fit into one (starts, classes, rank) tensor."""
+    return max(1, ELEMENTS.get(t.device.type, 2**24) // max(span.logits.numel(), 1))
 
 
 def _solve(equations: Equations, span: Span, t: Tensor, labels: Tensor, iterations: int) -> tuple[Tensor, Tensor]:
@@ -105,14 +117,12 @@ def _normal_equations(equations: Equations, span: Span, p: Tensor, residual: Ten
     return hessian, gradient - value * c
 
 
-def _polish(equations: Equations, span: Span, t: Tensor, labels: Tensor, steps: int) -> tuple[Tensor, Tensor]:
-    for _ in range(steps):
-        p = probabilities(equations, span, t)
-        slope, inverse = _slopes_and_inverse(equations, span, p)
-        residual = off_space(span, weighed_errors(equations, p, labels))
-        step = (inverse.transpose(1, 2) @ (inverse @ (slope.transpose(1, 2) @ residual[:, :, None])))[:, :, 0]
-        t = t - torch.where(torch.isfinite(step).all(1, keepdim=True), step, torch.zeros_like(step))
-    return t, _slopes_and_inverse(equations, span, probabilities(equations, span, t))[1]
+def _newton(equations: Equations, span: Span, t: Tensor, labels: Tensor) -> Tensor:
+    p = probabilities(equations, span, t)
+    slope, inverse = _slopes_and_inverse(equations, span, p)
+    residual = off_space(span, weighed_errors(equations, p, labels))
+    step = (inverse.transpose(1, 2) @ (inverse @ (slope.transpose(1, 2) @ residual[:, :, None])))[:, :, 0]
+    return t - torch.where(torch.isfinite(step).all(1, keepdim=True), step, torch.zeros_like(step))
 
 
 def _slopes_and_inverse(equations: Equations, span: Span, p: Tensor) -> tuple[Tensor, Tensor]:

@@ -10,7 +10,7 @@ from torch import Generator, Tensor
 
 ROUNDING_SLACK = 8.0  # matrix products round each of many partial sums, so the floor lies above one rounding unit
 NOISE_SLACK = 1.3  # above the edge of a white spectrum, which fluctuates and is not exactly white
-SKETCH = 48  # columns of the first random sketch; doubled until it holds the signal
+SKETCH = 32  # columns of the first random sketch; doubled until it holds the signal
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,8 +98,7 @@ def _sketched(gradient: Tensor, rounding: Tensor, rng: Generator) -> Spectrum | 
     while 3 * width <= min(rows, columns):
         probe = torch.randn(columns, width, generator=rng, dtype=gradient.dtype, device=gradient.device)
         range_ = torch.linalg.qr(weighed @ probe).Q  # (C, width)
-        for _ in range(2):
-            range_ = torch.linalg.qr(weighed @ torch.linalg.qr(weighed.T @ range_).Q).Q
+        range_ = torch.linalg.qr(weighed @ torch.linalg.qr(weighed.T @ range_).Q).Q
         inner, values, right = torch.linalg.svd(range_.T @ weighed, full_matrices=False)
         threshold = _threshold(values, float(scale), rows, columns)
         rank = int((values > threshold).sum())
@@ -138,7 +137,7 @@ def _spectrum(
     weights: Tensor, left: Tensor, values: Tensor, right: Tensor, rank: int, noise: float, rows: int, columns: int, *, additive: bool
 ) -> Spectrum:
     noise = math.hypot(noise, _own_noise(values, columns))
-    signal = ((left[:, :rank] * values[:rank]) @ right[:rank]).square().mean(1).sqrt()  # (C,)
+    signal = torch.linalg.vector_norm(left[:, :rank] * values[:rank], dim=1) / math.sqrt(columns)  # (C,) of each row
     return Spectrum(
         weights=weights,
         left=left[:, :rank],
