@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from dosimeter.matching.compiled import Compiled
 from dosimeter.matching.differentiable import in_double_precision
@@ -37,8 +37,12 @@ def choose(exposure: Exposure, objective: Objective, guess: Guess, variables: Te
         return _noted(Eager(objective), f"{objective.public.training.name} has no functional form, so the run was eager")
     if path == "fastest":
         return Measured(objective)
-    together = len(variables) == 1 or batching_is_exact(exposure, objective.recipe, guess, variables)
-    note = "" if together else "restarts ran one by one, as PyTorch differentiates this model wrongly side by side"
+    normed = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in exposure.model.modules())
+    exact = len(variables) == 1 or normed or batching_is_exact(exposure, objective.recipe, guess, variables)
+    note = "" if exact else "restarts ran one by one, as PyTorch differentiates this model wrongly side by side"
+    together = exact and (
+        len(variables) == 1 or not normed
+    )  # vmap has no batching rule for batch norm: slow in eval mode, wrong in train mode
     compiled = Compiled(objective) if together else OneByOne(Compiled(objective))
     ladder: list[Evaluator] = [Functional(objective), Eager(objective)] if together else [Eager(objective)]
     return _noted(WithFallback([compiled, *ladder] if path == "compiled" else ladder), note)

@@ -112,10 +112,11 @@ class _Watch:
         return catch
 
     def __call__(self, parameters: Update, buffers: Buffers, inputs: Tensor) -> Seen:
-        self.caught.clear()
         written = {name: buffer.clone() for name, buffer in buffers.items()}
         functional_call(self.model, (parameters, written), (inputs.clone(),))
-        return dict(self.caught)
+        seen = dict(self.caught)
+        self.caught.clear()  # a tensor left behind would outlive the transform that made it, which compilation cannot allow
+        return seen
 
 
 def _wide(tensor: Tensor) -> Tensor:
