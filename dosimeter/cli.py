@@ -136,12 +136,10 @@ def _reproduce(options: argparse.Namespace) -> int:
     from dosimeter import terminal
     from dosimeter.reproduction.library import Library
     from dosimeter.reproduction.reproduce import reproduce
-    from dosimeter.reproduction.tables import read_table, table_files
+    from dosimeter.reproduction.tables import read_table, summaries
 
     if options.table is None:
-        tables = [read_table(key) for key in table_files()]
-        listed = [{"table": table.key, "title": table.title, "source": table.source, "rows": len(table.rows)} for table in tables]
-        _print_json(listed) if options.json else terminal.print_tables(listed)
+        _print_json(summaries()) if options.json else terminal.print_tables(summaries())
         return 0
     table = read_table(options.table, quick=options.quick)
     folders = {name: Path(value).expanduser() for name in ("data", "cache") if (value := getattr(options, name))}

@@ -126,11 +126,11 @@ def print_catalogue(entries: list[dict[str, Any]]) -> None:
             console.print(Text(f"      {option['name']}: {option['type']}, {default}", "dim"), soft_wrap=True)
 
 
-def print_tables(tables: list[dict[str, Any]]) -> None:
+def print_tables(tables: list[dict[str, str]]) -> None:
     """Every table that can be carried out, by the key that names it."""
     console = Console()
     for table in tables:
-        console.print(Text.assemble((table["table"], "bold"), f"  {table['title']} ({table['rows']} rows)"), soft_wrap=True)
+        console.print(Text.assemble((table["table"], "bold"), f"  {table['title']}"), soft_wrap=True)
         console.print(Text(f"      {table['source']}", "dim"), soft_wrap=True)
 
 

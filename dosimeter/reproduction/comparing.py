@@ -14,6 +14,9 @@ from dosimeter.types import Record
 Records = Mapping[tuple[str, str], Sequence[Record]]  # (row, column) -> one record a trial
 
 
+ROUNDING = 1e-9  # a tolerance of .02 around 1 includes .98, whatever the binary says
+
+
 class Agreement(StrEnum):
     """How a measured number stands to the published one."""
 
@@ -97,7 +100,7 @@ def _agreement(row: Row, quantity: str, published: float | None, measured: float
         low, high = published / row.factor, published * row.factor
     else:
         low, high = published - row.tolerance, published + row.tolerance
-    slack = 1e-9 * max(1.0, abs(published))  # a tolerance of .02 includes .98, whatever the binary says
+    slack = ROUNDING * max(1.0, abs(published))
     return Agreement.BELOW if measured < low - slack else Agreement.ABOVE if measured > high + slack else Agreement.REPRODUCED
 
 
@@ -106,21 +109,22 @@ def _judge(law: Law, rows: Sequence[Row], records: Records) -> LawResult:
         figure = figure_of(law.quantity, records.get((row.name, column), ()))
         return None if figure is None else figure.mean
 
+    slack = law.slack + ROUNDING
     numbers = {row.name: number(row, law.column) for row in rows if law.column in row.methods}
     known = {name: value for name, value in numbers.items() if value is not None}
     failures = [f"{name}: refused" for name, value in numbers.items() if value is None]
     if law.at_least is not None:
-        failures += [f"{name}: {value:.3g}, below {law.at_least:g}" for name, value in known.items() if value < law.at_least - law.slack]
+        failures += [f"{name}: {value:.3g}, below {law.at_least:g}" for name, value in known.items() if value < law.at_least - slack]
     if law.at_most is not None:
-        failures += [f"{name}: {value:.3g}, above {law.at_most:g}" for name, value in known.items() if value > law.at_most + law.slack]
+        failures += [f"{name}: {value:.3g}, above {law.at_most:g}" for name, value in known.items() if value > law.at_most + slack]
     if law.order is not None:
         sign = 1 if law.order == "rising" else -1
         steps = zip(known.items(), list(known.items())[1:])
-        failures += [f"{b}: {y:.3g} after {x:.3g}" for (_, x), (b, y) in steps if sign * (y - x) < -law.slack]
+        failures += [f"{b}: {y:.3g} after {x:.3g}" for (_, x), (b, y) in steps if sign * (y - x) < -slack]
     for rival in law.above:
         for row in rows:
             other, own = number(row, rival) if rival in row.methods else None, known.get(row.name)
-            if own is not None and other is not None and own < other - law.slack:
+            if own is not None and other is not None and own < other - slack:
                 failures.append(f"{row.name}: {own:.3g}, {rival} has {other:.3g}")
     verdict = Agreement.NOT_REPRODUCED if failures else Agreement.REPRODUCED if known else Agreement.SKIPPED
     return LawResult(says=law.says, quantity=law.quantity, column=law.column, verdict=verdict, numbers=numbers, reason="; ".join(failures))

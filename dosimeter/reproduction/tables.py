@@ -127,6 +127,12 @@ def table_files() -> dict[str, Path]:
     return files
 
 
+def summaries() -> list[dict[str, str]]:
+    """What each table is, without building its rows."""
+    contents = {key: read_toml(file) for key, file in table_files().items()}
+    return [{"table": key, "title": data.get("title", key), "source": data.get("source", "")} for key, data in contents.items()]
+
+
 def read_table(key: str, *, quick: bool = False) -> Table:
     """The table by its key, or from a TOML file of one's own."""
     files = table_files()
