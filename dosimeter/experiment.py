@@ -99,7 +99,7 @@ def run(subject: Subject, measurement: Measurement, *, raise_refusals: bool = Fa
         seconds = time.perf_counter() - started
         foreign = _attack_foreign(subject, measurement)
         scores = _score(subject, exposure, found, foreign)
-        details = _details(found, scores) | _objectives(measurement, exposure, found, subject.batch)
+        details = _details(found, scores) | _objective_at_truth(found, subject.batch)
     verdict, reason = _judge(found, scores)
     said = [str(warning.message) for warning in caught if issubclass(warning.category, UserWarning)]
     return Record(
@@ -171,12 +171,11 @@ def _judge(found: Estimate, scores: Scores) -> tuple[Verdict, str]:
     return judge_inputs(metrics, nulls)
 
 
-def _objectives(measurement: Measurement, exposure: Exposure, found: Estimate, truth: Batch) -> dict[str, float]:
-    """The attack's objective where it ended and at the truth, to tell under-optimisation from impossibility."""
-    if not isinstance(found, Reconstruction) or measurement.attack is None or found.inputs.shape != truth.inputs.shape:
+def _objective_at_truth(found: Estimate, truth: Batch) -> dict[str, float]:
+    """The attack's own objective at the private batch, to tell under-optimisation from impossibility."""
+    if not isinstance(found, Reconstruction) or found.objective_at is None:
         return {}
-    at_truth = measurement.attack.objective_at(exposure, truth.inputs, truth.targets)
-    return {} if at_truth is None else {"objective_at_truth": at_truth}
+    return {"objective_at_truth": found.objective_at(truth.inputs, truth.targets)}
 
 
 def _shortfalls(details: dict[str, Any]) -> list[str]:

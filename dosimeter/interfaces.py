@@ -95,10 +95,6 @@ class Attack(Method):
     @abstractmethod
     def __call__(self, exposure: Exposure, labels: LabelEstimate | None, rng: Generator) -> Reconstruction: ...
 
-    def objective_at(self, exposure: Exposure, inputs: Tensor, targets: Tensor) -> float | None:
-        """The attack's objective at given inputs, where it has one: at the truth it tells whether the attack was under-optimised."""
-        return None
-
 
 @dataclass(frozen=True, kw_only=True)
 class ActiveAttack(Attack):

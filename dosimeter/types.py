@@ -141,6 +141,7 @@ class Reconstruction:
     message: str = ""
     restarts: tuple[float, ...] = ()  # the objective that each restart reached
     distance: float | None = None  # the matching distance alone, where the attack has one
+    objective_at: Callable[[Tensor, Tensor], float] | None = None  # at other inputs and targets: at the truth it shows under-optimisation
 
 
 @dataclass(frozen=True, kw_only=True)

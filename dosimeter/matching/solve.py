@@ -187,7 +187,15 @@ class Run:
             normalization=self.exposure.public.normalization,
             restarts=(*(float(value) for value in reached), *self.dropped),
             message="; ".join(note for note in notes if note),
+            objective_at=self.objective_at,
         )
+
+    def objective_at(self, inputs: Tensor, targets: Tensor) -> float:
+        """The final objective, prior included, at somebody else's inputs and targets."""
+        names, terms = self.terms(1.0, final=True)
+        objective = Objective(self.exposure, self.recipe, targets.to(self.device))
+        with _own_random_numbers(self.rng, self.device), precision(self.recipe.precision):
+            return float(Eager(objective)(inputs[None].to(self.variables), None, names, terms).objective[0])
 
     def gave_up(self, outcome: Outcome, message: str) -> Reconstruction:
         inputs, labels = self._samples(self.best[0])
