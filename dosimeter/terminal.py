@@ -164,8 +164,8 @@ def print_reproduction(result: Reproduction) -> None:
             ),
             soft_wrap=True,
         )
-    for row, accuracy in result.accuracies.items():
-        console.print(Text(f"{row}: the trained model's test accuracy is {accuracy:.3f}", "dim"), soft_wrap=True)
+    for model, accuracy in result.accuracies.items():
+        console.print(Text(f"test accuracy {accuracy:.3f}: {model}", "dim"), soft_wrap=True)
     for departure in (*result.departures, *(f"{row}: {said}" for row, sentences in result.row_departures.items() for said in sentences)):
         console.print(Text(f"departure: {departure}", "cyan"), soft_wrap=True)
 

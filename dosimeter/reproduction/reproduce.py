@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ class Reproduction:
     profile: str
     departures: tuple[str, ...]
     row_departures: dict[str, tuple[str, ...]]
-    accuracies: dict[str, float]  # of the trained models, by row
+    accuracies: dict[str, float]  # of the trained models, on test images
     cells: tuple[Cell, ...]
     laws: tuple[LawResult, ...]
     seconds: float  # spent in the methods themselves
@@ -67,7 +67,7 @@ def reproduce(
         profile=table.profile,
         departures=table.departures,
         row_departures={row.name: said for row in table.rows if (said := (*row.departures, *_substituted(row, library)))},
-        accuracies=_accuracies(records),
+        accuracies=_accuracies(everything),
         cells=tuple(cell for row in table.rows for cell in compare_row(row, records)),
         laws=tuple(judge_laws(table, records)),
         seconds=sum(record.seconds for record in everything),
@@ -147,7 +147,7 @@ def _substituted(row: Row, library: Library) -> list[str]:
     return [] if row.skip else substitutions(row, library)
 
 
-def _accuracies(records: dict[tuple[str, str], list[Record]]) -> dict[str, float]:
-    """The test accuracy of every row's model, where it is trained."""
-    found = {row: made[0].config["subject"].get("accuracy") for (row, _), made in records.items() if made}
-    return {row: accuracy for row, accuracy in found.items() if accuracy is not None}
+def _accuracies(records: Iterable[Record]) -> dict[str, float]:
+    """The test accuracy of every trained model."""
+    subjects = [record.config["subject"] for record in records]
+    return {f"{s['model']} on {s['data']}, {s['stage']}": s["accuracy"] for s in subjects if s.get("accuracy") is not None}
