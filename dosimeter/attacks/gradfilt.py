@@ -16,11 +16,13 @@ from dosimeter.randomness import generator
 from dosimeter.registry import ATTACKS
 from dosimeter.tampering.head_filter import calibrate, plant_filter, restore_labels
 from dosimeter.tampering.input_shape import find_head_name, find_input_shape
-from dosimeter.tampering.inserted_layer import Functional, InsertedLayer, insert_layer
+from dosimeter.tampering.inserted_layer import Functional, InsertedLayer, Moments, insert_layer, moments_of
 from dosimeter.types import Exposure, Knowledge, LabelEstimate, Normalization, Outcome, Reconstruction
 
 BINS_PER_TARGET = 8
 FEWEST_BINS = 128  # the thesis's number
+FUNCTIONALS: tuple[Functional, ...] = ("brightness", "random", "cosine")
+ROOMY = 1.5  # bins a target sample from which three functionals take samples apart that two cannot
 
 
 @ATTACKS.register("gradfilt")
@@ -48,9 +50,10 @@ class GradFilt(ActiveAttack):
     threshold: NonNegativeInt = 8  # β
     expected: PositiveInt | None = None  # target samples in the batch, from an earlier round; none: plant no layer
     bins: PositiveInt | None = None  # of the inserted layer; none: chosen for the expected number
-    functionals: tuple[Functional, ...] = ("brightness", "cosine", "random")
+    functionals: tuple[Functional, ...] | None = None  # none: three, or two where the bins are few for the expected number
     input_shape: tuple[PositiveInt, ...] | None = None
     normalization: Normalization | None = None
+    moments: Moments | None = None  # of the functionals over the client's kind of data, as `after` finds them
     round: NonNegativeInt = 0
     steps: PositiveInt = 4800
     restarts: PositiveInt = 1
@@ -66,8 +69,16 @@ class GradFilt(ActiveAttack):
         if (self.expected or 0) <= self.threshold:
             return filtered
         bins = self.bins or max(FEWEST_BINS, BINS_PER_TARGET * (self.expected or 0))
+        functionals = self.functionals or (FUNCTIONALS if bins >= ROOMY * (self.expected or 0) else FUNCTIONALS[:2])
         return insert_layer(
-            filtered, shape, self.functionals, bins, sparse=False, normalization=self.normalization, round_number=self.round
+            filtered,
+            shape,
+            functionals,
+            bins,
+            sparse=False,
+            normalization=self.normalization,
+            moments=self.moments,
+            round_number=self.round,
         )
 
     def __call__(self, exposure: Exposure, labels: LabelEstimate | None, rng: Generator) -> Reconstruction:
@@ -86,6 +97,11 @@ class GradFilt(ActiveAttack):
         if any(isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training for m in exposure.model.modules()):
             note += "; batch norm in train mode mixes the other samples in"
         return replace(found, message="; ".join(part for part in (note, found.message) if part))
+
+    def after(self, found: Reconstruction) -> GradFilt:
+        """The attack of the next round, with bins for the kind of data that this round showed."""
+        moments = moments_of(found.inputs, found.normalization) if len(found.inputs) > 1 else self.moments
+        return replace(self, moments=moments, round=self.round + 1)
 
     def calibrate(self, exposure: Exposure) -> tuple[Exposure, LabelEstimate]:
         """What the target samples alone would have sent, and their labels."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -13,7 +13,7 @@ from dosimeter.options import NonNegativeInt, PositiveInt
 from dosimeter.registry import ATTACKS
 from dosimeter.tampering.bins import decode
 from dosimeter.tampering.input_shape import find_input_shape
-from dosimeter.tampering.inserted_layer import Functional, InsertedLayer, insert_layer
+from dosimeter.tampering.inserted_layer import Functional, InsertedLayer, Moments, insert_layer, moments_of
 from dosimeter.tampering.replaying import replayer_for
 from dosimeter.types import Exposure, Knowledge, LabelEstimate, Normalization, Outcome, Reconstruction, Refused
 
@@ -40,13 +40,26 @@ class Imprint(ActiveAttack):
     sparse: bool = False
     input_shape: tuple[PositiveInt, ...] | None = None  # none: the common shape that passes through the model
     normalization: Normalization | None = None  # how pixels in [0, 1] become inputs; none: they are the inputs
+    moments: Moments | None = None  # of the functionals over the client's kind of data, as `after` finds them
     round: NonNegativeInt = 0
 
     def tamper(self, model: nn.Module) -> InsertedLayer:
         shape = self.input_shape or find_input_shape(model)
         return insert_layer(
-            model, shape, self.functionals, self.bins, sparse=self.sparse, normalization=self.normalization, round_number=self.round
+            model,
+            shape,
+            self.functionals,
+            self.bins,
+            sparse=self.sparse,
+            normalization=self.normalization,
+            moments=self.moments,
+            round_number=self.round,
         )
+
+    def after(self, found: Reconstruction) -> Imprint:
+        """The attack of the next round: sorted anew, with bins for the kind of data that this round showed."""
+        moments = moments_of(found.inputs, found.normalization) if len(found.inputs) > 1 else self.moments
+        return replace(self, moments=moments, round=self.round + 1)
 
     def __call__(self, exposure: Exposure, labels: LabelEstimate | None, rng: Generator) -> Reconstruction:
         layer = exposure.model

@@ -14,6 +14,8 @@ from dosimeter.types import Normalization
 
 AGREEMENT = 2e-3  # relative difference up to which two bins hold the same sample
 MARGIN = 300.0  # times the rounding noise that a sample must stand out by: 40 dB and more
+EXACTLY = 3e-4  # relative difference up to which a replayed weight confirms a sample by itself
+ROUGHLY = 0.1  # the same for a sample that two bins agree on; a kink of the network may lie between it and its replay
 EMPTY = 8.0  # times the rounding noise below which a bin counts as empty
 SLACK = 0.02  # of the pixel range: how far outside a recovered pixel may lie
 
@@ -28,7 +30,7 @@ class Decoded:
     residual: float  # the norm of what they hold, relative to the norm of all
 
 
-Replay = Callable[[Tensor, Tensor], Tensor]  # inputs (n, d) and weights (n,) -> (n,) bool: would this input have had this weight?
+Replay = Callable[[Tensor, Tensor], Tensor]  # inputs (n, d) and weights (n,) -> (n,) relative difference from the model's own weight
 
 
 def decode(
@@ -42,7 +44,8 @@ def decode(
     """Read samples off the layer's gradient; a sample is claimed only where something besides its own bin confirms it.
 
     A bin's content is (U, S) = Σ δ_i (x_i, 1); of a bin that holds one sample, x = U/S. It is confirmed where the bin of
-    another functional that x falls into holds the same content, or where the model itself gives x the weight S (`replay`).
+    another functional that x falls into holds the same content, and where the model itself gives x the weight S (`replay`,
+    roughly beside an agreement, else exactly).
     What is found is subtracted from every functional's bin, which leaves other samples alone in theirs.
     """
     state = _State(layer, weight_gradient, bias_gradient, normalization, shape)
@@ -51,8 +54,10 @@ def decode(
     while True:
         rows, places = state.candidates()
         confirmed = state.agreeing(rows, places)
-        if replay is not None and not bool(confirmed.any()) and len(rows):
-            confirmed = replay(state.inputs(rows), state.contents[rows, -1])
+        if replay is not None and len(rows):
+            difference = replay(state.inputs(rows), state.contents[rows, -1])
+            agreed = confirmed & (difference <= ROUGHLY)
+            confirmed = agreed if bool(agreed.any()) else difference <= EXACTLY
         if not bool(confirmed.any()):
             break
         found.append(state.take(rows[confirmed], places[confirmed]))

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from dosimeter.normalization import to_pixels
-from dosimeter.options import mismatch
+from dosimeter.options import PositiveFloat, mismatch
 from dosimeter.randomness import generator
 from dosimeter.types import Normalization
 
 Functional = Literal["brightness", "random", "cosine"]
+Moments = dict[str, tuple[float, PositiveFloat]]  # mean and standard deviation, by functional
 
 STRENGTH = 0.01  # how far the layer's answers move the input, small so that the model still works
 OPEN_END = 40.0  # standard deviations beyond which no input lies
@@ -56,9 +57,13 @@ def insert_layer(
     *,
     sparse: bool,
     normalization: Normalization | None,
+    moments: Moments | None,
     round_number: int,
 ) -> InsertedLayer:
-    """A copy of the model behind a layer whose rows split each functional's range into equally likely bins."""
+    """A copy of the model behind a layer whose rows split each functional's range into equally likely bins.
+
+    `moments` are those of the client's kind of data, where an earlier round showed some of it; else those of natural images.
+    """
     if bins < 2 * len(functionals):
         raise mismatch("attack.bins", f"at least two for each of {len(functionals)} functionals", bins)
     each = [len(part) for part in torch.arange(bins).tensor_split(len(functionals))]
@@ -67,7 +72,8 @@ def insert_layer(
     position = 0
     with torch.no_grad():
         for index, (functional, count) in enumerate(zip(functionals, each)):
-            weight, constant = _functional(functional, input_shape, normalization, f"{index} round {round_number}")
+            known = (moments or {}).get(functional, NATURAL[functional])
+            weight, constant = _functional(functional, known, input_shape, normalization, f"{index} round {round_number}")
             edges = _edges(count, shift=round_number * 0.381966)  # (count + 1,)
             scale = 1 / edges.diff() if sparse else torch.ones(count, dtype=torch.float64)
             part = slice(position, position + count)
@@ -77,18 +83,34 @@ def insert_layer(
     return InsertedLayer(rows, copy.deepcopy(model), tuple(each), sparse).train(model.training)
 
 
-def _functional(functional: Functional, shape: tuple[int, ...], normalization: Normalization | None, role: str) -> tuple[Tensor, Tensor]:
-    """Weights (d,) and a constant with which ⟨w, x⟩ + c is the functional of the pixels in standard deviations, in float64."""
-    mean, deviation = NATURAL[functional]
-    size = math.prod(shape)
+def moments_of(inputs: Tensor, normalization: Normalization) -> Moments:
+    """The moments of the functionals over samples (n, *shape) that an earlier round recovered; n of at least two."""
+    pixels, moments = to_pixels(inputs.double(), normalization), dict(NATURAL)
+    for functional in NATURAL:
+        weight = _weight(functional, tuple(inputs.shape[1:]), "moments").to(pixels)
+        values = (pixels * weight).flatten(1).sum(1)
+        mean = 0.0 if functional == "random" else float(values.mean())  # another round's random functional has another mean
+        moments[functional] = (mean, max(float(values.std()), 1e-6))
+    return moments
+
+
+def _weight(functional: Functional | str, shape: tuple[int, ...], role: str) -> Tensor:
+    """The functional's weights on pixels, in float64."""
     if functional == "brightness":
-        weight = torch.full(shape, 1 / size, dtype=torch.float64)
-    elif functional == "cosine":
-        weight = _cosine(shape) / size
-    else:
-        weight = torch.randn(shape, generator=generator(0, f"imprint functional {role}"), dtype=torch.float64)
-        weight = weight - weight.mean()
-        weight = weight / weight.norm()
+        return torch.full(shape, 1 / math.prod(shape), dtype=torch.float64)
+    if functional == "cosine":
+        return _cosine(shape) / math.prod(shape)
+    weight = torch.randn(shape, generator=generator(0, f"imprint functional {role}"), dtype=torch.float64)
+    weight = weight - weight.mean()
+    return weight / weight.norm()
+
+
+def _functional(
+    functional: Functional, moments: tuple[float, float], shape: tuple[int, ...], normalization: Normalization | None, role: str
+) -> tuple[Tensor, Tensor]:
+    """Weights (d,) and a constant with which ⟨w, x⟩ + c is the functional of the pixels in standard deviations, in float64."""
+    mean, deviation = moments
+    weight = _weight(functional, shape, role)
     weight, constant = weight / deviation, torch.tensor(-mean / deviation, dtype=torch.float64)
     if normalization is not None:  # pixels = x·std + mean, so the weights act on x·std
         offset = to_pixels(torch.zeros(1, *shape, dtype=torch.float64), normalization)

@@ -9,11 +9,14 @@ from torch import Tensor, nn
 
 from dosimeter.defenses.secure_aggregation import MeanOfClients
 from dosimeter.interfaces import Training
+from dosimeter.normalization import from_pixels, to_pixels
 from dosimeter.tampering.inserted_layer import STRENGTH, InsertedLayer
 from dosimeter.training import FedSGD, copied_buffers
-from dosimeter.types import Exposure
+from dosimeter.types import Exposure, Normalization
 
-ACCURACY = 3e-4  # relative difference up to which a weight counts as the same
+LEVELS = 255
+NEAR_LEVEL = 0.1  # of a level
+TELLING = 3e-3  # relative difference up to which a label is told by its weight
 
 
 class Replayer:
@@ -23,23 +26,24 @@ class Replayer:
         public = exposure.public
         assert public.batch_size is not None
         self.layer, self.loss, self.shape = copy.deepcopy(layer), public.loss, public.input_shape
+        self.normalization = public.normalization
         self.labels = torch.arange(public.classes) if labels is None else labels  # those that a sample may have
         self.factor = STRENGTH / sum(layer.bins) / public.batch_size
 
     def __call__(self, inputs: Tensor, weights: Tensor) -> Tensor:
-        """Whether some label gives the input that weight: (n,)."""
-        return self.mismatch(inputs, weights).amin(1) <= ACCURACY
+        """How far the weight is from the one that the best label gives the input, relative: (n,)."""
+        return self.mismatch(inputs, weights).amin(1)
 
     def labels_of(self, inputs: Tensor, weights: Tensor) -> Tensor:
         """The label that fits each sample's weight best, −1 where none does: (n,)."""
         difference, best = self.mismatch(inputs, weights).min(1)
         labels = self.labels.to(best.device)[best]
-        return torch.where(difference <= 10 * ACCURACY, labels, -1)
+        return torch.where(difference <= TELLING, labels, -1)
 
     def mismatch(self, inputs: Tensor, weights: Tensor) -> Tensor:
         """Relative difference between each label's weight and the one seen: (n, labels)."""
         like = self.layer.rows.weight
-        samples = inputs.reshape(-1, *self.shape).to(like)
+        samples = _snapped(inputs.reshape(-1, *self.shape), self.normalization).to(like)
         logits, slopes = [], []
         for piece in samples.split(64):
             buffers = copied_buffers(self.layer.body)
@@ -65,6 +69,18 @@ def replayer_for(exposure: Exposure, layer: InsertedLayer, labels: Tensor | None
     if public.batch_size is None or not _one_gradient(public.training) or _mixes_samples(layer.body):
         return None
     return Replayer(exposure, layer, labels)
+
+
+def _snapped(inputs: Tensor, normalization: Normalization) -> Tensor:
+    """Samples whose pixels all lie next to 8-bit levels, on those levels.
+
+    Pictures have areas of one colour, where maxima tie and ReLUs sit at the same point: the rounding noise of a recovered
+    sample would break the ties another way than the client's did.
+    """
+    pixels = to_pixels(inputs, normalization)
+    levels = (pixels * LEVELS).round() / LEVELS
+    exact = ((pixels - levels).abs().flatten(1).amax(1) < NEAR_LEVEL / LEVELS).reshape(-1, *[1] * (inputs.ndim - 1))
+    return torch.where(exact, from_pixels(levels, normalization), inputs)
 
 
 def _one_gradient(training: Training) -> bool:

@@ -1,0 +1,149 @@
+"""GradFilt: exact labels and calibrated gradients, reconstruction by matching and by an inserted layer, aggregation, refusals."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import dosimeter as dm
+from dosimeter.models.loading import load_model
+
+
+@pytest.fixture
+def crowd(digits) -> dm.Batch:
+    images, labels = digits
+    return dm.Batch(images[300:340].clone(), labels[300:340].clone())
+
+
+def relative_error(found: dm.Exposure, wanted: dm.Exposure, names) -> float:
+    difference = sum(float((found.update[name] - wanted.update[name]).double().square().sum()) for name in names)
+    return (difference / sum(float(wanted.update[name].double().square().sum()) for name in names)) ** 0.5
+
+
+def of_classes(batch: dm.Batch, classes) -> dm.Batch:
+    chosen = torch.isin(batch.targets, torch.tensor(classes))
+    return dm.Batch(batch.inputs[chosen], batch.targets[chosen])
+
+
+@pytest.mark.parametrize("name", ["fcn3", "lenet5", "small_cnn", "resnet20", "vgg11"])
+@pytest.mark.parametrize("classes", [10, 1000])
+def test_labels_are_exact_on_any_architecture(name, classes) -> None:
+    options = {"fcn3": {"hidden": (32, 16)}, "vgg11": {"hidden": 16}, "small_cnn": {"width": 4}}.get(name, {})
+    model = load_model(name, {**options, "classes": classes}, None, 7)
+    rng = torch.Generator().manual_seed(8)
+    batch = dm.Batch(torch.rand(24, 3, 32, 32, generator=rng), torch.randint(classes, (24,), generator=rng))
+    rigged = dm.attack("gradfilt", targets=(3,)).tamper(model)
+    estimate = dm.recover_labels(dm.observe(rigged, batch), "gradfilt")
+    assert torch.equal(estimate.counts, torch.bincount(batch.targets, minlength=classes))
+    assert estimate.confidence == pytest.approx(1.0, abs=1e-2)
+
+
+@pytest.mark.parametrize("loss", [dm.CrossEntropy(smoothing=0.2), dm.CrossEntropy(temperature=2.0), dm.Focal(gamma=2.0)])
+def test_labels_are_exact_under_other_softmax_losses(loss, classifier, crowd) -> None:
+    rigged = dm.attack("gradfilt", targets=(1, 7)).tamper(classifier)
+    estimate = dm.recover_labels(dm.observe(rigged, crowd, loss=loss), "gradfilt", targets=(7, 1))
+    assert torch.equal(estimate.counts, torch.bincount(crowd.targets, minlength=10))
+
+
+def test_an_undeclared_batch_size_is_inferred(classifier, crowd) -> None:
+    rigged = dm.attack("gradfilt", targets=(2,)).tamper(classifier)
+    estimate = dm.recover_labels(dm.observe(rigged, crowd, declare_batch_size=False), "gradfilt")
+    assert torch.equal(estimate.counts, torch.bincount(crowd.targets, minlength=10))
+
+
+@pytest.mark.parametrize("targets", [(3,), (0, 3, 8)])
+@pytest.mark.parametrize("loss", [dm.CrossEntropy(), dm.Focal(gamma=1.0)])
+def test_calibrated_gradients_are_the_target_samples_own(targets, loss, classifier, crowd) -> None:
+    attack = dm.attack("gradfilt", targets=targets)
+    rigged = attack.tamper(classifier)
+    calibrated, labels = attack.calibrate(dm.observe(rigged, crowd, loss=loss))
+    own = dm.observe(rigged, of_classes(crowd, targets), loss=loss)
+    assert torch.equal(labels.labels, of_classes(crowd, targets).targets.sort().values)
+    assert relative_error(calibrated, own, [name for name in own.update if not name.startswith("5.")]) < 1e-5
+    assert relative_error(calibrated, own, ["5.weight", "5.bias"]) < 1e-5
+    assert calibrated.public.batch_size == own.public.batch_size
+
+
+def test_no_probability_is_left_to_the_targets_in_single_precision(classifier, crowd) -> None:
+    rigged = dm.attack("gradfilt", targets=(4,), scale=50.0).tamper(classifier)
+    with torch.no_grad():
+        p = rigged(crowd.inputs).softmax(1)
+    assert float(p[:, 4].max()) == 0.0
+    assert torch.allclose(p[:, 0], torch.full((len(p),), 1 / 9))
+    exposure = dm.observe(rigged, crowd)
+    assert all(torch.isfinite(change).all() for change in exposure.update.values())
+
+
+def test_matching_the_filtered_gradient_beats_matching_the_batch(digits, classifier) -> None:
+    images, labels = digits
+    one = int((labels[50:] == 6).nonzero()[0]) + 50
+    others = (labels != 6).nonzero().flatten()[40:43]
+    batch = dm.Batch(images[[one, *others.tolist()]], labels[[one, *others.tolist()]])
+    attack = dm.attack("gradfilt", targets=(6,), steps=300, total_variation=1e-4)
+    found = dm.reconstruct(dm.observe(attack.tamper(classifier), batch), attack)
+    whole = dm.reconstruct(dm.observe(classifier, batch), "inverting_gradients", labels=batch.targets, steps=300, total_variation=1e-4)
+    error = float((found.inputs[0] - batch.inputs[0]).square().mean())
+    plain = float((whole.inputs - batch.inputs[0]).square().flatten(1).mean(1).min())
+    assert found.inputs.shape == (1, 1, 8, 8)
+    assert found.labels.tolist() == [6]
+    assert error < 0.5 * plain
+
+
+def test_many_targets_are_read_off_an_inserted_layer(digits, classifier) -> None:
+    images, labels = digits
+    chosen = torch.cat([(labels == 5).nonzero().flatten()[:20], (labels != 5).nonzero().flatten()[:20]])
+    batch = dm.Batch(images[chosen], labels[chosen])
+    attack = dm.attack("gradfilt", targets=(5,), expected=20)
+    found = dm.reconstruct(dm.observe(attack.tamper(classifier), batch), attack)
+    wanted = images[chosen[:20]]
+    nearest = torch.cdist(found.inputs.flatten(1), wanted.flatten(1)).min(1)
+    assert len(found.inputs) >= 18
+    assert float(nearest.values.max()) < 1e-3
+    assert len(nearest.indices.unique()) == len(found.inputs)
+    assert (found.labels == 5).all()
+
+
+def test_secure_aggregation_hides_whose_but_not_what(classifier, crowd) -> None:
+    attack = dm.attack("gradfilt", targets=(3,))
+    rigged = attack.tamper(classifier)
+    aggregated = dm.observe(rigged, crowd, defenses=(dm.defense("secure_aggregation", clients=4),))
+    estimate = dm.recover_labels(aggregated, "gradfilt")
+    assert torch.equal(estimate.counts, torch.bincount(crowd.targets, minlength=10))
+    calibrated, _ = attack.calibrate(aggregated)
+    own = dm.observe(rigged, of_classes(crowd, (3,)))
+    assert relative_error(calibrated, own, ["0.weight", "3.weight"]) < 1e-5
+
+
+def test_a_head_without_bias_is_given_one_and_nothing_of_the_callers_is_touched(crowd) -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 12), nn.ReLU(), nn.Linear(12, 10, bias=False))
+    before = copy.deepcopy(model.state_dict())
+    rigged = dm.attack("gradfilt", targets=(0,), input_shape=(1, 8, 8)).tamper(model)
+    assert list(model.state_dict()) == list(before)
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    estimate = dm.recover_labels(dm.observe(rigged, crowd), "gradfilt")
+    assert torch.equal(estimate.counts, torch.bincount(crowd.targets, minlength=10))
+
+
+def test_a_batch_without_targets_is_said_to_hold_none(digits, classifier) -> None:
+    images, labels = digits
+    chosen = (labels != 9).nonzero().flatten()[:6]
+    attack = dm.attack("gradfilt", targets=(9,))
+    found = dm.reconstruct(dm.observe(attack.tamper(classifier), dm.Batch(images[chosen], labels[chosen])), attack)
+    assert len(found.inputs) == 0
+    assert found.outcome is dm.Outcome.IMPOSSIBLE
+    assert "0 of 6" in found.message
+
+
+def test_refusals(classifier, batch) -> None:
+    with pytest.raises(dm.Refused, match="bears its filter"):
+        dm.recover_labels(dm.observe(classifier, batch), "gradfilt")
+    with pytest.raises(dm.Refused, match="bears its filter"):
+        dm.reconstruct(dm.observe(classifier, batch), "gradfilt", targets=(1,))
+    with pytest.raises(ValueError, match=r"attack\.targets: expected different class ids in 0\.\.9"):
+        dm.attack("gradfilt", targets=(10,)).tamper(classifier)
+    rigged = dm.attack("gradfilt", targets=(1,)).tamper(classifier)
+    with pytest.raises(dm.Refused, match="filters for \\[1\\]"):
+        dm.recover_labels(dm.observe(rigged, batch), "gradfilt", targets=(2,))
+    with pytest.raises(dm.Refused, match="cross-entropy or focal"):
+        dm.recover_labels(dm.observe(rigged, batch, loss=dm.BinaryCrossEntropy()), "gradfilt")

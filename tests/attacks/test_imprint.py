@@ -1,0 +1,115 @@
+"""Imprint: every lone sample comes back, no mixture is claimed, in both variants, in train mode and over rounds."""
+
+import copy
+
+import pytest
+import torch
+
+import dosimeter as dm
+from dosimeter.models.loading import load_model
+
+
+def pictures(count: int, seed: int) -> dm.Batch:
+    """Smooth random pictures on 8-bit levels."""
+    rng = torch.Generator().manual_seed(seed)
+    coarse = torch.rand(count, 3, 5, 5, generator=rng)
+    inputs = torch.nn.functional.interpolate(coarse, (16, 16), mode="bilinear")
+    return dm.Batch((inputs * 255).round() / 255, torch.randint(10, (count,), generator=rng))
+
+
+def attacked(model, batch: dm.Batch, **options) -> tuple[dm.Reconstruction, torch.Tensor]:
+    """What came back, and for each recovered sample the distance to the nearest true one."""
+    attack = dm.attack("imprint", input_shape=(3, 16, 16), **options)
+    found = dm.reconstruct(dm.observe(attack.tamper(model), batch), attack)
+    distance = torch.cdist(found.inputs.double().flatten(1), batch.inputs.double().flatten(1)) / 768**0.5
+    return found, distance.min(1).values if len(distance) else distance.new_zeros(0)
+
+
+@pytest.fixture
+def model():
+    return load_model("small_cnn", {"size": 16, "width": 4}, None, 3)
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_a_batch_comes_back_whole(model, sparse) -> None:
+    batch = pictures(32, 1)
+    found, distance = attacked(model, batch, sparse=sparse)
+    assert len(found.inputs) == 32
+    assert float(distance.max()) < 1e-4
+    assert torch.equal(found.labels.sort().values, batch.targets.sort().values)
+    assert "nothing is left" in found.message
+
+
+def test_batch_norm_in_train_mode_does_not_help_the_client() -> None:
+    model = load_model("convnet", {"size": 16, "width": 2}, None, 4)
+    assert model.training
+    found, distance = attacked(model, pictures(24, 2))
+    assert len(found.inputs) >= 22
+    assert float(distance.max()) < 1e-2
+
+
+def test_no_mixture_is_claimed_where_bins_are_scarce(model) -> None:
+    for seed in range(4):
+        found, distance = attacked(model, pictures(40, 10 + seed), bins=30)
+        assert (distance < 1e-2).all()
+        assert len(found.inputs) < 40
+
+
+def test_one_functional_finds_about_as_many_as_lie_alone(model) -> None:
+    batch = pictures(30, 3)
+    found, distance = attacked(model, batch, functionals=("brightness",), bins=60)
+    brightness = (batch.inputs.flatten(1).mean(1) - 0.46) / 0.15
+    edges = torch.special.ndtri(torch.arange(1, 60) / 60)
+    bins = torch.bucketize(brightness, edges)
+    alone = int((torch.bincount(bins, minlength=60) == 1).sum())
+    assert (distance < 1e-3).all()
+    assert alone - 3 <= len(found.inputs) <= alone
+
+
+def test_a_second_round_sorts_anew_and_learns_the_kind_of_data(model) -> None:
+    batch = pictures(40, 5)
+    first = dm.attack("imprint", input_shape=(3, 16, 16), bins=40)
+    found = dm.reconstruct(dm.observe(first.tamper(model), batch), first)
+    second = first.after(found)
+    assert second.round == 1
+    assert not torch.equal(first.tamper(model).rows.bias, second.tamper(model).rows.bias)
+    if len(found.inputs) > 1:
+        mean, _ = second.moments["brightness"]
+        assert mean == pytest.approx(float(found.inputs.mean()), abs=1e-6)
+
+
+def test_normalised_inputs_are_sorted_by_their_pixels(model) -> None:
+    normalization = dm.Normalization(mean=(0.5, 0.4, 0.3), std=(0.2, 0.25, 0.3))
+    batch = pictures(16, 6)
+    mean, std = (torch.tensor(values).reshape(1, 3, 1, 1) for values in (normalization.mean, normalization.std))
+    scaled = dm.Batch((batch.inputs - mean) / std, batch.targets)
+    attack = dm.attack("imprint", input_shape=(3, 16, 16), normalization=normalization)
+    found = dm.reconstruct(dm.observe(attack.tamper(model), scaled, normalization=normalization), attack)
+    assert len(found.inputs) == 16
+    assert float(torch.cdist(found.inputs.flatten(1), scaled.inputs.flatten(1)).min(1).values.max()) < 1e-2
+
+
+def test_secure_aggregation_leaves_the_samples_of_all_clients(model) -> None:
+    batch = pictures(24, 7)
+    attack = dm.attack("imprint", input_shape=(3, 16, 16))
+    exposure = dm.observe(attack.tamper(model), batch, defenses=(dm.defense("secure_aggregation", clients=3),))
+    assert len(dm.reconstruct(exposure, attack).inputs) == 24
+
+
+def test_tampering_leaves_the_model_alone_and_hardly_moves_its_answers(model) -> None:
+    before = copy.deepcopy(model.state_dict())
+    rigged = dm.attack("imprint", input_shape=(3, 16, 16)).tamper(model)
+    batch = pictures(8, 8)
+    with torch.no_grad():
+        assert float((rigged(batch.inputs) - model(batch.inputs)).abs().max()) < 0.1
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+
+
+def test_refusals(model, batch, classifier) -> None:
+    with pytest.raises(dm.Refused, match="bears its layer"):
+        dm.reconstruct(dm.observe(classifier, batch), "imprint")
+    with pytest.raises(ValueError, match=r"attack\.bins: expected at least two"):
+        dm.attack("imprint", bins=3).tamper(model)
+    rigged = dm.attack("imprint", input_shape=(3, 16, 16)).tamper(model)
+    with pytest.raises(ValueError, match="inserted for 768 inputs"):
+        rigged(torch.zeros(1, 3, 8, 8))
