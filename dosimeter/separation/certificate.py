@@ -72,12 +72,12 @@ def equation_variance(equations: Equations, t: Tensor, p: Tensor, e: Tensor) -> 
     column = spectrum.noise**2 * (e / spectrum.values).square().sum(1)
     lever = (spectrum.weights * p).square()  # (n, C)
     row = spectrum.noise**2 * t.square().sum(1) * (lever * equations.outside).mean(1)
-    return column + row + forward_variance(equations, p)
+    return column + row + forward_variance(equations, t, p)
 
 
-def forward_variance(equations: Equations, p: Tensor) -> Tensor:
+def forward_variance(equations: Equations, t: Tensor, p: Tensor) -> Tensor:
     """The variance of one equation from the forward pass: logits are rounded relative to their size, softmax to its own: (n,)."""
-    size = 1 - p.clamp_min(torch.finfo(p.dtype).tiny).log()  # 1 + (largest logit − logit), roughly
+    size = 1 + (t @ equations.logits.T + equations.bias).abs()  # (n, C)
     return (ROUNDINGS * equations.model_unit) ** 2 * (equations.spectrum.weights * p * size).square().mean(1)
 
 

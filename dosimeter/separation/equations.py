@@ -30,6 +30,8 @@ class Equations:
     even: float  # what every class gets on top, ε/C with smoothing
     temperature: float  # of the loss, which divides the gradient
     model_unit: float  # relative rounding of the model's own forward pass
+    bias_target: Tensor | None  # (C,) w∘∇b, where the client sent it
+    bias_noise: float  # standard deviation of one of its entries
     basis: Tensor  # (B, H) S Vᵀ: features = t @ basis
     logits: Tensor  # (C, B) W basisᵀ
     outside: Tensor  # (C,) squared length of each weight row off the row space
@@ -53,9 +55,17 @@ class Span:
 
 
 def build_equations(
-    spectrum: Spectrum, weight: Tensor, bias: Tensor | None, *, smoothing: float = 0.0, temperature: float = 1.0, model_unit: float
+    spectrum: Spectrum,
+    weight: Tensor,
+    bias: Tensor | None,
+    *,
+    model_unit: float,
+    bias_gradient: Tensor | None = None,
+    smoothing: float = 0.0,
+    temperature: float = 1.0,
 ) -> Equations:
     """All in float64; `smoothing` is PyTorch's ε."""
+    target = None if bias_gradient is None else spectrum.weights * bias_gradient
     weight = weight / temperature
     basis = spectrum.values[:, None] * spectrum.right
     along = weight @ spectrum.right.T  # (C, B)
@@ -67,10 +77,19 @@ def build_equations(
         even=smoothing / len(weight),
         temperature=temperature,
         model_unit=model_unit,
+        bias_target=target,
+        bias_noise=1.0 if bias_gradient is None else _bias_noise(spectrum, bias_gradient),
         basis=basis,
         logits=along * spectrum.values,
         outside=(weight.square().sum(1) - along.square().sum(1)).clamp_min(0),
     )
+
+
+def _bias_noise(spectrum: Spectrum, bias_gradient: Tensor) -> float:
+    """The noise of one weighed entry of the bias gradient: added alike everywhere, or rounded in proportion."""
+    size = torch.linalg.vector_norm(spectrum.left * spectrum.values, dim=1) / spectrum.right.shape[1] ** 0.5  # (C,) of a row's entries
+    relative = (spectrum.weights * bias_gradient).abs() / size.clamp_min(torch.finfo(size.dtype).tiny)
+    return spectrum.noise * (1.0 if spectrum.additive else max(float(relative.square().mean().sqrt()), 1e-6))
 
 
 def whole(equations: Equations) -> Span:

@@ -26,11 +26,12 @@ def separate_head(
     public = exposure.public
     gradient = _in_double(head.weight_gradient)
     assert gradient is not None
-    equations = _equations(exposure, head, gradient, rng, method=method)
+    bias_gradient = None if scaled_by_layer(public) else _in_double(head.bias_gradient)
+    equations = _equations(exposure, head, gradient, bias_gradient, rng, method=method)
     result = separate(
         equations,
         gradient,
-        _in_double(head.bias_gradient),
+        bias_gradient,
         counts=None if labels is None else labels.counts,
         batch_size=public.batch_size,
         free_scale=may_be_scaled(public),
@@ -44,7 +45,7 @@ def separate_head(
     return result
 
 
-def _equations(exposure: Exposure, head: Head, gradient: Tensor, rng: Generator, *, method: str) -> Equations:
+def _equations(exposure: Exposure, head: Head, gradient: Tensor, bias_gradient: Tensor | None, rng: Generator, *, method: str) -> Equations:
     """The head's equations; refuses losses whose gradient at the logits is not (softmax − target) up to a factor."""
     loss = exposure.public.loss
     if not isinstance(loss, CrossEntropy):
@@ -59,6 +60,7 @@ def _equations(exposure: Exposure, head: Head, gradient: Tensor, rng: Generator,
         factor(gradient, rounding_unit(head.weight_gradient), rng, at_most=exposure.public.batch_size),
         weight,
         _in_double(head.bias),
+        bias_gradient=bias_gradient,
         smoothing=smoothing,
         temperature=loss.temperature,
         model_unit=torch.finfo(head.weight.dtype).eps,
@@ -75,6 +77,11 @@ def sends_one_gradient(training: Training) -> bool:
 def may_be_scaled(public: Public) -> bool:
     """Whether a defense in force, or a temperature, may have multiplied the gradient by a number that the server does not know."""
     return any(defense.name not in SCALE_KEPT for defense in public.defenses)
+
+
+def scaled_by_layer(public: Public) -> bool:
+    """Whether weight and bias gradient may have been scaled apart, so that they cannot be used together."""
+    return any(getattr(defense, "mode", None) == "layer" for defense in public.defenses)
 
 
 def _in_double(tensor: Tensor | None) -> Tensor | None:

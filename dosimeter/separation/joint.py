@@ -1,6 +1,7 @@
 """All samples at once: the batch whose outer products add up to the gradient, in least squares.
 
     (1/m) Σ w∘dᵢ xᵢᵀ = U S,   xᵢ = S tᵢ        (C − 1)·B equations for B² unknowns
+    (1/m) Σ w∘dᵢ     = w∘∇b                     C − 1 more, where the bias gradient is known
 
 Each sample's own equations (equations.py) are part of these; the rest tie the samples together and are far better conditioned when
 features are nearly collinear. Needed where a sample's own equations do not suffice, that is from B > (C − 1)/2.
@@ -34,9 +35,8 @@ def fit(equations: Equations, t: Tensor, labels: Tensor, mass: float, *, free_sc
 
     With `free_scale` that scale is one more unknown, as after clipping.
     """
-    even = torch.ones_like(t[0])
-    state = _descend(equations, t, labels, mass, even, free_scale, iterations)
-    weights = _column_weights(equations, state.t, state.mass)  # only a solution tells the columns' noise
+    state = _descend(equations, t, labels, mass, _even_weights(equations), free_scale, iterations)
+    weights = _column_weights(equations, state)  # only a solution tells the columns' noise
     state = _descend(equations, state.t, labels, state.mass, weights, free_scale, iterations)
     return _summary(equations, state, labels, weights, free_scale)
 
@@ -88,8 +88,8 @@ class _State:
     t: Tensor  # (B, B)
     p: Tensor  # (B, C)
     error: Tensor  # (B, C) w∘d
-    x: Tensor  # (B, B) S t, columns weighed
-    residual: Tensor  # (C, B)
+    x: Tensor  # (B, B) S t, columns weighed; with a bias, a column of ones besides
+    residual: Tensor  # (C, B), or (C, B + 1) with a bias
     mass: float
     value: float
 
@@ -98,32 +98,37 @@ def _evaluate(equations: Equations, t: Tensor, labels: Tensor, mass: float, weig
     spectrum = equations.spectrum
     p = probabilities(equations, whole(equations), t)
     error = weighed_errors(equations, p, labels)
-    x = t * spectrum.values * weights
-    residual = error.T @ x / mass - spectrum.left * (spectrum.values * weights)
+    x, target = t * spectrum.values, spectrum.left * spectrum.values
+    if equations.bias_target is not None:
+        x = torch.cat([x, torch.ones_like(x[:, :1])], 1)
+        target = torch.cat([target, equations.bias_target[:, None]], 1)
+    x = x * weights
+    residual = error.T @ x / mass - target * weights
     return _State(t=t, p=p, error=error, x=x, residual=residual, mass=mass, value=float(residual.square().sum()))
 
 
 def _normal_equations(equations: Equations, state: _State, weights: Tensor, free_scale: bool) -> tuple[Tensor, Tensor]:
     """JᵀJ (B², B²) and Jᵀρ (B²,). Block (i, j), with Mᵢ the slopes of sample i and s = S ω:
 
-    (dᵢ·dⱼ) diag(s²) + (s∘xⱼ)(Mⱼᵀ dᵢ)ᵀ + (Mᵢᵀ dⱼ)(s∘xᵢ)ᵀ + (xᵢ·xⱼ) Mᵢᵀ Mⱼ, over mass². A free scale adds log mass as the last unknown.
+    (dᵢ·dⱼ) diag(s²) + (s∘xⱼ)(Mⱼᵀ dᵢ)ᵀ + (Mᵢᵀ dⱼ)(s∘xᵢ)ᵀ + (xᵢ·xⱼ) Mᵢᵀ Mⱼ, over mass². The column of ones counts in xᵢ·xⱼ only.
+    A free scale adds log mass as the last unknown.
     """
     rank, mass = equations.rank, state.mass
     slope = slopes(equations, whole(equations), state.p)  # (B, C, B)
-    s = equations.spectrum.values * weights
+    s = equations.spectrum.values * weights[:rank]
     flat = slope.permute(1, 0, 2).reshape(equations.classes, rank * rank)  # (C, (i, r))
     normal = (flat.T @ flat).view(rank, rank, rank, rank)  # i, r, j, q
     normal *= (state.x @ state.x.T)[:, None, :, None]
     towards = torch.einsum("icr,jc->ijr", slope, state.error)  # Mᵢᵀ dⱼ
-    scaled = state.x * s  # s∘x
+    scaled = state.x[:, :rank] * s  # s∘x
     normal += torch.einsum("jr,jiq->irjq", scaled, towards)
     normal += torch.einsum("ijr,iq->irjq", towards, scaled)
     normal.diagonal(dim1=1, dim2=3).add_((state.error @ state.error.T)[:, :, None] * s.square())
     normal = normal.view(rank * rank, rank * rank) / mass**2
 
     def against(matrix: Tensor) -> Tensor:
-        """Jᵀ matrix, for a (C, B) matrix."""
-        return ((state.error @ matrix) * s + torch.einsum("icr,ic->ir", slope, state.x @ matrix.T)).reshape(-1) / mass
+        """Jᵀ matrix, for a matrix of the residual's shape."""
+        return ((state.error @ matrix[:, :rank]) * s + torch.einsum("icr,ic->ir", slope, state.x @ matrix.T)).reshape(-1) / mass
 
     gradient = against(state.residual)
     if not free_scale:
@@ -134,21 +139,31 @@ def _normal_equations(equations: Equations, state: _State, weights: Tensor, free
     return normal, torch.cat([gradient, (growth * state.residual).sum()[None]])
 
 
-def _column_weights(equations: Equations, t: Tensor, mass: float) -> Tensor:
-    """One over the noise of each column of U S: the gradient's own, and what the forward pass and the turned row space add: (B,)."""
-    spectrum = equations.spectrum
-    p = probabilities(equations, whole(equations), t)
-    lever = (spectrum.weights * p).square()  # (B, C)
-    own = forward_variance(equations, p)
+def _even_weights(equations: Equations) -> Tensor:
+    """All columns alike, the bias by its own noise: (B,) or (B + 1,)."""
+    weights = torch.ones_like(equations.spectrum.values)
+    if equations.bias_target is None:
+        return weights
+    return torch.cat([weights, weights.new_tensor([equations.spectrum.noise / equations.bias_noise])])
+
+
+def _column_weights(equations: Equations, state: _State) -> Tensor:
+    """One over each column's noise: the gradient's own, and what the forward pass and the turned row space add: (B,) or (B + 1,)."""
+    spectrum, t = equations.spectrum, state.t
+    lever = (spectrum.weights * state.p).square()  # (B, C)
     turned = spectrum.noise**2 * t.square().sum(1) * (lever * equations.outside).mean(1)
+    even = _even_weights(equations)
     x = t * spectrum.values
-    extra = ((own + turned)[:, None] * x.square()).sum(0) / mass**2
-    return spectrum.noise / (spectrum.noise**2 + extra).sqrt()
+    if equations.bias_target is not None:
+        x = torch.cat([x, torch.ones_like(x[:, :1])], 1)
+    extra = ((forward_variance(equations, t, state.p) + turned)[:, None] * (x * even).square()).sum(0) / state.mass**2
+    return even * spectrum.noise / (spectrum.noise**2 + extra).sqrt()
 
 
 def _summary(equations: Equations, state: _State, labels: Tensor, weights: Tensor, free_scale: bool) -> Fit:
     rank, spectrum = equations.rank, equations.spectrum
-    freedom = rank * (spectrum.informative - 1) - rank * rank - free_scale
+    columns = rank + (equations.bias_target is not None)
+    freedom = columns * (spectrum.informative - 1) - rank * rank - free_scale
     misfit = state.value / (spectrum.noise**2 * max(freedom, 1))
     factorised = _factorised(equations, state, weights, free_scale)
     if factorised is None or freedom < 2:

@@ -71,8 +71,8 @@ def separate(
     counts: (C,) how often each class occurs, where that is known; batch_size: where it is declared; free_scale: the client
     may have scaled the gradient, as clipping does; non_negative: the features follow a ReLU.
     """
-    if equations.rank == 0 or equations.rank >= min(equations.classes - 1, equations.weight.shape[1]):
-        return _nothing(equations)  # of full rank, any batch that is large enough has this gradient
+    if equations.rank == 0 or saturated(equations, batch_size):
+        return _nothing(equations)
     start = mean_coordinates(equations, gradient, bias_gradient)
     if counts is None or int(counts.sum()) < equations.rank:  # labels given in part say less than the gradient does
         hint = expected_counts(equations, start, bias_gradient)
@@ -81,10 +81,22 @@ def separate(
     rows = row_coordinates(equations, gradient, bias_gradient, start, MOST_ROWS)
     terms = _Terms(rows=rows, batch_size=batch_size, free_scale=free_scale, non_negative=non_negative, attempts=attempts, starts=starts)
     best = _separate(equations, start, hint, terms, rng)
-    if hint is not None and not best.complete and determined(equations) >= 2:  # labels given may be wrong, and a hint is one
+    wrong = 2 * int(best.certified.sum()) < equations.rank  # labels given may be wrong, and so may a hint be
+    if hint is not None and wrong and determined(equations) >= 2:
         again = _separate(equations, start, None, terms, rng)
         best = max(best, again, key=lambda result: int(result.certified.sum()))
     return best
+
+
+def saturated(equations: Equations, batch_size: int | None) -> bool:
+    """Whether any batch that is large enough could have this gradient.
+
+    Of full rank C − 1 it still holds exactly as many samples where that is declared and a bias gives the equations that lack.
+    """
+    if equations.rank < min(equations.classes - 1, equations.weight.shape[1]):
+        return False
+    spare = equations.bias_target is not None and equations.rank < equations.weight.shape[1]
+    return not (spare and equations.rank == batch_size)
 
 
 def expected_counts(equations: Equations, start: Tensor, bias_gradient: Tensor | None) -> Tensor | None:

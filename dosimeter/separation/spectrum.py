@@ -10,7 +10,8 @@ from torch import Generator, Tensor
 
 ROUNDING_SLACK = 8.0  # matrix products round each of many partial sums, so the floor lies above one rounding unit
 NOISE_SLACK = 1.3  # above the edge of a white spectrum, which fluctuates and is not exactly white
-SKETCH = 32  # columns of the first random sketch; doubled until it holds the signal
+SKETCH = 32  # columns of the first random sketch
+SPARE = 16  # columns more than the rank, at least
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +52,7 @@ def factor(gradient: Tensor, unit: float, rng: Generator, *, at_most: int | None
     rounding = _rounding_noise(gradient, unit)  # (C,)
     added = added_noise(gradient)
     if added <= ROUNDING_SLACK * float(rounding.square().mean().sqrt()):
-        spectrum = _sketched(gradient, rounding, rng) or _full(gradient, rounding)
+        spectrum = _sketched(gradient, rounding, rng, at_most) or _full(gradient, rounding)
         if at_most is None or spectrum.rank <= at_most:
             return spectrum
     return _full(gradient, (rounding.square() + added**2).sqrt(), added=added, at_most=at_most)
@@ -85,28 +86,31 @@ def _threshold(values: Tensor, noise: float, rows: int, columns: int) -> float:
     return max(ROUNDING_SLACK * noise_edge(noise, rows, columns), 20 * torch.finfo(values.dtype).eps * float(values[0]))
 
 
-def _sketched(gradient: Tensor, rounding: Tensor, rng: Generator) -> Spectrum | None:
-    """The signal by random projection (Halko, Martinsson & Tropp, SIAM Review 2011, Algorithms 4.1 and 4.4), if it is of low rank.
+def _sketched(gradient: Tensor, rounding: Tensor, rng: Generator, expected: int | None) -> Spectrum | None:
+    """The signal by random projection (Halko, Martinsson & Tropp, SIAM Review 2011, Algorithms 4.1 and 5.1), if it is of low rank.
 
-    None where the sketch would not be small.
+    The sketch is doubled until what it misses is noise; None where it would not be small.
     """
     rows, columns = gradient.shape
-    scale = rounding.median()
+    scale = float(rounding.median())
     weights = scale / rounding
     weighed = weights[:, None] * gradient  # (C, H)
-    width = SKETCH
+    noise = max(ROUNDING_SLACK * scale, _own_noise(torch.linalg.matrix_norm(weighed)[None], columns))
+    width = max(SKETCH, (expected or 0) + SPARE)
     while 3 * width <= min(rows, columns):
         probe = torch.randn(columns, width, generator=rng, dtype=gradient.dtype, device=gradient.device)
-        range_ = torch.linalg.qr(weighed @ probe).Q  # (C, width)
-        range_ = torch.linalg.qr(weighed @ torch.linalg.qr(weighed.T @ range_).Q).Q
-        inner, values, right = torch.linalg.svd(range_.T @ weighed, full_matrices=False)
-        threshold = _threshold(values, float(scale), rows, columns)
-        rank = int((values > threshold).sum())
-        if rank < width - 8:
-            left = range_ @ inner[:, :rank]
-            rest = weighed - left @ (left.T @ weighed)
-            noise = float(rest.square().sum().div((rows - rank) * (columns - rank)).sqrt())
-            return _spectrum(weights, left, values, right, rank, max(noise, float(scale)), rows, columns, additive=False)
+        sketch = torch.linalg.qr(weighed @ probe).Q  # (C, width)
+        missed = torch.linalg.matrix_norm(weighed - sketch @ (sketch.T @ weighed))
+        if float(missed) <= noise * math.sqrt(rows * columns):
+            sketch = torch.linalg.qr(weighed @ torch.linalg.qr(weighed.T @ sketch).Q).Q  # one power iteration: no noise of the probe left
+            across, small = torch.linalg.qr(weighed.T @ sketch)  # (H, width), (width, width)
+            inner, values, turned = torch.linalg.svd(small.T)
+            rank = int((values > _threshold(values, scale, rows, columns)).sum())
+            if rank <= width - SPARE // 2:
+                left = sketch @ inner[:, :rank]
+                rest = torch.linalg.matrix_norm(weighed - left @ (left.T @ weighed)) / math.sqrt((rows - rank) * (columns - rank))
+                right = turned[:rank] @ across.T
+                return _spectrum(weights, left, values, right, rank, max(float(rest), scale), rows, columns, additive=False)
         width *= 2
     return None
 

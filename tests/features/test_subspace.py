@@ -88,6 +88,14 @@ def test_given_labels_carry_a_batch_that_single_samples_do_not_determine(make):
         assert_all_found(found, case, 1e-3)
 
 
+def test_a_bias_gives_what_a_full_rank_lacks(make):
+    """Nine samples, ten classes: 81 equations for 81 unknowns, and nine more from the bias gradient."""
+    case = make(9, classes=10, seed=4)
+    found = dm.recover_features(case.exposure, "subspace", labels=case.labels)
+    assert int(found.certified.sum()) >= 5
+    assert false_certificates(found, case) == 0
+
+
 def test_wrong_labels_do_not_make_wrong_certificates(make):
     case = make(8, seed=5)
     wrong = LabelEstimate(counts=torch.bincount((case.labels + 1) % 100, minlength=100), labels=((case.labels + 1) % 100).sort().values)
