@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
-from torch import Generator
+from torch import Generator, Tensor
+from torch.nn.functional import one_hot
 
 from dosimeter.head import Head, find_head
 from dosimeter.interfaces import FeatureRecovery
@@ -26,6 +28,8 @@ class Subspace(FeatureRecovery):
     free of all others (dosimeter/separation/equations.py). One linear step serves every class and tells which are present;
     Levenberg–Marquardt finishes each; what is found is peeled off, which separates samples of one label; where single
     samples are not determined, B > (C − 1)/2, or ill-conditioned, the whole batch is fitted at once (separation/joint.py).
+    With `smoothing="unknown"`, label smoothing that the loss does not declare is found as one more unknown; one strength for
+    all samples. `soft` holds the targets that the loss aimed at.
     Neither labels, nor the batch size, nor a bias, nor the gradient's scale are needed.
     A certified sample has an error bar of at most 1e-2 on its relative feature error (six standard deviations, from the
     gradient's own noise and the conditioning at the solution), is a point and not a curve, takes a whole number of samples'
@@ -34,13 +38,23 @@ class Subspace(FeatureRecovery):
 
     needs = frozenset({Knowledge.HEAD_GRADIENT, Knowledge.SOFTMAX_LOSS})
 
+    smoothing: Literal["declared", "unknown"] = "declared"
     attempts: NonNegativeInt = 4  # rounds of random starts without a new sample before the search ends
     starts: PositiveInt = 8  # random starts a class in such a round
 
     def __call__(self, exposure: Exposure, labels: LabelEstimate | None, rng: Generator) -> FeatureEstimate:
         head = find_head(exposure)
         assert head.weight_gradient is not None
-        found = separate_head(exposure, head, labels, rng, method=self.name, attempts=self.attempts, starts=self.starts)
+        found, strength = separate_head(
+            exposure,
+            head,
+            labels,
+            rng,
+            method=self.name,
+            attempts=self.attempts,
+            starts=self.starts,
+            unknown_smoothing=self.smoothing == "unknown",
+        )
         outcome, message = _verdict(found, exposure, head)
         each = torch.repeat_interleave(torch.arange(len(found.labels), device=found.labels.device), found.times)
         dtype = torch.promote_types(head.weight_gradient.dtype, torch.float32)
@@ -50,11 +64,17 @@ class Subspace(FeatureRecovery):
             residual=found.residual[each].to(dtype),
             certified=found.certified[each],
             error_bar=found.error_bar[each].to(dtype),
+            soft=_targets(found.labels[each], head.classes, strength).to(dtype) if strength > 0 else None,
             batch_size=int(found.times.sum()) if found.complete else found.rank or None,
             complete=found.complete,
             outcome=outcome,
             message=message,
         )
+
+
+def _targets(labels: Tensor, classes: int, strength: float) -> Tensor:
+    """(1 − ε) y + ε/C: (n, C)."""
+    return (1 - strength) * one_hot(labels, classes) + strength / classes
 
 
 def _verdict(found: Separation, exposure: Exposure, head: Head) -> tuple[Outcome, str]:

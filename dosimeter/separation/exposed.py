@@ -10,8 +10,9 @@ from torch import Generator, Tensor
 from dosimeter.head import Head
 from dosimeter.interfaces import Training
 from dosimeter.losses import CrossEntropy
-from dosimeter.separation.equations import Equations, build_equations
+from dosimeter.separation.equations import Equations, build_equations, mean_coordinates
 from dosimeter.separation.separate import Separation, separate
+from dosimeter.separation.smoothing import estimate_smoothing, with_smoothing
 from dosimeter.separation.spectrum import factor, rounding_unit
 from dosimeter.training import FedAvg, FedSGD
 from dosimeter.types import Exposure, LabelEstimate, Public, Refused
@@ -20,14 +21,24 @@ SCALE_KEPT = frozenset({"gaussian_noise", "laplace_noise", "pruning", "quantisat
 
 
 def separate_head(
-    exposure: Exposure, head: Head, labels: LabelEstimate | None, rng: Generator, *, method: str, attempts: int, starts: int
-) -> Separation:
-    """Take an exposure's head gradient apart, with labels known or unknown."""
+    exposure: Exposure,
+    head: Head,
+    labels: LabelEstimate | None,
+    rng: Generator,
+    *,
+    method: str,
+    attempts: int,
+    starts: int,
+    unknown_smoothing: bool = False,
+) -> tuple[Separation, float]:
+    """Take an exposure's head gradient apart, with labels known or unknown; and the smoothing that its loss has, or shows."""
     public = exposure.public
     gradient = _in_double(head.weight_gradient)
     assert gradient is not None
     bias_gradient = None if scaled_by_layer(public) else _in_double(head.bias_gradient)
     equations = _equations(exposure, head, gradient, bias_gradient, rng, method=method)
+    if unknown_smoothing and 0 < equations.rank < equations.classes - 1:
+        equations = with_smoothing(equations, estimate_smoothing(equations, mean_coordinates(equations, gradient, bias_gradient)))
     result = separate(
         equations,
         gradient,
@@ -42,7 +53,7 @@ def separate_head(
     )
     if not sends_one_gradient(public.training):
         result = replace(result, certified=torch.zeros_like(result.certified))
-    return result
+    return result, 1 - equations.share
 
 
 def _equations(exposure: Exposure, head: Head, gradient: Tensor, bias_gradient: Tensor | None, rng: Generator, *, method: str) -> Equations:

@@ -60,6 +60,19 @@ def test_smoothing_and_temperature_are_part_of_the_equations(make):
     assert_all_found(dm.recover_features(case.exposure, "subspace"), case, 1e-4)
 
 
+@pytest.mark.parametrize("strength", [0.0, 0.07, 0.3])
+def test_smoothing_that_nobody_declared_is_found(make, strength):
+    labels = torch.tensor([4, 4, 9, 30, 31, 77])
+    soft = (1 - strength) * nn.functional.one_hot(labels, 100) + strength / 100
+    case = make(soft.float())
+    case = Case(case.exposure, case.features, labels)
+    found = dm.recover_features(case.exposure, "subspace", smoothing="unknown")
+    assert_all_found(found, case, 1e-3)
+    if strength:
+        assert float((found.soft.sum(1) - 1).abs().max()) < 1e-5
+        assert float(found.soft.amin(1).max()) == pytest.approx(strength / 100, rel=1e-3)
+
+
 def test_clipping_hides_nothing(make):
     """The spaces do not depend on the gradient's scale."""
     case = make(8, defenses=(dm.defense("clipping", max_norm=0.05),))
