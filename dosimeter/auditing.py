@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from torch import nn
 
+from dosimeter.adaptive import adapt, trusted
 from dosimeter.config import describe
 from dosimeter.experiment import Measurement, Setting, Subject, expose, failed, key_of, run
 from dosimeter.head import locate_head
@@ -23,7 +24,6 @@ from dosimeter.training import FedSGD
 from dosimeter.types import Batch, Knowledge, Normalization, Outcome, Record
 from dosimeter.verdicts import SurfaceVerdict, judge_surfaces
 
-TRUSTED = ("subspace", "ilrg", "posterior", "llg", "zlg", "idlg")  # where no label recovery proves itself
 USABLE = (Outcome.COMPLETED, Outcome.PARTIAL)
 
 Budget = Literal["quick", "published"]
@@ -50,6 +50,7 @@ class Suite(Setting):
     attacks: Literal["all"] | tuple[Attack, ...] = "all"
     attack_labels: Literal["recovered", "given"] = "recovered"
     budget: Budget = "quick"  # how long the methods taken by "all" may run: minutes, or as published
+    adaptive: bool = True  # behind defenses, run the attacks that can take these into account both ways
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +100,7 @@ def audit(
     attacks: str | Sequence[str | Attack] = "all",
     attack_labels: Literal["recovered", "given"] = "recovered",
     budget: Budget = "quick",
+    adaptive: bool = True,
     seed: int = 0,
     out: str | Path | None = None,
     progress: Callable[[Progress], None] | None = None,
@@ -119,6 +121,7 @@ def audit(
         attacks=_methods(ATTACKS, attacks),
         attack_labels=attack_labels,
         budget=budget,
+        adaptive=adaptive,
     )
     subject = subject_from(model, batch, normalization=normalization, auxiliary=auxiliary, foreign=foreign)
     return run_suite(subject, suite, out=out, progress=progress)
@@ -131,12 +134,13 @@ def run_suite(
     labels = _chosen(LABELS, suite.labels, suite.budget)
     features = _chosen(FEATURES, suite.features, suite.budget)
     attacks = _chosen(ATTACKS, suite.attacks, suite.budget)
-    total = len(labels) + len(features) + len(attacks)
-    if total == 0:
+    if not labels and not features and not attacks:
         raise ValueError("nothing to audit: labels, features and attacks are all empty")
     if labels or features:
         locate_head(subject.model, tuple(subject.batch.inputs.shape[1:]), allow_shift=suite.loss.shift_invariant)
-    expose(subject, suite, subject.batch)  # what is wrong with the subject itself is raised here, before anything is written
+    exposure = expose(subject, suite, subject.batch)  # what is wrong with the subject is raised here, before anything is written
+    countering = [attack for attack in attacks if suite.adaptive and adapt(attack, exposure).changed]
+    total = len(labels) + len(features) + len(attacks) + len(countering)
     folder = None if out is None else Path(out)
     known = known_records(folder, subject)
     records: list[Record] = []
@@ -153,11 +157,13 @@ def run_suite(
 
     setting = {name: getattr(suite, name) for name in Setting.__dataclass_fields__}
     attempts = [(recovery, carry_out(Measurement(**setting, labels=recovery))) for recovery in labels]
-    source = "given" if suite.attack_labels == "given" else _label_source(attempts)
+    source = "given" if suite.attack_labels == "given" else _label_source(attempts, trusted(suite.defenses if suite.adaptive else ()))
     for recovery in features:
         wanted = source if Knowledge.LABELS in recovery.needs else "optimised"
         carry_out(Measurement(**setting, labels=wanted, features=recovery))
     for attack in attacks:
+        if attack in countering:
+            carry_out(Measurement(**setting, labels=source, attack=attack, adaptive=True))
         carry_out(Measurement(**setting, labels=source, attack=attack))
     return Audit(records=tuple(records))
 
@@ -181,11 +187,11 @@ def known_records(folder: Path | None, subject: Subject) -> dict[str, Record]:
     return known
 
 
-def _label_source(attempts: list[tuple[LabelRecovery, Record]]) -> LabelRecovery | Literal["optimised"]:
+def _label_source(attempts: list[tuple[LabelRecovery, Record]], order: tuple[str, ...]) -> LabelRecovery | Literal["optimised"]:
     """The label recovery that the attacks build on, chosen by what the server sees: a proof first, then the order of trust."""
     usable = [(recovery, record) for recovery, record in attempts if record.outcome in USABLE]
     proved = [recovery for recovery, record in usable if record.details.get("certified")]
-    ranked = sorted((recovery for recovery, _ in usable), key=lambda r: TRUSTED.index(r.name) if r.name in TRUSTED else len(TRUSTED))
+    ranked = sorted((recovery for recovery, _ in usable), key=lambda r: order.index(r.name) if r.name in order else len(order))
     return (proved + ranked)[0] if usable else "optimised"
 
 

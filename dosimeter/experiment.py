@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from dosimeter.adaptive import adapt
 from dosimeter.client import observe
 from dosimeter.config import describe, digest
 from dosimeter.interfaces import Attack, Defense, FeatureRecovery, LabelRecovery, Loss, Method, Training
@@ -63,6 +64,7 @@ class Measurement(Setting):
     labels: LabelRecovery | Literal["given", "optimised"] = "given"  # optimised: the method finds its own
     features: FeatureRecovery | None = None
     attack: Attack | None = None
+    adaptive: bool = False  # the attack takes the defenses into account
 
     @property
     def method(self) -> Method | None:
@@ -99,7 +101,7 @@ def run(subject: Subject, measurement: Measurement, *, raise_refusals: bool = Fa
         seconds = time.perf_counter() - started
         foreign = _attack_foreign(subject, measurement)
         scores = _score(subject, exposure, found, foreign)
-        details = _details(found, scores) | _objective_at_truth(found, subject.batch)
+        details = _details(found, scores) | _objective_at_truth(found, subject.batch) | _counters(measurement, exposure)
     verdict, reason = _judge(found, scores)
     said = [str(warning.message) for warning in caught if issubclass(warning.category, UserWarning)]
     return Record(
@@ -141,7 +143,11 @@ def _attack(exposure: Exposure, measurement: Measurement, given: Tensor) -> Esti
     else:
         labels = given if measurement.labels == "given" else None
     if measurement.attack is not None:
-        return reconstruct(exposure, measurement.attack, labels=labels, seed=seed)
+        attack = measurement.attack
+        if measurement.adaptive:
+            adapted = adapt(attack, exposure)
+            attack, exposure = adapted.method, adapted.exposure
+        return reconstruct(exposure, attack, labels=labels, seed=seed)
     assert measurement.features is not None
     return recover_features(exposure, measurement.features, labels=labels, seed=seed)
 
@@ -184,6 +190,15 @@ def _shortfalls(details: dict[str, Any]) -> list[str]:
         return []
     ends = f"the attack ended at objective {reached:.3g}, the true batch has {at_truth:.3g}"
     return [f"under-optimised: {ends}; more steps or restarts may show more"]
+
+
+def _counters(measurement: Measurement, exposure: Exposure) -> dict[str, list[str]]:
+    """What the method does about the defenses in force, or that it does nothing though it could."""
+    assert measurement.method is not None
+    if not measurement.defenses:
+        return {}
+    adapted = adapt(measurement.method, exposure)
+    return {"counters": list(adapted.notes) if measurement.adaptive or not adapted.changed else ["not adapted to the defenses"]}
 
 
 def _details(found: Estimate, scores: Scores) -> dict[str, Any]:

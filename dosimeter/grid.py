@@ -52,7 +52,9 @@ class DefenseGrid(AuditConfig):
     The methods default to a few strong ones and the data to small images, so that the whole grid takes minutes.
     """
 
-    labels: Literal["all"] | tuple[LabelRecovery, ...] = field(default_factory=lambda: (label_recovery("ilrg"), label_recovery("subspace")))
+    labels: Literal["all"] | tuple[LabelRecovery, ...] = field(
+        default_factory=lambda: tuple(map(label_recovery, ("ilrg", "llg", "subspace", "gradient_bridge")))
+    )
     features: Literal["all"] | tuple[FeatureRecovery, ...] = field(default_factory=lambda: (feature_recovery("subspace"),))
     attacks: Literal["all"] | tuple[Attack, ...] = field(default_factory=lambda: (attack("inverting_gradients", steps=200),))
     model: ModelConfig = field(default_factory=lambda: ModelConfig(options={"activation": "relu"}))

@@ -92,6 +92,9 @@ class FeatureRecovery(Method):
 class Attack(Method):
     """Recovers the inputs themselves."""
 
+    # What of the update the attack matches by replaying the client's training, and the defenses with it.
+    matches: ClassVar[Literal["nothing", "direction", "whole"]] = "nothing"
+
     @abstractmethod
     def __call__(self, exposure: Exposure, labels: LabelEstimate | None, rng: Generator) -> Reconstruction: ...
 

@@ -18,6 +18,7 @@ from dosimeter.progress import Listener
 from dosimeter.registry import METRICS
 from dosimeter.report.numbers import percent, times
 from dosimeter.report.tradeoff import tradeoff
+from dosimeter.report.words import shown_name
 from dosimeter.reproduction.comparing import Agreement
 from dosimeter.reproduction.reproduce import Reproduction
 from dosimeter.statistics import Summary, summarize
@@ -64,7 +65,7 @@ def print_audit(result: Audit, report: Path) -> None:
         table.add_column("", overflow="fold")
         for record in sorted((r for r in result.records if r.surface == verdict.surface), key=gravity, reverse=True):
             remark = record.reason if not record.metrics else record.verdict
-            table.add_row(record.method, *_figures(record), f"{record.seconds:.1f}", Text(remark, COLOURS[Verdict(record.verdict)]))
+            table.add_row(shown_name(record), *_figures(record), f"{record.seconds:.1f}", Text(remark, COLOURS[Verdict(record.verdict)]))
         console.print(table)
         console.print()
     _print_tradeoff(console, result)

@@ -47,9 +47,9 @@ class Federation:
     """
 
     clients: PositiveInt = 4
-    rounds: PositiveInt = 60
+    rounds: PositiveInt = 40
     batch_size: PositiveInt = 16
-    learning_rate: PositiveFloat = 0.01
+    learning_rate: PositiveFloat = 0.02
     server: Literal["adam", "sgd"] = "adam"
     delta: Fraction = 1e-5  # at which ε is told
 

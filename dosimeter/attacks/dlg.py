@@ -35,6 +35,7 @@ class DLG(Attack):
     """
 
     needs: ClassVar[frozenset[Knowledge]] = frozenset()
+    matches: ClassVar = "whole"
     quick: ClassVar[dict[str, Any]] = {"steps": 300, "restarts": 2}
 
     steps: PositiveInt = 4000

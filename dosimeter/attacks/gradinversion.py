@@ -33,6 +33,7 @@ class GradInversion(Attack):
     """
 
     needs: ClassVar[frozenset[Knowledge]] = frozenset({Knowledge.LABELS})
+    matches: ClassVar = "whole"
     quick: ClassVar[dict[str, Any]] = {"steps": 200, "restarts": 2}
 
     steps: PositiveInt = 4000

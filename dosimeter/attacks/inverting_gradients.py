@@ -35,6 +35,7 @@ class InvertingGradients(Attack):
     """
 
     needs: ClassVar[frozenset[Knowledge]] = frozenset({Knowledge.LABELS})
+    matches: ClassVar = "direction"
     quick: ClassVar[dict[str, Any]] = {"steps": 400}
 
     steps: PositiveInt = 4800

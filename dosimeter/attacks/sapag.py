@@ -31,6 +31,7 @@ class SAPAG(Attack):
     """
 
     needs: ClassVar[frozenset[Knowledge]] = frozenset()
+    matches: ClassVar = "whole"
     quick: ClassVar[dict[str, Any]] = {"steps": 300}
 
     steps: PositiveInt = 2000

@@ -35,6 +35,7 @@ class Stepwise(Attack):
     """
 
     needs: ClassVar[frozenset[Knowledge]] = frozenset({Knowledge.LABELS})
+    matches: ClassVar = "direction"
     quick: ClassVar[dict[str, Any]] = {"steps": 300}
 
     steps: PositiveInt = 15000

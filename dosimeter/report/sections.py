@@ -13,7 +13,7 @@ from dosimeter.report import plots
 from dosimeter.report.findings import state
 from dosimeter.report.numbers import duration, score, score_range, significant
 from dosimeter.report.settings import OF_THE_DRAW, Setting, group_by_setting
-from dosimeter.report.words import OUTCOMES, higher_is_better, method_idea, metric_name, null_name
+from dosimeter.report.words import OUTCOMES, higher_is_better, method_idea, metric_name, null_name, shown_name
 from dosimeter.statistics import summarize
 from dosimeter.types import Record
 from dosimeter.verdicts import SURFACES, gravity, judge_surfaces
@@ -100,7 +100,7 @@ def _table(surface: str, setting: Setting) -> Table | None:
     if not pools:
         return None
     nulls = list(dict.fromkeys(name for pool in pools for record in pool for name in record.nulls))
-    scored = [(pool[0].method, _pooled_metrics(pool), _pooled_nulls(pool)) for pool in pools]
+    scored = [(shown_name(pool[0]), _pooled_metrics(pool), _pooled_nulls(pool)) for pool in pools]
     metric = PLOTTED["inputs"][0]
     scale = plots.sample_scale([(found.get(metric, []), columns) for _, found, columns in scored], metric)
     rows = []
@@ -132,7 +132,7 @@ def _row(pool: list[Record], found: dict[str, list], columns: dict[str, dict[str
     if pictures and scored > len(pictures):
         note = "; ".join(filter(None, [note, f"the first {len(pictures)} of {scored} samples"]))
     return Row(
-        method=first.method,
+        method=shown_name(first),
         idea=method_idea(first.surface, first.method),
         verdict=judged.verdict.value if judged else "crashed",
         state=state(judged.verdict) if judged else "not-measured",
@@ -213,6 +213,7 @@ def _facts(pool: Sequence[Record], found: dict[str, list]) -> list[str]:
         facts.append(f"{len(counted)} samples" + (f", {misses} missed" if misses else ""))
     if len(pool) > 1:
         facts.append(f"{len(pool)} seeds")
+    facts.extend(str(note) for note in first.details.get("counters") or [])
     if first.surface != "labels" and found and first.threat_model.get("labels"):
         facts.append(f"labels {first.threat_model['labels']}")
     if any(record.seconds for record in pool):

@@ -6,6 +6,7 @@ import inspect
 from typing import Any
 
 from dosimeter.registry import ATTACKS, DEFENSES, FEATURES, LABELS, LOSSES, METRICS, TRAININGS, Registry
+from dosimeter.types import Record
 from dosimeter.verdicts import Verdict
 
 SURFACES = {
@@ -110,6 +111,11 @@ OUTCOMES = {
 
 _METHODS: dict[str, Registry[Any]] = {"labels": LABELS, "features": FEATURES, "inputs": ATTACKS}
 _PARTS: dict[str, Registry[Any]] = {"training": TRAININGS, "loss": LOSSES, "defenses": DEFENSES}
+
+
+def shown_name(record: Record) -> str:
+    """The method, and whether it takes the defenses into account."""
+    return f"{record.method}, adaptive" if record.config.get("adaptive") else record.method
 
 
 def method_idea(surface: str, name: str) -> str:
