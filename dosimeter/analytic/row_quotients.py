@@ -5,30 +5,39 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from dosimeter.analytic.levels import on_levels
+from dosimeter.normalization import input_bounds
+from dosimeter.types import Normalization
+
 AGREEMENT = 5e-5  # relative distance up to which two quotients are the same input; mixtures of the same two come near by chance
 SAME = 0.05  # relative distance up to which two quotients show one sample, one of them with more noise
 SLACK = 0.02  # of the range: how far outside an entry may lie
 
 
-def lone_samples(weight_gradient: Tensor, bias_gradient: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
-    """Distinct inputs (n, d), and how many rows show each (n,), most rows first.
+def lone_samples(
+    weight_gradient: Tensor, bias_gradient: Tensor, shape: tuple[int, ...], normalization: Normalization
+) -> tuple[Tensor, Tensor]:
+    """Distinct inputs (n, *shape) that rows show, and whether each is certain to be one sample (n,).
 
     Row l is Σ δ_il x_i against Σ δ_il: their quotient is x_i where sample i alone fires neuron l, else a mixture whose
-    shares differ from row to row. So a quotient that two rows agree on is a sample (or all rows would have to weigh the
-    same samples alike). Quotients outside the data range are mixtures at once.
+    shares differ from row to row. So a quotient that two rows agree on is a sample (or both rows would have to weigh the
+    same samples alike), and so is one that lies on the 256 levels of a picture's pixels. Quotients outside the data range
+    are mixtures at once.
     """
     weight, bias = weight_gradient.double(), bias_gradient.double()
     noise = 8 * torch.finfo(weight_gradient.dtype).eps
     shown = (bias.abs() > noise * weight.norm(dim=1)) & (weight.norm(dim=1) > 100 * noise * weight.norm(dim=1).max())
-    quotients = weight[shown] / bias[shown, None]
+    quotients = (weight[shown] / bias[shown, None]).reshape(-1, *shape)
+    low, high = input_bounds(normalization, quotients)
     slack = SLACK * (high - low)
-    quotients = quotients[((quotients >= low - slack) & (quotients <= high + slack)).all(1)]
+    quotients = quotients[((quotients >= low - slack) & (quotients <= high + slack)).flatten(1).all(1)]
     if len(quotients) == 0:
-        return quotients, torch.zeros(0, dtype=torch.int64, device=weight.device)
-    size = quotients.norm(dim=1)
-    apart = torch.cdist(quotients, quotients, compute_mode="donot_use_mm_for_euclid_dist") / size[:, None]
+        return quotients, torch.zeros(0, dtype=torch.bool, device=weight.device)
+    flat = quotients.flatten(1)
+    apart = torch.cdist(flat, flat, compute_mode="donot_use_mm_for_euclid_dist") / flat.norm(dim=1)[:, None]
     votes = (apart <= AGREEMENT).sum(1)  # itself among them
-    order = votes.argsort(descending=True, stable=True)
+    certain = (votes >= 2) | on_levels(quotients, normalization)
+    order = (votes + len(votes) * certain).argsort(descending=True, stable=True)
     repeats = torch.tril(apart[order][:, order] <= SAME, -1).any(1)
     kept = order[~repeats]
-    return quotients[kept], votes[kept]
+    return quotients[kept], certain[kept]

@@ -28,7 +28,8 @@ class Imprint(ActiveAttack):
     divided by those of their biases (Eq. 6). `sparse` is their variant whose rows answer inside their own bin alone.
     Departures: the rows are shared out among several functionals, and what is found under one is subtracted from the bins
     of the others, so that samples that share a bin come apart (`functionals=("brightness",)` is the published form); a
-    sample is claimed only where another functional's bin, or the model's own derivative at it, confirms that it was alone;
+    sample is claimed only where its pixels lie on 8-bit levels, or another functional's bin or the model's own derivative
+    at it confirms that it was alone;
     the quantiles are a normal distribution's with the moments of natural images, since no data are given to the attack;
     the layer adds its mean answer to the input and needs no second matrix. Send the next `round` to sort anew.
     """
@@ -88,7 +89,7 @@ def read_inserted_layer(exposure: Exposure, layer: InsertedLayer, labels: torch.
     elif len(inputs):
         message += "; nothing is left in any bin"
     if len(layer.bins) == 1 and replay is None:
-        message += "; with one functional nothing can confirm a sample here, so that none is claimed"
+        message += "; with one functional only the pixels' levels can confirm a sample here"
     outcome = Outcome.PARTIAL if found.occupied else Outcome.COMPLETED
     return Reconstruction(
         inputs=inputs,

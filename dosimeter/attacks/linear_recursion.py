@@ -14,7 +14,6 @@ from dosimeter.analytic.row_quotients import lone_samples
 from dosimeter.head import Head, find_head
 from dosimeter.interfaces import Attack
 from dosimeter.losses import as_distribution
-from dosimeter.normalization import input_bounds
 from dosimeter.registry import ATTACKS
 from dosimeter.types import Exposure, Knowledge, LabelEstimate, Outcome, Reconstruction, Refused
 
@@ -31,8 +30,8 @@ class LinearRecursion(Attack):
     the inputs (Aono et al., IEEE TIFS 2018), for a batch too, as far as neurons fire for one sample alone (Pan et al.,
     USENIX Security 2022).
     Departures: every row takes part in Eq. (7), by least squares, instead of one; a soft label need not be known, since its
-    form (smoothed, one-hot or a mixture of two) settles the scale; of a batch only quotients that two neurons agree on are
-    claimed, which a mixture cannot be.
+    form (smoothed, one-hot or a mixture of two) settles the scale; of a batch only quotients that two neurons agree on, or
+    that lie on 8-bit levels, are claimed, which mixtures do not.
     """
 
     needs: ClassVar[frozenset[Knowledge]] = frozenset({Knowledge.HEAD_GRADIENT})
@@ -80,13 +79,10 @@ def _recurse(exposure: Exposure, head: Head, links: list[Link], labels: LabelEst
 
 def _divide_rows(exposure: Exposure, weight: Tensor, bias: Tensor, labels: LabelEstimate | None) -> Reconstruction:
     public = exposure.public
-    low, high = (
-        bound.double().expand(1, *public.input_shape).flatten()
-        for bound in input_bounds(public.normalization, weight.new_zeros(1, *public.input_shape))
-    )
-    quotients, rows = lone_samples(weight, bias, low, high)
-    lone = rows >= 2 if public.batch_size != 1 else rows == rows.max() if len(rows) else rows > 0
-    inputs = quotients[lone].reshape(-1, *public.input_shape).to(weight)
+    quotients, certain = lone_samples(weight, bias, public.input_shape, public.normalization)
+    if public.batch_size == 1:
+        certain = torch.arange(len(quotients), device=weight.device) == 0  # one sample: every row shows it, the first with least noise
+    inputs = quotients[certain].to(weight)
     count = len(inputs)
     known = torch.full((count,), -1, device=weight.device)
     if labels is not None and len(labels.labels) == count == 1:
@@ -98,7 +94,7 @@ def _divide_rows(exposure: Exposure, weight: Tensor, bias: Tensor, labels: Label
         objective=0.0 if count else torch.inf,
         normalization=public.normalization,
         outcome=Outcome.COMPLETED if enough else Outcome.PARTIAL if count else Outcome.SINGULAR,
-        message=f"{count} samples fire two neurons of the first layer alone",
+        message=f"{count} samples fire a neuron of the first layer alone",
     )
 
 

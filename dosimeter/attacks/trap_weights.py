@@ -10,7 +10,6 @@ from torch import Generator, nn
 
 from dosimeter.analytic.row_quotients import lone_samples
 from dosimeter.interfaces import ActiveAttack
-from dosimeter.normalization import input_bounds
 from dosimeter.options import Fraction, NonNegativeInt, PositiveInt
 from dosimeter.randomness import generator
 from dosimeter.registry import ATTACKS
@@ -29,7 +28,8 @@ class TrapWeights(ActiveAttack):
     the rows' weight and bias gradients.
     Departures: a network that begins with convolutions gets the layer inserted before them (the paper rewrites the
     convolutions to pass the image on); s is chosen so that a natural image fires one row in `expected`; only quotients
-    that two rows agree on are claimed, which a mixture cannot be. Send the next `round` for other rows.
+    that two rows agree on, or that lie on 8-bit levels, are claimed, which mixtures do not. Send the next `round` for
+    other rows.
     """
 
     needs: ClassVar[frozenset[Knowledge]] = frozenset({Knowledge.TAMPERED_MODEL})
@@ -50,20 +50,16 @@ class TrapWeights(ActiveAttack):
         if f"{name}.weight" not in exposure.update or f"{name}.bias" not in exposure.update:
             raise Refused(f"trap_weights reads the gradient of {name!r}, and the client withholds it")
         weight, bias = exposure.update[f"{name}.weight"], exposure.update[f"{name}.bias"]
-        low, high = (
-            bound.double().expand(1, *public.input_shape).flatten()
-            for bound in input_bounds(public.normalization, weight.new_zeros(1, *public.input_shape))
-        )
-        quotients, rows = lone_samples(weight, bias, low, high)
-        inputs = quotients[rows >= 2].reshape(-1, *public.input_shape).to(weight)
-        left = int((rows == 1).sum())
+        quotients, certain = lone_samples(weight, bias, public.input_shape, public.normalization)
+        inputs = quotients[certain].to(weight)
+        left = int((~certain).sum())
         return Reconstruction(
             inputs=inputs,
             labels=torch.full((len(inputs),), -1, device=inputs.device),
             objective=0.0 if len(inputs) else torch.inf,
             normalization=public.normalization,
             outcome=Outcome.PARTIAL if len(inputs) else Outcome.SINGULAR,
-            message=f"{len(inputs)} samples fire two rows alone; {left} quotients that a single row shows are not claimed",
+            message=f"{len(inputs)} samples fire a row alone; {left} quotients that nothing confirms are not claimed",
         )
 
 

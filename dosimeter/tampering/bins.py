@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from dosimeter.analytic.levels import on_levels
 from dosimeter.normalization import input_bounds
 from dosimeter.tampering.inserted_layer import InsertedLayer
 from dosimeter.types import Normalization
@@ -16,6 +17,7 @@ AGREEMENT = 2e-3  # relative difference up to which two bins hold the same sampl
 MARGIN = 300.0  # times the rounding noise that a sample must stand out by: 40 dB and more
 EXACTLY = 3e-4  # relative difference up to which a replayed weight confirms a sample by itself
 ROUGHLY = 0.1  # the same for a sample that two bins agree on; a kink of the network may lie between it and its replay
+SAME = 0.01  # relative distance up to which two recovered samples are one
 EMPTY = 8.0  # times the rounding noise below which a bin counts as empty
 SLACK = 0.02  # of the pixel range: how far outside a recovered pixel may lie
 
@@ -43,7 +45,8 @@ def decode(
 ) -> Decoded:
     """Read samples off the layer's gradient; a sample is claimed only where something besides its own bin confirms it.
 
-    A bin's content is (U, S) = Σ δ_i (x_i, 1); of a bin that holds one sample, x = U/S. It is confirmed where the bin of
+    A bin's content is (U, S) = Σ δ_i (x_i, 1); of a bin that holds one sample, x = U/S. It is confirmed where all of x lies on
+    the 256 levels of a picture's pixels, between which a mixture lies. For data without levels, where the bin of
     another functional that x falls into holds the same content, and where the model itself gives x the weight S (`replay`,
     roughly beside an agreement, else exactly).
     What is found is subtracted from every functional's bin, which leaves other samples alone in theirs.
@@ -53,19 +56,23 @@ def decode(
     found: list[Tensor] = []
     while True:
         rows, places = state.candidates()
-        confirmed = state.agreeing(rows, places)
-        if replay is not None and len(rows):
-            difference = replay(state.inputs(rows), state.contents[rows, -1])
-            agreed = confirmed & (difference <= ROUGHLY)
-            confirmed = agreed if bool(agreed.any()) else difference <= EXACTLY
+        confirmed = state.on_levels(rows)
+        if not bool(confirmed.any()):
+            confirmed = state.agreeing(rows, places)
+            if replay is not None and len(rows):
+                difference = replay(state.inputs(rows), state.contents[rows, -1])
+                agreed = confirmed & (difference <= ROUGHLY)
+                confirmed = agreed if bool(agreed.any()) else difference <= EXACTLY
         if not bool(confirmed.any()):
             break
         found.append(state.take(rows[confirmed], places[confirmed]))
     contents = torch.cat(found) if found else state.contents[:0]
+    inputs = contents[:, :-1] / contents[:, -1:]
+    once = _distinct(inputs)
     left = state.alive()
     return Decoded(
-        inputs=contents[:, :-1] / contents[:, -1:],
-        weights=contents[:, -1],
+        inputs=inputs[once],
+        weights=contents[once, -1],
         occupied=int(left.sum()),
         residual=float(state.contents[left].norm()) / whole if whole > 0 else 0.0,
     )
@@ -77,7 +84,7 @@ class _State:
     def __init__(
         self, layer: InsertedLayer, weight_gradient: Tensor, bias_gradient: Tensor, normalization: Normalization, shape: tuple[int, ...]
     ) -> None:
-        self.layer, self.shape = layer, shape
+        self.layer, self.shape, self.normalization = layer, shape, normalization
         full = (torch.cat([part, torch.zeros_like(part[:1])]) for part in weight_gradient.split(layer.bins))
         biases = (torch.cat([part, torch.zeros_like(part[:1])]) for part in bias_gradient.split(layer.bins))
         if layer.sparse:  # a row answers inside its own bin alone
@@ -108,6 +115,10 @@ class _State:
 
     def inputs(self, rows: Tensor) -> Tensor:
         return self.contents[rows, :-1] / self.contents[rows, -1:]
+
+    def on_levels(self, rows: Tensor) -> Tensor:
+        """Whether the quotients are pictures by their levels: (n,)."""
+        return on_levels(self.inputs(rows).reshape(-1, *self.shape), self.normalization)
 
     def candidates(self) -> tuple[Tensor, Tensor]:
         """Bins whose quotient is an input that would lie in that very bin, and in an occupied one of every functional: (n,), (n, F)."""
@@ -140,6 +151,14 @@ class _State:
         for column in places.T:
             self.contents.index_add_(0, column, -taken)
         return taken
+
+
+def _distinct(inputs: Tensor) -> Tensor:
+    """Which samples (n, d) repeat no earlier one: what a faint sample leaves in two bins would else be claimed twice."""
+    if len(inputs) == 0:
+        return torch.zeros(0, dtype=torch.bool, device=inputs.device)
+    apart = torch.cdist(inputs, inputs, compute_mode="donot_use_mm_for_euclid_dist")
+    return ~torch.tril(apart <= SAME * inputs.norm(dim=1), -1).any(1)
 
 
 def _first_of_each(places: Tensor) -> Tensor:

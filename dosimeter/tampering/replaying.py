@@ -7,15 +7,13 @@ import copy
 import torch
 from torch import Tensor, nn
 
+from dosimeter.analytic.levels import snapped
 from dosimeter.defenses.secure_aggregation import MeanOfClients
 from dosimeter.interfaces import Training
-from dosimeter.normalization import from_pixels, to_pixels
 from dosimeter.tampering.inserted_layer import STRENGTH, InsertedLayer
 from dosimeter.training import FedSGD, copied_buffers
-from dosimeter.types import Exposure, Normalization
+from dosimeter.types import Exposure
 
-LEVELS = 255
-NEAR_LEVEL = 0.1  # of a level
 TELLING = 3e-3  # relative difference up to which a label is told by its weight
 
 
@@ -43,7 +41,7 @@ class Replayer:
     def mismatch(self, inputs: Tensor, weights: Tensor) -> Tensor:
         """Relative difference between each label's weight and the one seen: (n, labels)."""
         like = self.layer.rows.weight
-        samples = _snapped(inputs.reshape(-1, *self.shape), self.normalization).to(like)
+        samples = snapped(inputs.reshape(-1, *self.shape), self.normalization).to(like)  # ties must fall as the client's did
         logits, slopes = [], []
         for piece in samples.split(64):
             buffers = copied_buffers(self.layer.body)
@@ -69,18 +67,6 @@ def replayer_for(exposure: Exposure, layer: InsertedLayer, labels: Tensor | None
     if public.batch_size is None or not _one_gradient(public.training) or _mixes_samples(layer.body):
         return None
     return Replayer(exposure, layer, labels)
-
-
-def _snapped(inputs: Tensor, normalization: Normalization) -> Tensor:
-    """Samples whose pixels all lie next to 8-bit levels, on those levels.
-
-    Pictures have areas of one colour, where maxima tie and ReLUs sit at the same point: the rounding noise of a recovered
-    sample would break the ties another way than the client's did.
-    """
-    pixels = to_pixels(inputs, normalization)
-    levels = (pixels * LEVELS).round() / LEVELS
-    exact = ((pixels - levels).abs().flatten(1).amax(1) < NEAR_LEVEL / LEVELS).reshape(-1, *[1] * (inputs.ndim - 1))
-    return torch.where(exact, from_pixels(levels, normalization), inputs)
 
 
 def _one_gradient(training: Training) -> bool:

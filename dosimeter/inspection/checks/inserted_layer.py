@@ -1,0 +1,18 @@
+"""A linear layer before the network proper, which passes the input on almost as it was (imprint, trap weights)."""
+
+from __future__ import annotations
+
+from dosimeter.inspection.sent import Sent
+
+
+def measure(sent: Sent) -> tuple[float, str] | None:
+    """The correlation between the input and what layers receive after a linear layer has seen the whole of it."""
+    flat = sent.inputs.flatten(1).double()
+    flat = flat - flat.mean()
+    largest = 0.0
+    for received in sent.later_inputs:
+        other = received.double() - received.double().mean()
+        largest = max(largest, float((flat * other).sum() / (flat.norm() * other.norm()).clamp_min(1e-30)))
+    if largest == 0.0:
+        return 0.0, "no linear layer sees the whole input before the network proper does"
+    return largest, f"a linear layer sees the whole input, and a later layer still gets that input (correlation {largest:.4f})"

@@ -1,0 +1,39 @@
+"""Rows whose negative half mirrors their positive half (trap weights)."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from dosimeter.inspection.sent import Sent
+
+SMALLEST = 1e-12
+SAMPLED = 64  # rows a layer
+
+
+def measure(sent: Sent) -> tuple[float, str] | None:
+    """Minus the decimal logarithm of how far the sorted positive weights of a typical row are from its negative ones scaled."""
+    layers = [layer for layer in sent.linear if layer.name != sent.head.name and layer.weight.shape[1] >= 16]
+    if not layers:
+        return None
+    misfits = {layer.name: _mirror_misfit(layer.weight) for layer in layers}
+    name = min(misfits, key=lambda key: misfits[key])
+    misfit = misfits[name]
+    return -math.log10(
+        max(misfit, SMALLEST)
+    ), f"in {name!r} the negative half of a typical row mirrors the positive half to within {misfit:.2g}"
+
+
+def _mirror_misfit(weight: Tensor) -> float:
+    """The median over rows of ‖positives − s · negatives‖ / ‖positives‖, each sorted; 1 where the halves differ in number."""
+    misfits = []
+    for row in weight[:: max(1, len(weight) // SAMPLED)].double():
+        positive, negative = row[row > 0].sort().values, (-row[row < 0]).sort().values
+        if len(positive) != len(negative) or len(positive) < 8:
+            misfits.append(1.0)
+            continue
+        scale = (positive @ negative) / (negative @ negative)
+        misfits.append(float((positive - scale * negative).norm() / positive.norm()))
+    return float(torch.tensor(misfits).median()) if misfits else 1.0

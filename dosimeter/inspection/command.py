@@ -1,0 +1,80 @@
+"""`dosimeter inspect`: from words to an exit code."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from dosimeter.config import construct, override, read_toml
+from dosimeter.data.dataset import ImageSet
+from dosimeter.data.load import load_images
+from dosimeter.inspection.inspect import Inspection, inspect
+from dosimeter.models.loading import load_model, load_weights
+from dosimeter.normalization import from_pixels
+from dosimeter.registry import MODELS, options_of
+from dosimeter.subjects import ModelConfig
+from dosimeter.tampering.input_shape import find_input_shape
+from dosimeter.types import Batch, Normalization
+
+SAMPLES = 64  # of the client's data that the checks see
+
+
+def run_inspect(words: Sequence[str], *, reference: str | None = None, data: str | None = None, as_json: bool = False) -> int:
+    """Inspect the model that the words name and print what was found: 0 clean, 1 suspicious; bad input raises one sentence.
+
+    The first word is a TOML file with a [model] table as an audit's, an architecture's name or `module:function`; the others
+    override the table, as in `model.weights=received.safetensors model.classes=100`. `reference` is the weights file of the
+    round before, for the same architecture, and `data` the client's images.
+    """
+    if not words:
+        raise ValueError("inspect: expected a TOML file, an architecture's name or module:function")
+    name, *assignments = words
+    content = read_toml(name) if name.endswith(".toml") else {"model": {"name": name}}
+    content = override(content, assignments)
+    config = construct(ModelConfig, content.get("model", {}), "model")
+    size = config.options.get("size")
+    images = None if data is None else load_images(data, size=size if isinstance(size, int) else None)
+    model = _build(config, images, config.weights)
+    previous = None if reference is None else _build(config, images, reference)
+    normalization = construct(Normalization, content.get("data", {}).get("normalization", {}), "data.normalization")
+    batch = None if images is None else _batch(images, model, normalization)
+    found = inspect(model, batch, previous)
+    sys.stdout.write(json.dumps(_plain(found), ensure_ascii=False, indent=2) + "\n" if as_json else f"{found}\n")
+    return 1 if found.suspicious else 0
+
+
+def _build(config: ModelConfig, images: ImageSet | None, weights: str | None) -> nn.Module:
+    options = dict(config.options)
+    if images is not None and ":" not in config.name:
+        known = {option.name for option in options_of(MODELS.entry(config.name, "model"))}
+        inferred = {"classes": len(images.class_names), "channels": images.images.shape[1], "size": images.images.shape[-1]}
+        options = {key: value for key, value in inferred.items() if key in known} | options
+    model = load_model(config.name, options, None, config.seed)
+    if weights is not None:
+        load_weights(model, Path(weights))
+    return model
+
+
+def _batch(images: ImageSet, model: nn.Module, normalization: Normalization) -> Batch:
+    """The first samples of as many classes as there are, in the scale that the model takes."""
+    order = images.labels.argsort(stable=True)
+    spread = order[:: max(1, len(order) // SAMPLES)][:SAMPLES]
+    inputs = from_pixels(images.images[spread], normalization)
+    if inputs.shape[1:] != (expected := find_input_shape(model)) and len(expected) == 1:
+        inputs = inputs.flatten(1)
+    return Batch(inputs, images.labels[spread])
+
+
+def _plain(found: Inspection) -> dict[str, Any]:
+    findings = [{**vars(finding), "suspicious": finding.suspicious} for finding in found.findings]
+    return {
+        "suspicious": found.suspicious,
+        "false_positive_rate": found.false_positive_rate,
+        "honest_models": found.honest_models,
+        "findings": [{key: str(value) if value in (float("inf"),) else value for key, value in row.items()} for row in findings],
+    }

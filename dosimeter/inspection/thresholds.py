@@ -1,0 +1,20 @@
+"""Thresholds as `benchmarks/inspect_thresholds.py` measured them on honest models; run it to measure them anew."""
+
+from __future__ import annotations
+
+import math
+
+THRESHOLDS = {
+    "head_rows": 5.0,
+    "head_biases": 12.0,
+    "constant_output": 8.5,
+    "silenced_classes": 0.6,
+    "parallel_rows": 0.3,
+    "trap_rows": 3.0,
+    "inserted_layer": 0.9,
+    "lone_rows": 0.5,
+    "previous_round": 0.5,
+    "isolated_samples": math.inf,  # said, never held against a model
+}
+HONEST_MODELS = 500  # that the thresholds were tried on, at seed 2026
+FALSE_ALARMS = 2  # among them: two pruned ones

@@ -1,0 +1,166 @@
+"""Inspect: rigged models are seen with data and without, honest ones of every kind pass, and nothing is changed."""
+
+import copy
+import json
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import dosimeter as dm
+from dosimeter.inspection.command import run_inspect
+from dosimeter.inspection.inspect import CHECKS, THRESHOLDS, inspect
+from dosimeter.models.loading import load_model
+
+ARCHITECTURES = {
+    "fcn3": {"hidden": (48, 32)},
+    "lenet5": {"size": 20},
+    "small_cnn": {"width": 4},
+    "convnet": {"width": 2},
+    "resnet20": {},
+}
+ATTACKS = {
+    "gradfilt": {"targets": (2,)},
+    "gradfilt with layer": {"targets": (2, 5), "expected": 20},
+    "imprint": {"bins": 200},
+    "imprint sparse": {"bins": 200, "sparse": True},
+    "trap_weights": {"rows": 200},
+}
+
+
+def honest(name: str, seed: int, **options) -> nn.Module:
+    return load_model(name, {"size": 16, **ARCHITECTURES[name], **options}, None, seed).eval()
+
+
+def data(model_size: int, seed: int) -> dm.Batch:
+    rng = torch.Generator().manual_seed(seed)
+    coarse = torch.rand(12, 3, 4, 4, generator=rng)
+    inputs = nn.functional.interpolate(coarse, (model_size, model_size), mode="bilinear")
+    return dm.Batch(inputs, torch.randint(10, (12,), generator=rng))
+
+
+@pytest.mark.parametrize("name", list(ARCHITECTURES))
+@pytest.mark.parametrize("attack", list(ATTACKS))
+def test_every_active_attack_is_seen(name, attack) -> None:
+    size = ARCHITECTURES[name].get("size", 16)
+    rigged = dm.attack(attack.split()[0], input_shape=(3, size, size), **ATTACKS[attack]).tamper(honest(name, 31))
+    assert inspect(rigged).suspicious
+    assert inspect(rigged, data(size, 4)).suspicious
+    assert inspect(rigged, data(size, 4), honest(name, 31)).suspicious
+
+
+@pytest.mark.parametrize("name", list(ARCHITECTURES))
+@pytest.mark.parametrize("seed", [1, 2])
+def test_honest_models_pass(name, seed) -> None:
+    size = ARCHITECTURES[name].get("size", 16)
+    model = honest(name, seed)
+    assert not inspect(model).suspicious
+    found = inspect(model, data(size, seed), copy.deepcopy(model))
+    assert not found.suspicious, str(found)
+
+
+@pytest.mark.parametrize("classes", [2, 100, 1000])
+def test_honest_models_pass_whatever_the_number_of_classes(classes) -> None:
+    model = honest("resnet20", 3, classes=classes)
+    assert not inspect(model).suspicious
+
+
+def test_half_precision_pruning_and_an_unbalanced_bias_are_honest() -> None:
+    model = honest("small_cnn", 5)
+    assert not inspect(copy.deepcopy(model).half()).suspicious
+    pruned, leaning = copy.deepcopy(model), copy.deepcopy(model)
+    with torch.no_grad():
+        for parameter in (p for p in pruned.parameters() if p.ndim > 1):
+            cut = parameter.abs().flatten().quantile(0.8)
+            parameter.masked_fill_(parameter.abs() < cut, 0.0)
+        leaning.fc.bias.add_(torch.linspace(0, -6.9, 10))
+    assert not inspect(pruned, data(16, 1)).suspicious
+    assert not inspect(leaning, data(16, 1)).suspicious
+
+
+def test_rows_that_are_all_alike_are_as_suspicious_as_zero_ones() -> None:
+    model = honest("small_cnn", 6)
+    rigged = dm.attack("gradfilt", targets=(1,), bias=11.0, input_shape=(3, 16, 16)).tamper(model)
+    with torch.no_grad():
+        rigged.fc.weight.add_(model.fc.weight[0])
+    fired = {finding.check for finding in inspect(rigged, data(16, 2)).findings if finding.suspicious}
+    assert {"head_rows", "silenced_classes"} <= fired
+
+
+def test_the_previous_round_shows_a_replaced_head_and_new_layers() -> None:
+    model = honest("small_cnn", 7)
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        other.fc.weight.copy_(torch.randn(other.fc.weight.shape, generator=torch.Generator().manual_seed(1)))
+    shares = {finding.check: finding for finding in inspect(other, reference=model).findings}
+    assert shares["previous_round"].suspicious
+    assert shares["previous_round"].statistic == 1.0
+    rigged = dm.attack("imprint", bins=50, input_shape=(3, 16, 16)).tamper(model)
+    layers = {finding.check: finding for finding in inspect(rigged, reference=model).findings}
+    assert layers["previous_round"].statistic == math.inf
+
+
+def test_every_check_has_a_threshold_a_statistic_and_a_sentence() -> None:
+    model = honest("fcn3", 8)
+    found = inspect(model, data(16, 3), model)
+    assert {finding.check for finding in found.findings} == set(CHECKS) == set(THRESHOLDS)
+    assert all(len(finding.sentence) > 20 for finding in found.findings)
+    assert 0 < found.false_positive_rate <= 0.01
+    assert "2 of 500 honest models" in str(found)
+
+
+def test_the_count_of_isolated_samples_is_the_one_that_a_brute_force_gives() -> None:
+    model, batch = honest("fcn3", 9), data(16, 5)
+    rigged = dm.attack("gradfilt", targets=(int(batch.targets[0]),), input_shape=(3, 16, 16)).tamper(model)
+    finding = next(one for one in inspect(rigged, batch).findings if one.check == "isolated_samples")
+    shares = torch.stack(
+        [
+            dm.observe(rigged, dm.Batch(batch.inputs[i : i + 1], batch.targets[i : i + 1])).update["fc3.weight"].norm(dim=1)
+            for i in range(len(batch.inputs))
+        ]
+    )
+    lone = shares.argmax(0)[(shares.amax(0) >= 0.99 * shares.sum(0)) & (shares.amax(0) > 0)].unique()
+    assert finding.statistic == len(lone)
+    assert not finding.suspicious
+
+
+def test_the_model_is_left_as_it_was() -> None:
+    model = load_model("convnet", {"size": 16, "width": 2}, None, 1)
+    before = copy.deepcopy(model.state_dict())
+    inspect(model, data(16, 6), model)
+    assert model.training
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+
+
+def test_refusals() -> None:
+    with pytest.raises(TypeError, match=r"expected a torch\.nn\.Module"):
+        inspect("model")  # pyright: ignore[reportArgumentType]
+    broken = honest("fcn3", 1)
+    with torch.no_grad():
+        broken.fc1.weight[0, 0] = math.nan
+    with pytest.raises(ValueError, match="NaN or infinite"):
+        inspect(broken)
+    with pytest.raises(dm.Refused, match="input_shape"):
+        inspect(nn.Sequential(nn.Conv2d(3, 2, 3), nn.Flatten(), nn.Linear(7, 2)))
+
+
+def test_the_command_says_clean_suspicious_or_raises(tmp_path, capsys) -> None:
+    from safetensors.torch import save_file
+
+    model = honest("small_cnn", 0)
+    save_file(model.state_dict(), tmp_path / "before.safetensors")
+    rigged = dm.attack("gradfilt", targets=(1,), input_shape=(3, 16, 16)).tamper(model)
+    save_file(rigged.state_dict(), tmp_path / "sent.safetensors")
+    words = ["small_cnn", "model.size=16", "model.width=4"]
+    assert run_inspect([*words, f"model.weights={tmp_path}/before.safetensors"], as_json=True) == 0
+    assert json.loads(capsys.readouterr().out)["suspicious"] is False
+    sent = [*words, f"model.weights={tmp_path}/sent.safetensors"]
+    assert run_inspect(sent, reference=str(tmp_path / "before.safetensors")) == 1
+    assert "SUSPICIOUS" in capsys.readouterr().out
+    assert run_inspect([*sent, "model.channels=3"], data="photographs", as_json=True) == 1
+    capsys.readouterr()
+    with pytest.raises(OSError, match="no file"):
+        run_inspect([*words, "model.weights=nowhere.safetensors"])
+    with pytest.raises(ValueError, match="no model named"):
+        run_inspect(["small_cmm"])
