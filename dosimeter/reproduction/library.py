@@ -6,6 +6,7 @@ import copy
 import hashlib
 import os
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +127,7 @@ def is_trained(config: ModelConfig) -> bool:
     return config.weights is not None or config.epochs > 0
 
 
+@lru_cache(maxsize=64)  # image sets are compared by identity
 def content_hash(images: ImageSet) -> str:
     total = hashlib.sha256(images.images.numpy().tobytes())
     total.update(images.labels.numpy().tobytes())
