@@ -17,11 +17,11 @@ from dosimeter.head import locate_head
 from dosimeter.interfaces import ActiveAttack, Attack, Defense, FeatureRecovery, LabelRecovery, Loss, Training
 from dosimeter.losses import CrossEntropy
 from dosimeter.progress import Listener, listening
-from dosimeter.records import FILE_NAME, read_records, write_record
+from dosimeter.records import FILE_NAME, exclusive, read_records, write_record
 from dosimeter.registry import ATTACKS, FEATURES, LABELS, Registry, options_of
 from dosimeter.subjects import DataConfig, ModelConfig, subject_from
 from dosimeter.training import FedSGD
-from dosimeter.types import Batch, Knowledge, Normalization, Outcome, Record
+from dosimeter.types import Batch, Knowledge, Normalization, Outcome, Record, Refused
 from dosimeter.verdicts import SurfaceVerdict, judge_surfaces
 
 USABLE = (Outcome.COMPLETED, Outcome.PARTIAL)
@@ -137,7 +137,7 @@ def run_suite(
     if not labels and not features and not attacks:
         raise ValueError("nothing to audit: labels, features and attacks are all empty")
     if labels or features:
-        locate_head(subject.model, tuple(subject.batch.inputs.shape[1:]), allow_shift=suite.loss.shift_invariant)
+        _require_head(subject, suite)
     exposure = expose(subject, suite, subject.batch)  # what is wrong with the subject is raised here, before anything is written
     countering = [attack for attack in attacks if suite.adaptive and adapt(attack, exposure).changed]
     total = len(labels) + len(features) + len(attacks) + len(countering)
@@ -149,29 +149,37 @@ def run_suite(
         record = known.get(key_of(subject, measurement))
         if record is None or record.outcome == Outcome.CRASHED:
             with listening(_listener(progress, measurement, len(records), total)):
-                record = _run_or_record_crash(subject, measurement)
+                record = _run_or_record_crash(subject, measurement, len(labels))
             if folder:
                 write_record(folder, record)
         records.append(record)
         return record
 
-    setting = {name: getattr(suite, name) for name in Setting.__dataclass_fields__}
-    attempts = [(recovery, carry_out(Measurement(**setting, labels=recovery))) for recovery in labels]
-    source = "given" if suite.attack_labels == "given" else _label_source(attempts, trusted(suite.defenses if suite.adaptive else ()))
-    for recovery in features:
-        wanted = source if Knowledge.LABELS in recovery.needs else "optimised"
-        carry_out(Measurement(**setting, labels=wanted, features=recovery))
-    for attack in attacks:
-        if attack in countering:
-            carry_out(Measurement(**setting, labels=source, attack=attack, adaptive=True))
-        carry_out(Measurement(**setting, labels=source, attack=attack))
+    with exclusive(folder):
+        setting = {name: getattr(suite, name) for name in Setting.__dataclass_fields__}
+        attempts = [(recovery, carry_out(Measurement(**setting, labels=recovery))) for recovery in labels]
+        source = "given" if suite.attack_labels == "given" else _label_source(attempts, trusted(suite.defenses if suite.adaptive else ()))
+        for recovery in features:
+            wanted = source if Knowledge.LABELS in recovery.needs else "optimised"
+            carry_out(Measurement(**setting, labels=wanted, features=recovery))
+        for attack in attacks:
+            if attack in countering:
+                carry_out(Measurement(**setting, labels=source, attack=attack, adaptive=True))
+            carry_out(Measurement(**setting, labels=source, attack=attack))
     return Audit(records=tuple(records))
 
 
-def _run_or_record_crash(subject: Subject, measurement: Measurement) -> Record:
+def _require_head(subject: Subject, suite: Suite) -> None:
+    try:
+        locate_head(subject.model, tuple(subject.batch.inputs.shape[1:]), allow_shift=suite.loss.shift_invariant)
+    except Refused as refusal:
+        raise Refused(f"{refusal}; to audit the inputs alone, set labels and features to []") from None
+
+
+def _run_or_record_crash(subject: Subject, measurement: Measurement, attempts: int) -> Record:
     """One method's defect must not cost the audit its other results: it is recorded, shown, and tried again next time."""
     try:
-        return run(subject, measurement)
+        return run(subject, measurement, attempts=attempts)
     except Exception as error:
         return failed(subject, measurement, Outcome.CRASHED, f"crashed with {type(error).__name__}: {error}")
 

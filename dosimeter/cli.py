@@ -17,7 +17,7 @@ KINDS = ("labels", "features", "attacks", "defenses", "losses", "trainings", "me
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; 0 done, 1 a condition of --fail-on was met, 2 bad input, 130 interrupted."""
-    options = _parser().parse_args(arguments)
+    options = _parsed(arguments)
     try:
         return options.command(options)
     except (ValueError, OSError) as error:
@@ -26,6 +26,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         sys.stderr.write("dosimeter: stopped; the same command goes on where it was\n")
         return 130
+
+
+def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """The options; key=value words may stand before, between and after them."""
+    parser = _parser()
+    options, rest = parser.parse_known_args(arguments)
+    if rest and (not hasattr(options, "words") or any(word.startswith("-") for word in rest)):
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    if rest:
+        options.words = [*options.words, *rest]
+    return options
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +13,9 @@ from torch import Tensor, nn
 from dosimeter.interfaces import Defense, Loss, Training
 from dosimeter.losses import CrossEntropy
 from dosimeter.normalization import input_bounds
+from dosimeter.options import PositiveInt, checked
 from dosimeter.randomness import generator, seeded
+from dosimeter.registry import DEFENSES, LOSSES, TRAININGS
 from dosimeter.training import FedSGD
 from dosimeter.types import Batch, Client, Exposure, Normalization, Public, Update
 
@@ -22,9 +24,9 @@ def observe(
     model: nn.Module,
     batch: Batch,
     *,
-    training: Training | None = None,
-    defenses: Sequence[Defense] = (),
-    loss: Loss | None = None,
+    training: Training | str | None = None,
+    defenses: Sequence[Defense | str] = (),
+    loss: Loss | str | None = None,
     normalization: Normalization | None = None,
     auxiliary: Batch | None = None,
     declare_batch_size: bool = True,
@@ -36,10 +38,12 @@ def observe(
     exposure holds copies, so that nothing done to either afterwards can change what the server knows.
     """
     normalization = normalization or Normalization()
-    client = Client(model=copy.deepcopy(model), batch=batch, training=training or FedSGD(), loss=loss or CrossEntropy())
-    classes = check_batch(client.model, batch, "batch")
+    training, loss = TRAININGS.resolve(training or FedSGD()), LOSSES.resolve(loss or CrossEntropy())
+    defenses = [DEFENSES.resolve(defense) for defense in defenses]
+    classes = check_batch(model, batch, "batch", loss)
+    client = Client(model=copy.deepcopy(model), batch=batch, training=training, loss=loss)
     if auxiliary is not None:
-        check_batch(client.model, auxiliary, "auxiliary")
+        check_batch(client.model, auxiliary, "auxiliary", loss)
         auxiliary = Batch(auxiliary.inputs.detach().clone(), auxiliary.targets.detach().clone())
     _warn_outside_bounds(batch.inputs, normalization)
     for position, defense in enumerate(defenses):
@@ -70,23 +74,28 @@ def receive(
     *,
     input_shape: Sequence[int],
     batch_size: int | None = None,
-    training: Training | None = None,
-    loss: Loss | None = None,
+    training: Training | str | None = None,
+    loss: Loss | str | None = None,
     normalization: Normalization | None = None,
-    defenses: Sequence[Defense] = (),
+    defenses: Sequence[Defense | str] = (),
     auxiliary: Batch | None = None,
 ) -> Exposure:
     """An exposure from an update that some federation really sent, by parameter name and in a gradient's units."""
+    shape: tuple[int, ...] = checked(tuple[PositiveInt, ...], input_shape, "input_shape")
+    batch_size = checked(PositiveInt | None, batch_size, "batch_size")
+    if not isinstance(update, Mapping) or not all(isinstance(change, Tensor) for change in update.values()):
+        raise TypeError(f"update: expected tensors by parameter name, got {type(update).__name__}")
+    _check_model(model)
     model = copy.deepcopy(model)
     public = Public(
-        input_shape=tuple(input_shape),
-        classes=_classes(model, torch.zeros(2, *input_shape)),
+        input_shape=shape,
+        classes=_classes(model, torch.zeros(2, *shape).to(next(model.parameters()))),
         batch_size=batch_size,
-        loss=loss or CrossEntropy(),
-        training=training or FedSGD(),
+        loss=LOSSES.resolve(loss or CrossEntropy()),
+        training=TRAININGS.resolve(training or FedSGD()),
         train_mode=model.training,
         normalization=normalization or Normalization(),
-        defenses=tuple(defenses),
+        defenses=tuple(DEFENSES.resolve(defense) for defense in defenses),
     )
     exposure = Exposure(model=model, update={k: v.detach().clone() for k, v in update.items()}, public=public, auxiliary=auxiliary)
     check_exposure(exposure)
@@ -107,10 +116,9 @@ def check_exposure(exposure: Exposure) -> None:
             raise ValueError(f"update.{name}: has NaN or infinite entries; the loss or the training diverged on this batch")
 
 
-def check_batch(model: nn.Module, batch: Batch, path: str) -> int:
-    """Refuse a batch that the model cannot take or whose labels are out of range; return the number of classes."""
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model: expected a torch.nn.Module, got {type(model).__name__}")
+def check_batch(model: nn.Module, batch: Batch, path: str, loss: Loss | None = None) -> int:
+    """Refuse a batch that the model cannot take or whose labels its loss cannot aim at; return the number of classes."""
+    _check_model(model)
     if not isinstance(batch, Batch):
         raise TypeError(f"{path}: expected a Batch, got {type(batch).__name__}")
     inputs, targets = batch.inputs, batch.targets
@@ -122,14 +130,14 @@ def check_batch(model: nn.Module, batch: Batch, path: str) -> int:
         raise ValueError(f"{path}.inputs: expected floating point, got {inputs.dtype}; divide pixel values by 255")
     if not torch.isfinite(inputs).all():
         raise ValueError(f"{path}.inputs: has NaN or infinite values")
-    if len(targets) != len(inputs):
-        raise ValueError(f"{path}.targets: expected {len(inputs)}, one for each input, got {len(targets)}")
+    if targets.ndim == 0 or len(targets) != len(inputs):
+        raise ValueError(f"{path}.targets: expected {len(inputs)}, one for each input, got shape {tuple(targets.shape)}")
     classes = _classes(model, inputs[:1].repeat_interleave(2, 0))
-    _check_targets(targets, classes, f"{path}.targets")
+    _check_targets(targets, classes, f"{path}.targets", loss)
     return classes
 
 
-def _check_targets(targets: Tensor, classes: int, path: str) -> None:
+def _check_targets(targets: Tensor, classes: int, path: str, loss: Loss | None) -> None:
     if targets.ndim == 1:
         if targets.is_floating_point():
             raise ValueError(f"{path}: class ids must be integers, got {targets.dtype}")
@@ -139,24 +147,34 @@ def _check_targets(targets: Tensor, classes: int, path: str) -> None:
     elif targets.ndim == 2 and targets.shape[1] == classes:
         if not targets.is_floating_point() or not torch.isfinite(targets).all() or bool((targets < 0).any()):
             raise ValueError(f"{path}: soft labels must be finite numbers of at least 0")
+        if loss.shift_invariant and bool(((targets.sum(1) - 1).abs() > 1e-2).any()):
+            raise ValueError(
+                f"{path}: each soft label must sum to 1, got sums from {targets.sum(1).min():.3g} to {targets.sum(1).max():.3g}"
+            )
     else:
         raise ValueError(f"{path}: expected (B,) class ids or (B, {classes}) soft labels, got shape {tuple(targets.shape)}")
 
 
+def _check_model(model: nn.Module) -> None:
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model: expected a torch.nn.Module, got {type(model).__name__}")
+    if next(model.parameters(), None) is None:
+        raise ValueError("model: has no parameters, so there is no gradient to audit")
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise ValueError("model: every parameter is frozen, so there is no gradient to audit")
+
+
 def _classes(model: nn.Module, inputs: Tensor) -> int:
     """How many logits the model gives; found without touching its mode's side effects."""
-    parameter = next(model.parameters(), None)
-    if parameter is None:
-        raise ValueError("model: has no parameters, so there is no gradient to audit")
     state = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
     try:
         with torch.no_grad(), torch.random.fork_rng():
-            output = torch.func.functional_call(model, state, (inputs.to(parameter.device, parameter.dtype),))
-    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+            output = torch.func.functional_call(model, state, (inputs,))
+    except Exception as error:  # whatever a stranger's model does with inputs that it cannot take
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ValueError(f"model: cannot take inputs of shape {tuple(inputs.shape[1:])}: {reason}") from error
+        raise ValueError(f"model: cannot take {inputs.dtype} inputs of shape {tuple(inputs.shape[1:])}: {reason}") from error
     if not isinstance(output, Tensor) or output.ndim != 2:
-        what = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
+        what = f"shape {tuple(output.shape)}" if isinstance(output, Tensor) else type(output).__name__
         raise ValueError(f"model: expected one (batch, classes) tensor of logits, got {what}")
     return output.shape[1]
 
@@ -168,7 +186,7 @@ def _warn_outside_bounds(inputs: Tensor, normalization: Normalization) -> None:
         or channels not in (1, inputs.shape[1])
         or not all(s > 0 and math.isfinite(s) for s in normalization.std)
     ):
-        raise ValueError(f"normalization: expected 1 or {inputs.shape[1]} means and positive stds, got {normalization}")
+        raise ValueError(f"normalization: expected one mean and one positive std, or {inputs.shape[1]} of each, got {normalization}")
     low, high = input_bounds(normalization, inputs)
     slack = 1e-3 * (high - low)
     if bool((inputs < low - slack).any()) or bool((inputs > high + slack).any()):

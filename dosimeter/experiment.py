@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import time
 import warnings
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -24,6 +24,8 @@ from dosimeter.training import FedSGD
 from dosimeter.types import Batch, Exposure, FeatureEstimate, LabelEstimate, Normalization, Outcome, Reconstruction, Record, Refused
 from dosimeter.verdicts import Verdict, judge_features, judge_inputs, judge_labels
 from dosimeter.version import __version__
+
+FOREIGN = 1_000_003  # between the seed of a client and that of the foreign one
 
 Estimate = LabelEstimate | FeatureEstimate | Reconstruction
 
@@ -81,9 +83,17 @@ def key_of(subject: Subject, measurement: Measurement) -> str:
     return digest(_config(subject, measurement))
 
 
-def run(subject: Subject, measurement: Measurement, *, raise_refusals: bool = False, exposure: Exposure | None = None) -> Record:
+def run(
+    subject: Subject,
+    measurement: Measurement,
+    *,
+    raise_refusals: bool = False,
+    exposure: Exposure | None = None,
+    attempts: int = 1,
+) -> Record:
     """Carry out one measurement and return its record. A refusal is a finding, unless it is to be raised.
 
+    `attempts` is how many methods are tried on the same labels, for which the verdict on luck is corrected.
     `exposure` is what `expose` gave of this very subject and setting, where several measurements share it.
     """
     if measurement.method is None:
@@ -102,7 +112,7 @@ def run(subject: Subject, measurement: Measurement, *, raise_refusals: bool = Fa
         foreign = _attack_foreign(subject, measurement)
         scores = _score(subject, exposure, found, foreign)
         details = _details(found, scores) | _objective_at_truth(found, subject.batch) | _counters(measurement, exposure)
-    verdict, reason = _judge(found, scores)
+    verdict, reason = _judge(found, scores, attempts)
     said = [str(warning.message) for warning in caught if issubclass(warning.category, UserWarning)]
     return Record(
         **_identity(subject, measurement),
@@ -157,7 +167,8 @@ def _attack_foreign(subject: Subject, measurement: Measurement) -> Estimate | No
     if subject.foreign is None or measurement.surface == "labels":
         return None
     try:
-        return _attack(expose(subject, measurement, subject.foreign), measurement, subject.foreign.targets)
+        elsewhere = replace(measurement, seed=measurement.seed + FOREIGN)  # another client draws other noise
+        return _attack(expose(subject, elsewhere, subject.foreign), measurement, subject.foreign.targets)
     except Refused:
         return None
 
@@ -167,13 +178,13 @@ def _score(subject: Subject, exposure: Exposure, found: Estimate, foreign: Estim
     return score(found, subject.batch, auxiliary=reference, foreign=foreign, exposure=exposure, normalization=subject.normalization)
 
 
-def _judge(found: Estimate, scores: Scores) -> tuple[Verdict, str]:
+def _judge(found: Estimate, scores: Scores, attempts: int) -> tuple[Verdict, str]:
     metrics = {name: values.tolist() for name, values in scores.items()}
     nulls = {null: {name: values.tolist() for name, values in columns.items()} for null, columns in scores.nulls.items()}
     if isinstance(found, LabelEstimate):
-        return judge_labels(metrics, nulls, scores.details["chance"], found.certified)
+        return judge_labels(metrics, nulls, scores.details["chance"], found.certified, attempts)
     if isinstance(found, FeatureEstimate):
-        return judge_features(metrics, nulls, int(found.certified.sum()))
+        return judge_features(metrics, nulls, int(found.certified.sum()), scores.details.get("false_certificates", 0))
     return judge_inputs(metrics, nulls)
 
 

@@ -7,12 +7,15 @@ import fcntl
 import json
 import math
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from dosimeter.types import Record
 
 FILE_NAME = "records.jsonl"
+LOCK_NAME = ".lock"
 
 
 def write_record(folder: str | Path, record: Record) -> None:
@@ -27,6 +30,22 @@ def write_record(folder: str | Path, record: Record) -> None:
         file.write(line.encode())
         file.flush()
         os.fsync(file.fileno())
+
+
+@contextmanager
+def exclusive(folder: str | Path | None) -> Iterator[None]:
+    """Keep a second run out of the folder while this one writes into it."""
+    if folder is None:
+        yield
+        return
+    path = Path(folder) / LOCK_NAME
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(f"{folder}: another run is writing there; wait for it or choose another folder") from None
+        yield
 
 
 def read_records(folder: str | Path) -> list[Record]:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from dosimeter.client import check_batch
 from dosimeter.data.dataset import ImageSet
 from dosimeter.data.load import load_images
 from dosimeter.data.samplers import Random
@@ -74,15 +75,19 @@ class Experiment(Measurement):
 
 def prepare(model_config: ModelConfig, data_config: DataConfig, *, seed: int = 0, device: str = "cpu") -> Subject:
     """The subject that a configuration names; everything drawn at random depends on `seed` alone."""
+    _check_device(device)
     images = load_images(data_config.name, part=data_config.part, size=data_config.size, **data_config.options)
     private, foreign, rest = _draw(images, data_config, seed)
     held_out, public = _part(rest, max(1, round(HELD_OUT * len(rest))))
     normalization = data_config.normalization or Normalization()
 
-    def batch(indices: Tensor) -> Batch:
-        return Batch(from_pixels(images.images[indices], normalization).to(device), images.labels[indices].to(device))
-
     model = build_model(model_config, images).to(device)
+    like = next((parameter for parameter in model.parameters()), torch.zeros((), device=device))
+
+    def batch(indices: Tensor) -> Batch:
+        return Batch(from_pixels(images.images[indices], normalization).to(like), images.labels[indices].to(device))
+
+    check_batch(model, batch(private), "data")
     if model_config.epochs:
         train_model(model, batch(public), model_config.epochs, seed)
     model.train(model_config.mode == "train")
@@ -118,6 +123,9 @@ def subject_from(
 ) -> Subject:
     """The subject that a Python caller hands over as objects."""
     normalization = normalization or Normalization()
+    for path, samples in (("batch", batch), ("auxiliary", auxiliary), ("foreign", foreign)):
+        if samples is not None or path == "batch":
+            check_batch(model, samples, path)
     judged, where = (auxiliary, "the auxiliary data") if auxiliary is not None else (batch, "the private batch itself")
     return Subject(
         model=model,
@@ -134,6 +142,13 @@ def subject_from(
             **fingerprint(model, batch),
         },
     )
+
+
+def _check_device(device: str) -> None:
+    try:
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"device: {device!r} cannot be used here: {str(error).splitlines()[0]}") from None
 
 
 def _stand_in(batch: Batch, auxiliary: Batch | None, normalization: Normalization) -> Batch:

@@ -11,7 +11,7 @@ from dosimeter.types import Outcome, Record
 
 SURFACES = ("labels", "features", "inputs")
 UTILITY = "utility"  # the surface of records that say what the defenses cost
-CHANCE = 0.01  # a guess at random does as well at most this often, where labels count as leaked
+CHANCE = 0.05  # the probability of luck at which labels count as leaked
 MARGIN_DB = 3.0  # a picture must beat each of its nulls by as much to count as leaked
 
 
@@ -35,23 +35,31 @@ Values = Sequence[float | None]
 
 
 def judge_labels(
-    found: Mapping[str, Values], nulls: Mapping[str, Mapping[str, Values]], chance: float, certified: bool
+    found: Mapping[str, Values], nulls: Mapping[str, Mapping[str, Values]], chance: float, certified: bool, attempts: int = 1
 ) -> tuple[Verdict, str]:
-    """Labels leaked where they are proved, or beyond what guessing gives; `chance` is how often a guess does as well."""
-    share = f"{_number(found['insacc'][0]):.0%} of the labels recovered (InsAcc)"
-    guessing = f"{_number(nulls['prior']['insacc'][0]):.0%}"
+    """Labels leaked where they are proved, or recovered beyond chance.
+
+    `chance` is how often labels drawn at random would agree with the estimate as well as the true ones do; with several
+    methods tried it is multiplied by their number (Bonferroni), so that the best of many cannot win by luck.
+    """
+    share = f"{_number(found['insacc'][0]):.0%} of the labels recovered (InsAcc), guessing gives {_number(nulls['prior']['insacc'][0]):.0%}"
     if certified:
-        return Verdict.LEAKED, f"{share}, proved from the gradient alone; guessing gives {guessing}"
-    if chance <= CHANCE:
-        rarely = f"once in {1 / chance:.0f} tries" if chance else "in none of its tries"
-        return Verdict.LEAKED, f"{share}; guessing gives {guessing} and does as well {rarely}"
-    return Verdict.NOT_SHOWN, f"{share}; guessing gives {guessing} and does as well in {chance:.0%} of its tries"
+        return Verdict.LEAKED, f"{share}; proved from the gradient alone"
+    corrected = min(1.0, chance * attempts)
+    luck = f"by luck with probability {corrected:.2g}" + (f", counting {attempts} methods tried" if attempts > 1 else "")
+    if corrected <= CHANCE:
+        return Verdict.LEAKED, f"{share}; as much agreement comes {luck}"
+    return Verdict.NOT_SHOWN, f"{share}; as much agreement comes {luck}, so this batch does not tell a leak from luck"
 
 
-def judge_features(found: Mapping[str, Values], nulls: Mapping[str, Mapping[str, Values]], certified: int) -> tuple[Verdict, str]:
+def judge_features(
+    found: Mapping[str, Values], nulls: Mapping[str, Mapping[str, Values]], certified: int, refuted: int = 0
+) -> tuple[Verdict, str]:
     """Features leaked where one is certified, or where most errors lie below every null's."""
     errors = [_number(value, math.inf) for value in found["feature_error"]]
     middle = _median(errors)
+    if refuted:
+        return Verdict.NOT_SHOWN, f"{refuted} of {certified} certificates are refuted by the truth: do not trust this run, and report it"
     if certified:
         return (
             Verdict.LEAKED,
@@ -71,7 +79,7 @@ def judge_inputs(found: Mapping[str, Values], nulls: Mapping[str, Mapping[str, V
     best = [max(column) for column in zip(*rivals)]
     above = sum(value >= rival + MARGIN_DB for value, rival in zip(psnr, best))
     middle, rival = _median(psnr), _median(best)
-    figures = f"median PSNR {middle:.1f} dB against {rival:.1f} dB of the best null"
+    figures = f"median PSNR {middle:.1f} dB against {rival:.1f} dB of each input's best null"
     if above:
         return Verdict.LEAKED, f"{above} of {len(psnr)} inputs beat every null by {MARGIN_DB:g} dB or more; {figures}"
     return Verdict.NOT_SHOWN, f"no input beats its nulls by {MARGIN_DB:g} dB; {figures}"
@@ -83,13 +91,16 @@ def judge_surfaces(records: Iterable[Record]) -> list[SurfaceVerdict]:
     for record in records:
         if record.outcome != Outcome.CRASHED and record.surface in by_surface:
             by_surface[record.surface].append(record)
-    verdicts = []
-    for surface, group in by_surface.items():
-        if not group:
-            continue
-        worst = max(group, key=gravity)
-        verdicts.append(SurfaceVerdict(surface=surface, verdict=Verdict(worst.verdict), reason=worst.reason, method=worst.method))
-    return verdicts
+    return [_judge_surface(surface, group) for surface, group in by_surface.items() if group]
+
+
+def _judge_surface(surface: str, group: list[Record]) -> SurfaceVerdict:
+    worst = max(group, key=gravity)
+    if worst.verdict != Verdict.IMPOSSIBLE:
+        return SurfaceVerdict(surface=surface, verdict=Verdict(worst.verdict), reason=worst.reason, method=worst.method)
+    reasons = "; ".join(dict.fromkeys(record.reason for record in group))
+    reason = reasons if len(group) == 1 else f"none of {len(group)} methods can run in this threat model: {reasons}"
+    return SurfaceVerdict(surface=surface, verdict=Verdict.IMPOSSIBLE, reason=reason, method=worst.method if len(group) == 1 else "")
 
 
 def gravity(record: Record) -> tuple[int, bool, float]:

@@ -78,6 +78,29 @@ def test_all_means_every_passive_method(classifier, batch, monkeypatch):
     assert {"idlg", "ilrg"} <= {recovery.name for recovery in module._chosen(LABELS, "all", "published")}
 
 
+def test_pure_noise_leaks_no_labels():
+    """Behind noise that drowns the gradient no label may count as leaked, however many methods try; see the verdicts' docs."""
+    leaked = 0
+    for seed in range(12):
+        torch.manual_seed(seed)
+        model = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10)).eval()
+        batch = dm.Batch(torch.rand(2, 1, 8, 8), torch.tensor([3, 3]))
+        fast = ["idlg", "gradinversion", "ilrg", "llg", "subspace"]
+        noise = dm.defense("gaussian_noise", std=100.0)
+        report = dm.audit(model, batch, defenses=[noise], labels=fast, features=[], attacks=[], seed=seed)
+        leaked += report.verdicts[0].verdict == "leaked"
+    assert leaked <= 2
+
+
+def test_what_observe_refuses_audit_refuses(classifier, batch):
+    for wrong in (dm.Batch((batch.inputs * 255).long(), batch.targets), dm.Batch(batch.inputs[0, 0, 0], batch.targets)):
+        with pytest.raises(ValueError, match=r"^batch.inputs: "):
+            dm.audit(classifier, wrong)
+    for wrong in ((batch.inputs, batch.targets), dm.Batch(batch.inputs.numpy(), batch.targets.numpy())):
+        with pytest.raises(TypeError, match=r"^batch: expected"):
+            dm.audit(classifier, wrong)
+
+
 def test_refusals(classifier, batch, tmp_path):
     no_head = nn.Sequential(nn.Conv2d(1, 10, 8), nn.Flatten())
     with pytest.raises(Refused, match="has no linear layer"):

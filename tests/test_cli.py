@@ -105,6 +105,8 @@ def test_own_model_weights_and_folder(tmp_path, monkeypatch, capsys):
         (["run", *FAST, "data.batch_size=100000"], "100000"),
         (["run", *FAST, "model.head_bias=false"], "the last layer has no bias"),
         (["audit", "labels=idlg"], "labels"),
+        (["run", *FAST, "device=cudaa"], "device: 'cudaa' cannot be used here"),
+        (["run", *FAST, "model.name=torch.nn:Linear", "model.in_features=8", "model.out_features=10"], "model"),
         (["report", "no-such-folder"], "no records there"),
     ],
 )
@@ -117,6 +119,36 @@ def test_bad_input_gets_one_sentence_and_nothing_is_written(words, sentence, tmp
     assert output.err.count("\n") == 1
     assert output.out == ""
     assert list(tmp_path.iterdir()) == []
+
+
+def test_words_may_stand_after_options(capsys):
+    assert main(["run", "labels=ilrg", "--json", "data.name=digits", "data.batch_size=2"]) == 0
+    assert json.loads(capsys.readouterr().out)["threat_model"]["batch_size"] == 2
+    with pytest.raises(SystemExit, match="2"):
+        main(["run", "labels=ilrg", "--jsn"])
+
+
+@pytest.mark.parametrize(("answer", "sentence"), [("(x, x)", "got tuple"), ("x.no_such_thing", "no_such_thing")])
+def test_a_strange_model_gets_a_sentence(answer, sentence, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("strange_net.py").write_text(
+        "from torch import nn\n\nclass Strange(nn.Linear):\n    def forward(self, x):\n        x = super().forward(x.flatten(1))\n"
+        f"        return {answer}\n\ndef build():\n    return Strange(64, 10)\n"
+    )
+    sys.modules.pop("strange_net", None)
+    assert main(["run", *FAST, "model.name=strange_net:build"]) == 2
+    error = capsys.readouterr().err
+    assert sentence in error
+    assert error.count("\n") == 1
+
+
+def test_double_precision_models_are_audited(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("double_net.py").write_text(
+        "from torch import nn\ndef build():\n    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10)).double()\n"
+    )
+    assert main(["run", *FAST, "model.name=double_net:build", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["metrics"]["insacc"] == [1.0]
 
 
 def test_a_truncated_weights_file_is_said(tmp_path, capsys):

@@ -73,11 +73,14 @@ def test_inputs_outside_the_normalisation_are_said(classifier, batch):
         (lambda b: dm.Batch(b.inputs[:0], b.targets[:0]), "batch.inputs: expected a batch of at least one sample"),
         (lambda b: dm.Batch(b.inputs, b.targets + 9), r"batch.targets: class ids must lie in 0..9, got \d+..1\d"),
         (lambda b: dm.Batch(b.inputs, b.targets - 9), r"batch.targets: class ids must lie in 0..9"),
-        (lambda b: dm.Batch(b.inputs, b.targets[:2]), "batch.targets: expected 6, one for each input, got 2"),
+        (lambda b: dm.Batch(b.inputs, b.targets[:2]), r"batch.targets: expected 6, one for each input, got shape \(2,\)"),
         (lambda b: dm.Batch(b.inputs, b.targets.float()), "class ids must be integers"),
         (lambda b: dm.Batch((b.inputs * 255).to(torch.uint8), b.targets), "divide pixel values by 255"),
         (lambda b: dm.Batch(b.inputs / 0, b.targets), "has NaN or infinite values"),
-        (lambda b: dm.Batch(b.inputs[:, :, :5], b.targets), r"model: cannot take inputs of shape \(1, 5, 8\)"),
+        (lambda b: dm.Batch(b.inputs[:, :, :5], b.targets), r"model: cannot take torch.float32 inputs of shape \(1, 5, 8\)"),
+        (lambda b: dm.Batch(b.inputs.double(), b.targets), "model: cannot take torch.float64 inputs"),
+        (lambda b: dm.Batch(b.inputs, b.targets[0]), r"batch.targets: expected 6, one for each input, got shape \(\)"),
+        (lambda b: dm.Batch(b.inputs, torch.zeros(6, 10)), "each soft label must sum to 1, got sums from 0 to 0"),
         (lambda b: dm.Batch(b.inputs, torch.rand(6, 7)), r"expected \(B,\) class ids or \(B, 10\) soft labels"),
     ],
 )
@@ -102,6 +105,45 @@ def test_an_update_must_fit_its_model(classifier, batch):
         with pytest.raises(ValueError, match=sentence):
             dm.receive(classifier, update, input_shape=(1, 8, 8))
     check_exposure(exposure)
+
+
+def test_methods_may_be_named(classifier, batch):
+    public = dm.observe(classifier, batch, training="fedavg", loss="focal", defenses=["sign"]).public
+    assert (public.training, public.loss, public.defenses) == (dm.FedAvg(), dm.Focal(), (dm.defense("sign"),))
+    with pytest.raises(ValueError, match="no training named 'fedagv'; did you mean 'fedavg'"):
+        dm.observe(classifier, batch, training="fedagv")
+
+
+def test_what_was_received_is_checked(classifier, batch):
+    update = dm.observe(classifier, batch).update
+    for wrong, sentence in (
+        ({"batch_size": 0}, "batch_size: expected a positive int, got 0"),
+        ({"batch_size": 2.5}, "batch_size: expected an int, got 2.5"),
+        ({"input_shape": 64}, "input_shape: expected a list, got 64"),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            dm.receive(classifier, update, **({"input_shape": (1, 8, 8)} | wrong))
+    with pytest.raises(TypeError, match="update: expected tensors by parameter name"):
+        dm.receive(classifier, [1, 2], input_shape=(1, 8, 8))
+
+
+@pytest.mark.parametrize("answer", [lambda x: (x, x), lambda x: {}["missing"], lambda x: x.flatten()])
+def test_a_strange_model_gets_a_sentence(classifier, batch, answer):
+    class Strange(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = classifier
+
+        def forward(self, x):
+            return answer(self.inner(x))
+
+    with pytest.raises(ValueError, match=r"^model: "):
+        dm.observe(Strange(), batch)
+
+
+def test_a_frozen_model_is_refused(classifier, batch):
+    with pytest.raises(ValueError, match="every parameter is frozen"):
+        dm.observe(classifier.requires_grad_(False), batch)
 
 
 def test_a_model_without_parameters_is_refused():

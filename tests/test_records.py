@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from dosimeter.records import FILE_NAME, read_records, write_record
+from dosimeter.records import FILE_NAME, exclusive, read_records, write_record
 from dosimeter.types import Record
 
 
@@ -59,6 +59,13 @@ def test_the_latest_of_a_key_counts(tmp_path):
 def test_numbers_that_json_does_not_have_become_null(tmp_path):
     write_record(tmp_path, record("a", metrics={"psnr": [1.0, math.nan, math.inf]}))
     assert read_records(tmp_path)[0].metrics == {"psnr": [1.0, None, None]}
+
+
+def test_one_run_at_a_time(tmp_path):
+    with exclusive(tmp_path), pytest.raises(ValueError, match="another run is writing there"), exclusive(tmp_path):
+        pass
+    with exclusive(tmp_path):
+        write_record(tmp_path, record("a"))
 
 
 def test_refusals(tmp_path):

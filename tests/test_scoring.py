@@ -205,33 +205,44 @@ def test_the_number_of_classes_widens_the_counts():
     assert float(scores["clsacc"]) == pytest.approx(0.5)
 
 
-def test_the_uniform_prior_is_the_mean_over_all_equally_good_guesses():
+def test_the_prior_is_the_mean_over_labels_drawn_at_random():
     truth = dm.Batch(torch.zeros(2, 1), torch.tensor([0, 1]))
     scores = dm.score(estimate([0, 1], classes=4), truth)
-    # two of four classes once each: of the six pairs one is right (1, 1), four share one class (.5, 1/3), one shares none (0, 0)
-    assert float(scores.nulls["prior"]["lnacc"]) == pytest.approx(0.5, abs=0.03)
-    assert float(scores.nulls["prior"]["insacc"]) == pytest.approx((1 + 4 / 3) / 6, abs=0.03)
+    # of 16 ordered pairs: 2 are right (1), 10 share one label (1/3), 4 share none (0)
+    assert float(scores.nulls["prior"]["insacc"]) == pytest.approx((2 + 10 / 3) / 16, abs=0.01)
     again = dm.score(estimate([0, 1], classes=4), truth)
     assert torch.equal(scores.nulls["prior"]["insacc"], again.nulls["prior"]["insacc"])
 
 
-def test_the_auxiliary_prior_is_the_largest_remainder():
-    auxiliary = dm.Batch(torch.zeros(20, 1), torch.tensor([0] * 11 + [1] * 6 + [2] * 3))  # of 10: 5.5, 3, 1.5 -> 5, 3, 1 and one more
-    truth = dm.Batch(torch.zeros(10, 1), torch.tensor([0] * 6 + [1] * 3 + [2]))
-    null = dm.score(estimate([0] * 10, classes=3), truth, auxiliary=auxiliary).nulls["prior"]
-    assert float(null["leacc"]) == 1.0
-    assert float(null["insacc"]) == pytest.approx((1 + 9 / 11) / 2, abs=0.01)  # the tie goes to class 0 (exact) or class 2
-    soft = dm.Batch(auxiliary.inputs, nn.functional.one_hot(auxiliary.targets, 3).double())
-    same = dm.score(estimate([0] * 10, classes=3), truth, auxiliary=soft).nulls["prior"]
-    assert float(same["insacc"]) == pytest.approx(float(null["insacc"]))
+def test_the_prior_follows_the_auxiliary_labels_and_rules_out_no_class():
+    truth = dm.Batch(torch.zeros(1, 1), torch.tensor([0]))
+    auxiliary = dm.Batch(torch.zeros(16, 1), torch.tensor([0] * 14 + [1] * 2))
+    null = dm.score(estimate([0], classes=4), truth, auxiliary=auxiliary).nulls["prior"]
+    assert float(null["insacc"]) == pytest.approx(15 / 20, abs=0.02)
+    without = dm.Batch(torch.zeros(16, 1), torch.tensor([1] * 16))
+    assert 0.02 < float(dm.score(estimate([0], classes=4), truth, auxiliary=without).nulls["prior"]["insacc"]) < 0.08
+    soft = dm.Batch(auxiliary.inputs, nn.functional.one_hot(auxiliary.targets, 4).double())
+    same = dm.score(estimate([0], classes=4), truth, auxiliary=soft).nulls["prior"]
+    assert float(same["insacc"]) == float(null["insacc"])
 
 
-def test_the_prior_scores_better_than_labels_drawn_at_random(rng):
-    truth = dm.Batch(torch.zeros(24, 1), torch.randint(0, 10, (24,), generator=rng))
-    null = dm.score(estimate([0] * 24, classes=10), truth).nulls["prior"]
-    draws = [dm.score(estimate(torch.randint(0, 10, (24,), generator=rng).tolist(), classes=10), truth) for _ in range(50)]
-    for name in ("leacc", "clsacc", "insacc"):
-        assert float(null[name]) > float(torch.cat([draw[name] for draw in draws]).mean())
+def test_chance_is_a_valid_probability_whatever_the_bias_of_the_method(rng):
+    """Of estimates that know nothing, one that always says one class among them, at most a share p has chance ≤ p."""
+    for guess in (lambda: [3, 3], lambda: torch.randint(0, 10, (2,), generator=rng).tolist(), lambda: [0, 1]):
+        chances = []
+        for _ in range(300):
+            truth = dm.Batch(torch.zeros(2, 1), torch.randint(0, 10, (2,), generator=rng))
+            chances.append(dm.score(estimate(guess(), classes=10), truth, metrics=["insacc"]).details["chance"])
+        chances = torch.tensor(chances)
+        for level in (0.015, 0.05, 0.25):
+            assert float((chances <= level).double().mean()) <= level + 3 * (level / 300) ** 0.5
+
+
+def test_chance_by_hand():
+    truth = dm.Batch(torch.zeros(2, 1), torch.tensor([3, 3]))
+    details = dm.score(estimate([3, 3], classes=10), truth).details
+    assert details["chance"] == pytest.approx(1 / 100, abs=0.003)  # only (3, 3) of 100 ordered pairs
+    assert dm.score(estimate([1, 2], classes=10), truth).details["chance"] == 1.0
 
 
 def test_soft_labels_are_matched_and_scored_by_sample():

@@ -26,13 +26,17 @@ def record(surface="inputs", method="a", verdict=Verdict.NOT_SHOWN, outcome="com
     )
 
 
-def test_labels_leak_where_guessing_does_not():
+def test_labels_leak_where_luck_does_not_explain_them():
     nulls = {"prior": {"insacc": [0.3]}}
-    assert judge_labels({"insacc": [1.0]}, nulls, 0.0, False)[0] == Verdict.LEAKED
-    assert judge_labels({"insacc": [1.0]}, nulls, 0.01, False)[0] == Verdict.LEAKED
-    verdict, reason = judge_labels({"insacc": [0.5]}, nulls, 0.2, False)
+    assert judge_labels({"insacc": [1.0]}, nulls, 0.001, False)[0] == Verdict.LEAKED
+    assert judge_labels({"insacc": [1.0]}, nulls, 0.01, False, attempts=5)[0] == Verdict.LEAKED
+    assert judge_labels({"insacc": [1.0]}, nulls, 0.01, False, attempts=6)[0] == Verdict.NOT_SHOWN
+    verdict, reason = judge_labels({"insacc": [0.5]}, nulls, 0.2, False, attempts=3)
     assert verdict == Verdict.NOT_SHOWN
-    assert reason == "50% of the labels recovered (InsAcc); guessing gives 30% and does as well in 20% of its tries"
+    assert reason.startswith(
+        "50% of the labels recovered (InsAcc), guessing gives 30%; as much agreement comes by luck with probability 0.6"
+    )
+    assert "counting 3 methods tried" in reason
     assert judge_labels({"insacc": [1.0]}, nulls, 0.2, True)[0] == Verdict.LEAKED
 
 
@@ -50,6 +54,15 @@ def test_features_leak_by_certificate_or_by_half_of_the_best_null():
     assert judge_features({"feature_error": [0.19, 0.19]}, nulls, 0)[0] == Verdict.LEAKED
     assert judge_features({"feature_error": [0.21, 0.21]}, nulls, 0)[0] == Verdict.NOT_SHOWN
     assert judge_features({"feature_error": [0.9, None]}, nulls, 1)[0] == Verdict.LEAKED
+    assert judge_features({"feature_error": [0.001, 0.9]}, nulls, 2, refuted=1)[0] == Verdict.NOT_SHOWN
+
+
+def test_an_impossible_surface_says_what_each_method_lacks():
+    refused = [record("labels", name, Verdict.IMPOSSIBLE, outcome="impossible") for name in ("a", "b")]
+    (verdict,) = judge_surfaces(refused)
+    assert (verdict.verdict, verdict.method) == (Verdict.IMPOSSIBLE, "")
+    assert verdict.reason == "none of 2 methods can run in this threat model: because of a; because of b"
+    assert judge_surfaces(refused[:1])[0].reason == "because of a"
 
 
 def test_a_surface_takes_its_gravest_record():

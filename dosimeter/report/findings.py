@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from dosimeter.report.settings import group_by_setting
 from dosimeter.report.words import ALL_CRASHED, MEANINGS, NOT_MEASURED, enumeration
 from dosimeter.types import Outcome, Record
-from dosimeter.verdicts import SURFACES, Verdict, judge_surfaces
+from dosimeter.verdicts import SURFACES, Verdict, gravity, judge_surfaces
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,8 +38,8 @@ def findings(records: Sequence[Record]) -> list[Finding]:
             )
             found.append(blank)
             continue
-        carrier = next(r for r in records if (r.surface, r.method, r.reason) == (surface, judged.method, judged.reason))
-        setting = next(setting.name for setting in settings if carrier in setting.records)
+        telling = max((r for r in records if r.surface == surface and r.outcome != Outcome.CRASHED), key=gravity)
+        setting = next(setting.name for setting in settings if telling in setting.records)
         meaning = MEANINGS[surface, judged.verdict]
         found.append(
             Finding(
