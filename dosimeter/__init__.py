@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from dosimeter.auditing import Audit, audit
     from dosimeter.build import attack, defense, feature_recovery, label_recovery
     from dosimeter.client import observe, receive
+    from dosimeter.identifying import identifiability
+    from dosimeter.inspection.inspect import inspect
     from dosimeter.losses import BinaryCrossEntropy, CrossEntropy, Focal
     from dosimeter.scoring import score
     from dosimeter.server import reconstruct, recover_features, recover_labels
@@ -44,6 +46,8 @@ _HOMES = {
     "dosimeter.auditing": ("Audit", "audit"),
     "dosimeter.build": ("attack", "defense", "feature_recovery", "label_recovery"),
     "dosimeter.client": ("observe", "receive"),
+    "dosimeter.identifying": ("identifiability",),
+    "dosimeter.inspection.inspect": ("inspect",),
     "dosimeter.losses": ("BinaryCrossEntropy", "CrossEntropy", "Focal"),
     "dosimeter.scoring": ("score",),
     "dosimeter.server": ("reconstruct", "recover_features", "recover_labels"),
@@ -89,6 +93,8 @@ __all__ = [
     "audit",
     "defense",
     "feature_recovery",
+    "identifiability",
+    "inspect",
     "label_recovery",
     "observe",
     "receive",

@@ -65,6 +65,13 @@ def _parser() -> argparse.ArgumentParser:
     again.add_argument("--out", default="dosimeter-reproduction", metavar="DIR", help="where records go (default: %(default)s)")
     again.add_argument("--device", default="cpu", help="cpu or cuda (default: %(default)s)")
 
+    inspect = _add(commands, "inspect", _inspect, "tell whether a model that a server sent is rigged: exit code 0 clean, 1 suspicious")
+    inspect.add_argument(
+        "words", nargs="+", metavar="MODEL | key=value", help="a TOML file with a [model] table, an architecture or module:function"
+    )
+    inspect.add_argument("--reference", metavar="FILE", help="the weights of the round before")
+    inspect.add_argument("--data", metavar="FOLDER", help="the client's own images")
+
     report = _add(commands, "report", _report, "rebuild the report from records alone")
     report.add_argument("folder", metavar="DIR")
     return parser
@@ -158,6 +165,12 @@ def _reproduce(options: argparse.Namespace) -> int:
         result = reproduce(table, Library(**folders), out=Path(options.out) / table.key, device=options.device, progress=listener)
     _print_json(result.as_json()) if options.json else terminal.print_reproduction(result)
     return 0
+
+
+def _inspect(options: argparse.Namespace) -> int:
+    from dosimeter.inspection.command import run_inspect
+
+    return run_inspect(options.words, reference=options.reference, data=options.data, as_json=options.json)
 
 
 def _report(options: argparse.Namespace) -> int:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from dosimeter.adaptive import adapt
 from dosimeter.client import observe
 from dosimeter.config import describe, digest
+from dosimeter.identifying import identifiability
 from dosimeter.interfaces import Attack, Defense, FeatureRecovery, LabelRecovery, Loss, Method, Training
 from dosimeter.losses import CrossEntropy
 from dosimeter.options import check_fields
@@ -111,7 +112,12 @@ def run(
         seconds = time.perf_counter() - started
         foreign = _attack_foreign(subject, measurement)
         scores = _score(subject, exposure, found, foreign)
-        details = _details(found, scores) | _objective_at_truth(found, subject.batch) | _counters(measurement, exposure)
+        details = (
+            _details(found, scores)
+            | _identified(exposure, found)
+            | _objective_at_truth(found, subject.batch)
+            | _counters(measurement, exposure)
+        )
     verdict, reason = _judge(found, scores, attempts)
     said = [str(warning.message) for warning in caught if issubclass(warning.category, UserWarning)]
     return Record(
@@ -210,6 +216,11 @@ def _counters(measurement: Measurement, exposure: Exposure) -> dict[str, list[st
         return {}
     adapted = adapt(measurement.method, exposure)
     return {"counters": list(adapted.notes) if measurement.adaptive or not adapted.changed else ["not adapted to the defenses"]}
+
+
+def _identified(exposure: Exposure, found: Estimate) -> dict[str, list[str]]:
+    """What the head's gradient can determine at all, beside what was recovered from it."""
+    return {"identifiability": [identifiability(exposure).sentence]} if isinstance(found, FeatureEstimate) else {}
 
 
 def _details(found: Estimate, scores: Scores) -> dict[str, Any]:

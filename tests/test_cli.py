@@ -156,3 +156,19 @@ def test_a_truncated_weights_file_is_said(tmp_path, capsys):
     file.write_bytes(b"\x10\x00\x00\x00\x00\x00\x00\x00{}")
     assert main(["run", *FAST, f"model.weights={file}"]) == 2
     assert "broken.safetensors" in capsys.readouterr().err
+
+
+def test_inspect_tells_clean_from_rigged(tmp_path, capsys):
+    from dosimeter import attack
+    from dosimeter.models.loading import load_model
+
+    model = load_model("small_cnn", {"size": 8, "channels": 1}, None, 0)
+    save_file({name: value.contiguous() for name, value in model.state_dict().items()}, tmp_path / "honest.safetensors")
+    rigged = attack("gradfilt", targets=(3,)).tamper(model)
+    save_file({name: value.contiguous() for name, value in rigged.state_dict().items()}, tmp_path / "rigged.safetensors")
+    words = ["inspect", "small_cnn", "model.size=8", "model.channels=1"]
+    assert main([*words, f"model.weights={tmp_path / 'honest.safetensors'}"]) == 0
+    assert "no sign of tampering" in capsys.readouterr().out
+    assert main([*words, f"model.weights={tmp_path / 'rigged.safetensors'}", "--json", "--data", "digits"]) == 1
+    assert json.loads(capsys.readouterr().out)["suspicious"] is True
+    assert main(["inspect", "no_such_model"]) == 2
