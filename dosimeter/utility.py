@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -64,7 +63,7 @@ class Utility:
     accuracy: float  # on held-out samples, at the end
     update_bytes: int  # one client's update as it would be encoded
     dense_bytes: int  # all parameters as they are, which is what an undefended client sends
-    update_seconds: float  # a client's time for one update, the median
+    update_seconds: float  # a client's time for one update, the least of several
     undefended_seconds: float  # the same without defenses, taken in turn with the above
     guarantees: tuple[Guarantee, ...]
     outcome: Outcome = Outcome.COMPLETED
@@ -212,7 +211,7 @@ def _drawn(shard: Batch, size: int, rng: torch.Generator) -> Batch:
 def _timed(
     subject: Subject, setting: Setting, defenses: tuple[Defense, ...], model: nn.Module, batch: Batch
 ) -> tuple[float, float, Exposure]:
-    """The median time of an update with the defenses and without, in turn, so that a busy machine slows both alike."""
+    """The least time of an update with the defenses and without, taken in turn, so that a busy machine slows both alike."""
     defended, plain = [], []
     exposure = _exposed(subject, setting, defenses, model, batch, 0)  # the first call is the slowest, and not timed
     for turn in range(TIMED):
@@ -222,7 +221,7 @@ def _timed(
         _exposed(subject, setting, (), subject.model, batch, turn)
         defended.append(between - began)
         plain.append(time.perf_counter() - between)
-    return statistics.median(defended), statistics.median(plain), exposure
+    return min(defended), min(plain), exposure
 
 
 def _estimate_batch_norm(model: nn.Module, pool: Batch) -> None:
