@@ -31,7 +31,7 @@ class Subspace(FeatureRecovery):
     With `smoothing="unknown"`, label smoothing that the loss does not declare is found as one more unknown; one strength for
     all samples. `soft` holds the targets that the loss aimed at.
     Neither labels, nor the batch size, nor a bias, nor the gradient's scale are needed.
-    A certified sample has an error bar of at most 1e-2 on its relative feature error (six standard deviations, from the
+    A certified sample has an error bar of at most 1e-2 on its relative feature error (eight standard deviations, from the
     gradient's own noise and the conditioning at the solution), is a point and not a curve, takes a whole number of samples'
     share of the gradient, and is non-negative where the features are. All others are guesses, and marked so.
     """

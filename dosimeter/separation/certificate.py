@@ -6,7 +6,8 @@ To first order, noise E on the weighed gradient turns the column space by (I −
     its equations are off by       σ ‖S⁻¹ e‖ per class, and by w p σ ‖t‖ ‖W(I − VVᵀ)‖ through the logits,
     its feature leaves the space   by σ ‖t‖ per coordinate.
 
-The first is carried into the feature by the inverse of the slopes at the solution. A residual larger than expected raises σ.
+The first two are carried into the feature by the inverse of the slopes at the solution, equation by equation. A residual larger than
+expected raises σ.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ import torch
 from torch import Tensor
 
 from dosimeter.separation.equations import Equations, off_space, probabilities, weighed_errors, whole
-from dosimeter.separation.single import newton
+from dosimeter.separation.single import newton, sensitivities
 
-DEVIATIONS = 6.0  # an error bar is this many standard deviations
+DEVIATIONS = 8.0  # an error bar is this many standard deviations
 ROUNDINGS = 1.5  # of the model's own forward pass, in units of its epsilon
 REPEATABLE = 32.0  # a feature computed twice, in another order, differs by some epsilons: no bar is smaller than this many
 LARGEST_MISFIT = 100.0  # residual energy over expected energy, beyond which the equations do not describe the sample
@@ -45,13 +46,11 @@ def assess(equations: Equations, t: Tensor, labels: Tensor, inverse: Tensor) -> 
     left_over = off_space(span, error)
     e = error @ spectrum.left  # (n, B)
     feature_size = torch.linalg.vector_norm(t * spectrum.values, dim=1)
-    expected = equation_variance(equations, t, p, e)  # (n,)
+    expected = equation_variance(equations, t, p, e)  # (n, C)
     freedom = spectrum.informative - 1 - 2 * equations.rank
-    misfit = left_over.square().sum(1) / (expected * max(freedom, 1))
+    misfit = left_over.square().sum(1) / (expected.mean(1) * max(freedom, 1))
     uncertain = 1 + 3 * (2 / max(freedom, 1)) ** 0.5  # few equations to spare tell little about the noise
-    variance = expected * (misfit * uncertain).clamp_min(1)
-    spread = inverse * spectrum.values  # (n, B, B): L⁻¹ diag(S), so that ‖·‖² is the trace of the features' covariance
-    inside = variance * spread.square().sum((1, 2))
+    inside = (expected * sensitivities(equations, t, inverse)).sum(1) * (misfit * uncertain).clamp_min(1)
     outside = spectrum.noise**2 * t.square().sum(1) * equations.weight.shape[1]
     bar = DEVIATIONS * (inside + outside).sqrt() / feature_size
     if freedom < 2:
@@ -67,18 +66,17 @@ def assess(equations: Equations, t: Tensor, labels: Tensor, inverse: Tensor) -> 
 
 
 def equation_variance(equations: Equations, t: Tensor, p: Tensor, e: Tensor) -> Tensor:
-    """The variance of one equation of each sample: turned column space, turned row space, rounding of the forward pass: (n,)."""
+    """The variance of each equation: turned column space, turned row space, rounding of the forward pass: (n, C)."""
     spectrum = equations.spectrum
-    column = spectrum.noise**2 * (e / spectrum.values).square().sum(1)
-    lever = (spectrum.weights * p).square()  # (n, C)
-    row = spectrum.noise**2 * t.square().sum(1) * (lever * equations.outside).mean(1)
+    column = spectrum.noise**2 * (e / spectrum.values).square().sum(1, keepdim=True)
+    row = spectrum.noise**2 * t.square().sum(1, keepdim=True) * (spectrum.weights * p).square() * equations.outside
     return column + row + forward_variance(equations, t, p)
 
 
 def forward_variance(equations: Equations, t: Tensor, p: Tensor) -> Tensor:
-    """The variance of one equation from the forward pass: logits are rounded relative to their size, softmax to its own: (n,)."""
-    size = 1 + (t @ equations.logits.T + equations.bias).abs()  # (n, C)
-    return (ROUNDINGS * equations.model_unit) ** 2 * (equations.spectrum.weights * p * size).square().mean(1)
+    """What the forward pass adds to it: logits are rounded relative to their size, softmax to its own: (n, C)."""
+    size = 1 + (t @ equations.logits.T + equations.bias).abs()
+    return (ROUNDINGS * equations.model_unit * equations.spectrum.weights * p * size).square()
 
 
 def with_floor(equations: Equations, bar: Tensor) -> Tensor:

@@ -156,7 +156,7 @@ def _column_weights(equations: Equations, state: _State) -> Tensor:
     x = t * spectrum.values
     if equations.bias_target is not None:
         x = torch.cat([x, torch.ones_like(x[:, :1])], 1)
-    extra = ((forward_variance(equations, t, state.p) + turned)[:, None] * (x * even).square()).sum(0) / state.mass**2
+    extra = ((forward_variance(equations, t, state.p).mean(1) + turned)[:, None] * (x * even).square()).sum(0) / state.mass**2
     return even * spectrum.noise / (spectrum.noise**2 + extra).sqrt()
 
 

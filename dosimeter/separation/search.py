@@ -97,7 +97,7 @@ def _plausible(equations: Equations, candidates: Candidates) -> Candidates:
     """Those whose residual the noise explains and that carry about one sample's share of the gradient, best first."""
     p = probabilities(equations, whole(equations), candidates.t)
     size = weighed_errors(equations, p, candidates.labels).square().sum(1)
-    noise = 10 * equation_variance(equations, candidates.t, p, candidates.errors) * equations.classes / size
+    noise = 10 * equation_variance(equations, candidates.t, p, candidates.errors).sum(1) / size
     share = (candidates.t * candidates.errors).sum(1) / (equations.rank * equations.temperature)
     good = (candidates.value < noise.clamp(GOOD, 1e-2)) & (share > 0.05) & (share < 20)
     kept = candidates[good.nonzero()[:, 0]]

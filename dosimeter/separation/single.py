@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from dosimeter.separation.equations import Equations, Span, off_space, probabilities, slopes, weighed_errors
+from dosimeter.separation.equations import Equations, Span, off_space, probabilities, slopes, weighed_errors, whole
 
 ELEMENTS = {"cpu": 2**24, "cuda": 2**27}  # entries of one (starts, classes, rank) tensor
 GIVE_UP = 1e4  # damping at which a start is at a minimum or lost
@@ -59,6 +59,17 @@ def newton(equations: Equations, span: Span, t: Tensor, labels: Tensor) -> Tenso
     """One undamped Gauss–Newton step on the plain residual; none where the slopes are singular."""
     chunk = _chunk(span, t)
     return torch.cat([_newton(equations, span, a, b) for a, b in zip(t.split(chunk), labels.split(chunk))])
+
+
+def sensitivities(equations: Equations, t: Tensor, inverse: Tensor) -> Tensor:
+    """How much one unit in each equation moves a sample's feature, squared: ‖S A⁺‖² by columns, A the projected slopes: (n, C)."""
+    span, chunk, values = whole(equations), _chunk(whole(equations), t), equations.spectrum.values
+    pieces = []
+    for piece, factor in zip(t.split(chunk), inverse.split(chunk)):
+        slope = slopes(equations, span, probabilities(equations, span, piece))
+        slope = slope - span.left @ (span.left.T @ slope)  # (n, C, B)
+        pieces.append(((slope @ factor.transpose(1, 2)) @ factor * values).square().sum(2))
+    return torch.cat(pieces) if pieces else t.new_empty(0, equations.classes)
 
 
 def _chunk(span: Span, t: Tensor) -> int:
