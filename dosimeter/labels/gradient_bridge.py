@@ -26,12 +26,13 @@ class GradientBridge(LabelRecovery):
     Zhang's thesis, Chapter 4 (GDBR): Theorems 3 and 4, Eqs. (4.14)-(4.21), the products of Eqs. (4.14) and (4.17) read
     as divisions, as the theorems need. `layer` names the hidden layer, by default the shared one nearest to the head;
     it and all behind it must be linear (the first may be a convolution with 1x1 output) with ReLUs between.
-    Departures: where the layer has a bias and its gradient is shared, that is the mean gradient at z itself, and it is
-    divided by how often auxiliary samples activate the unit; the equations of each further layer weigh every unit by
-    that rate, so that dead ones drop out. `as_published=True` restores the thesis, which ignores biases, takes every
-    unit for active and gives dead ones the mean activation. Dummies are uniform pixels under the public normalisation
-    (the thesis: standard normal inputs, on the same scale once images are normalised). Counts are completed to the
-    batch size; the losses of Table 3.1 are allowed for in the last step.
+    Departures: where the layer has a bias and its gradient is shared, that is the mean gradient at z itself; where it has
+    none, ∇W v stands in for it, with v chosen on auxiliary samples so that x·v ≈ 1; either is divided by how often
+    auxiliary samples activate the unit, and the equations of each further layer weigh every unit by
+    that rate, so that dead ones drop out. `as_published=True` restores the thesis, which divides diag(∇W Wᵀ) by the mean
+    activation, ignores biases, takes every unit for active and gives dead ones the mean of the others. Dummies are
+    uniform pixels under the public normalisation (the thesis: standard normal inputs, on the same scale once images are
+    normalised). Counts are completed to the batch size; the losses of Table 3.1 are allowed for in the last step.
     `details`: logit_gradient (C,), the mean gradient at the logits.
     """
 
@@ -45,7 +46,7 @@ class GradientBridge(LabelRecovery):
             raise Refused("gradient_bridge needs at least two logits; this model has one")
         first, *behind = self._shared_stack(exposure, chain_to(exposure, head.name))
         activations = reference_at(exposure, behind[0].name, self.source, rng).features.double()  # (n, N)
-        gradient = self._first_gradient(exposure, first, activations)  # (N,) mean ∂ℓ/∂a
+        gradient = self._first_gradient(exposure, first, activations, rng)  # (N,) mean ∂ℓ/∂a
         for link in behind:
             weight = link.weight.double()
             alive = torch.ones_like(gradient) if self.as_published else _rate(activations)
@@ -55,6 +56,8 @@ class GradientBridge(LabelRecovery):
                 gradient = gradient if self.as_published else _where_active(gradient, activations)
         shares = class_shares(public.loss, head, activations, gradient, self.name)
         size, message = declared_or_inferred(public.batch_size, shares, None, self.name)
+        if head.classes > head.features:
+            message = f"{message} {head.classes} classes on {head.features} features: the gradient at the logits is not determined".strip()
         counts = nearest_counts(size * shares, size)
         confidence = whole_number_confidence(size * shares, counts)
         return counted(counts, scores=size * shares, confidence=confidence, message=message, details={"logit_gradient": gradient})
@@ -72,17 +75,33 @@ class GradientBridge(LabelRecovery):
             )
         return chain[hidden.index(self.layer or shared[-1]) :]
 
-    def _first_gradient(self, exposure: Exposure, first: Link, activations: Tensor) -> Tensor:
+    def _first_gradient(self, exposure: Exposure, first: Link, activations: Tensor, rng: Generator) -> Tensor:
         """The mean ∂ℓ/∂a of the shared layer (Eq. 4.17)."""
         weight_gradient = exposure.update[f"{first.name}.weight"].flatten(1).double()
         bias_gradient = exposure.update.get(f"{first.name}.bias")
-        if bias_gradient is not None and not self.as_published:
-            return _where_active(bias_gradient.double(), activations)
-        products = (weight_gradient * first.weight.double()).sum(1)  # ∇z ⊙ (z − b)
-        mean = activations.mean(0)
         if self.as_published:
+            mean = activations.mean(0)
             mean = torch.where(mean == 0, mean[mean != 0].mean(), mean)
-        return torch.where(mean == 0, 0, products / mean)
+            return (weight_gradient * first.weight.double()).sum(1) / mean  # diag(∇W Wᵀ) ⊘ a
+        if bias_gradient is not None:
+            return _where_active(bias_gradient.double(), activations)
+        inputs = reference_at(exposure, first.name, self.source, rng).features.flatten(1).double()  # (n, M)
+        return _where_active(weight_gradient @ _constant_direction(inputs), activations)
+
+
+def _constant_direction(inputs: Tensor) -> Tensor:
+    """The v with x·v nearest to 1 on the server's samples, so that ∇W v = mean ∇z (x·v) stands in for the gradient of a bias: (M,).
+
+    Ridge regression; the ridge is the one with the least leave-one-out error.
+    """
+    values, vectors = torch.linalg.eigh(inputs @ inputs.T)  # (n,), (n, n)
+    ones = vectors.T @ torch.ones(len(inputs), dtype=inputs.dtype, device=inputs.device)
+    ridges = values.max() * torch.logspace(-8, 0, 17, dtype=inputs.dtype, device=inputs.device)  # (r,)
+    shrunk = 1 / (values.clamp_min(0) + ridges[:, None])  # (r, n)
+    duals = (shrunk * ones) @ vectors.T  # (r, n)
+    left_out = duals / (shrunk @ vectors.square().T)  # residual of each sample when it is left out
+    best = left_out.square().mean(1).argmin()
+    return inputs.T @ duals[best]
 
 
 def _rate(activations: Tensor) -> Tensor:
@@ -97,8 +116,12 @@ def _where_active(gradient: Tensor, activations: Tensor) -> Tensor:
 
 
 def _output_gradient(weight: Tensor, input_gradient: Tensor, trust: Tensor) -> Tensor:
-    """Solve Wᵀ ∇z = ∇x by least squares with each equation weighed by `trust` (M,) (Lemma 2, Eqs. 4.15-4.19): (N,)."""
-    weighed = weight * trust  # (N, M)
-    normal = weighed @ weight.T
-    inverse = torch.linalg.pinv(normal, rtol=1e-12, hermitian=True)
-    return inverse @ (weighed @ input_gradient)
+    """Solve Wᵀ ∇z = ∇x by least squares with each equation weighed by `trust` (M,) (Lemma 2, Eqs. 4.15-4.19): (N,).
+
+    With more outputs than inputs the shortest of the many solutions is taken.
+    """
+    weighed = weight * trust.sqrt()  # (N, M)
+    right = trust.sqrt() * input_gradient
+    if weight.shape[0] <= weight.shape[1]:
+        return torch.linalg.pinv(weighed @ weighed.T, rtol=1e-12, hermitian=True) @ (weighed @ right)
+    return weighed @ (torch.linalg.pinv(weighed.T @ weighed, rtol=1e-12, hermitian=True) @ right)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from dosimeter.client import observe
 from dosimeter.interfaces import Loss
 from dosimeter.types import Batch, Exposure
 
-DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
+DATA = Path(os.environ.get("DOSIMETER_DATA") or Path(__file__).resolve().parents[3] / "shared" / "data")
 
 
 def perceptron(classes: int, activation: type[nn.Module] = nn.ReLU, features: int = 64, seed: int = 0, bias: bool = True) -> nn.Module:
@@ -61,16 +62,27 @@ def expose() -> Callable[..., Exposure]:
 
 
 @pytest.fixture
-def images() -> Callable[[str], tuple[Tensor, Tensor, Tensor, Tensor]]:
-    """A data set's normalised (train images, train labels, test images, test labels); skips where it is absent."""
+def data_file() -> Callable[[str], Path]:
+    """A file of the shared data; skips, saying so, where it is absent."""
 
-    def load(name: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        path = DATA / f"{name}.npz"
+    def find(name: str) -> Path:
+        path = DATA / name
         if not path.exists():
             pytest.skip(f"{path} is absent")
-        arrays = np.load(path)
+        return path
+
+    return find
+
+
+@pytest.fixture
+def images(data_file: Callable[[str], Path]) -> Callable[[str], tuple[Tensor, Tensor, Tensor, Tensor]]:
+    """A data set's (train images, train labels, test images, test labels), per channel of mean 0 and deviation 1."""
+
+    def load(name: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        arrays = np.load(data_file(f"{name}.npz"))
         train, test = (torch.from_numpy(arrays[f"{part}_images"]).permute(0, 3, 1, 2).float() / 255 for part in ("train", "test"))
-        labels = (torch.from_numpy(arrays[f"{part}_labels"]).long() for part in ("train", "test"))
-        return train, next(labels), test, next(labels)
+        train_labels, test_labels = (torch.from_numpy(arrays[f"{part}_labels"]).long() for part in ("train", "test"))
+        mean, deviation = (statistic((0, 2, 3))[:, None, None] for statistic in (train.mean, train.std))
+        return (train - mean) / deviation, train_labels, (test - mean) / deviation, test_labels
 
     return load

@@ -9,12 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from dosimeter.client import observe
+from dosimeter.labels.gradient_bridge import _constant_direction
 from dosimeter.labels.layer_chain import chain_to
 from dosimeter.losses import CrossEntropy, Focal
 from dosimeter.server import recover_labels
 from dosimeter.types import Batch, Exposure, Refused
 
 LABELS = [0, 0, 0, 3, 3, 8, 9, 9]
+pytestmark = pytest.mark.filterwarnings("ignore:inputs reach")
 
 
 def stack(bias: bool, positive: bool, widths: tuple[int, ...] = (32, 128, 64, 10)) -> nn.Module:
@@ -59,6 +61,27 @@ def test_a_bias_gradient_of_ever_active_units_gives_the_logit_gradient_exactly(e
 def test_most_labels_come_back_from_the_penultimate_layer(expose, bias, loss):
     exposure = expose(LABELS, model=stack(bias, True), loss=loss, auxiliary_per_class=20)
     assert overlap(recover_labels(withheld(exposure, "4."), "gradient_bridge").labels, LABELS) >= 0.85
+
+
+def test_the_constant_direction_is_exact_where_an_input_is_constant():
+    inputs = torch.rand(50, 12, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    inputs[:, 3] = 2.0
+    fresh = torch.rand(30, 12, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    fresh[:, 3] = 2.0
+    assert torch.allclose(fresh @ _constant_direction(inputs), torch.ones(30, dtype=torch.float64), atol=1e-5)
+
+
+def test_without_a_bias_gradient_the_constant_direction_beats_the_published_division(inputs):
+    """Samples of different brightness: the mean activation fits none of them, a direction of constant product fits all."""
+    errors = {True: 0.0, False: 0.0}
+    truth = torch.bincount(torch.tensor(LABELS), minlength=10)
+    for seed in range(5):
+        private, own = (inputs(n, s) * (0.2 + 2 * inputs(n, s + 7)[:, :1]) for n, s in ((8, seed), (400, seed + 100)))
+        exposure = observe(stack(True, True), Batch(private, torch.tensor(LABELS)), auxiliary=Batch(own, torch.arange(400) % 10))
+        for published in errors:
+            found = recover_labels(withheld(exposure, "4.", "2.bias"), "gradient_bridge", as_published=published)
+            errors[published] += float((found.scores - truth).abs().sum())
+    assert errors[False] < 0.5 * errors[True]
 
 
 def test_deeper_layers_and_dummies_serve_too(expose):
