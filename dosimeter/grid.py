@@ -55,7 +55,9 @@ class DefenseGrid(AuditConfig):
     labels: Literal["all"] | tuple[LabelRecovery, ...] = field(
         default_factory=lambda: tuple(map(label_recovery, ("ilrg", "llg", "subspace", "gradient_bridge")))
     )
-    features: Literal["all"] | tuple[FeatureRecovery, ...] = field(default_factory=lambda: (feature_recovery("subspace"),))
+    features: Literal["all"] | tuple[FeatureRecovery, ...] = field(
+        default_factory=lambda: tuple(map(feature_recovery, ("subspace", "quotient")))
+    )
     attacks: Literal["all"] | tuple[Attack, ...] = field(default_factory=lambda: (attack("inverting_gradients", steps=200),))
     model: ModelConfig = field(default_factory=lambda: ModelConfig(options={"activation": "relu"}))
     data: SmallImages = field(default_factory=SmallImages)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -32,6 +33,7 @@ from dosimeter.randomness import generator
 from dosimeter.subjects import measure_accuracy
 from dosimeter.types import Batch, Client, Exposure, Outcome, Refused, Update
 
+LAST = 5  # rounds whose models are judged, since one round alone moves the accuracy by several points
 TIMED = 8  # updates whose time is taken, with and without the defenses in turn
 INDEX_BITS = 32  # of the position of a sparse entry
 
@@ -60,7 +62,7 @@ class Federation:
 class Utility:
     """What one federated training behind defenses gave and took."""
 
-    accuracy: float  # on held-out samples, at the end
+    accuracy: float  # on held-out samples, the mean over the models of the last rounds
     update_bytes: int  # one client's update as it would be encoded
     dense_bytes: int  # all parameters as they are, which is what an undefended client sends
     update_seconds: float  # a client's time for one update, the least of several
@@ -84,7 +86,7 @@ def measure_utility(subject: Subject, setting: Setting, federation: Federation) 
     seconds, undefended, exposure = _timed(subject, setting, defenses, model, _drawn(shards[0], federation.batch_size, drawing))
     optimizer_type = torch.optim.Adam if federation.server == "adam" else torch.optim.SGD
     optimizer = optimizer_type([p for p in model.parameters() if p.requires_grad], lr=federation.learning_rate)
-    outcome, message = Outcome.COMPLETED, ""
+    outcome, message, accuracies = Outcome.COMPLETED, "", []
     for turn in range(federation.rounds):
         batches = [_drawn(shard, federation.batch_size, drawing) for shard in shards]
         seeds = range(turn * len(shards), (turn + 1) * len(shards))
@@ -96,11 +98,12 @@ def measure_utility(subject: Subject, setting: Setting, federation: Federation) 
             outcome, message = Outcome.DIVERGED, f"after {turn} rounds: {error}"
             break
         _apply(optimizer, model, updates)
+        if turn >= federation.rounds - LAST:
+            accuracies.append(_judged(model, subject.pool, subject.held_out))
         advance(turn + 1, federation.rounds, "federated training")
-    _estimate_batch_norm(model, subject.pool)
     rate = min(1.0, federation.batch_size / min(len(shard.inputs) for shard in shards))
     return Utility(
-        accuracy=measure_accuracy(model, subject.held_out),
+        accuracy=statistics.mean(accuracies or [_judged(model, subject.pool, subject.held_out)]),
         update_bytes=update_bytes(exposure.update, setting.defenses),
         dense_bytes=sum(p.numel() * p.element_size() for p in subject.model.parameters() if p.requires_grad),
         update_seconds=seconds,
@@ -222,6 +225,11 @@ def _timed(
         defended.append(between - began)
         plain.append(time.perf_counter() - between)
     return min(defended), min(plain), exposure
+
+
+def _judged(model: nn.Module, pool: Batch, held_out: Batch) -> float:
+    _estimate_batch_norm(model, pool)
+    return measure_accuracy(model, held_out)
 
 
 def _estimate_batch_norm(model: nn.Module, pool: Batch) -> None:

@@ -1,4 +1,6 @@
+import gc
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,6 +16,7 @@ from dosimeter.types import Refused
 from dosimeter.utility import Federation
 
 TINY = {
+    "adaptive": False,
     "labels": (dm.label_recovery("ilrg"),),
     "features": (),
     "attacks": (dm.attack("inverting_gradients", steps=2),),
@@ -146,3 +149,17 @@ def test_bad_grammar_writes_nothing(tmp_path):
     assert main(["audit", "--out", str(tmp_path / "new"), "--fail-on", "nonsense"]) == 2
     assert main(["audit", "--out", str(tmp_path / "new"), "--defenses", "nonsense"]) == 2
     assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_memory_stays_flat_over_a_hundred_experiments(subject, tmp_path):
+    """Within 10 % from the twentieth experiment to the hundredth, by what the process holds."""
+    resource_page = 4096
+    grid = DefenseGrid(**TINY)
+    held = []
+    for seed in range(100):
+        run_grid(subject, DefenseGrid(**{**vars(grid), "seed": seed, "grid": ()}), out=tmp_path / str(seed))
+        gc.collect()
+        held.append(int(Path("/proc/self/statm").read_text().split()[1]) * resource_page)
+    assert max(held[20:]) < 1.1 * held[20]
