@@ -135,4 +135,5 @@ def _stage(row: Row) -> str:
         return f"weights {row.model.weights}"
     if not row.model.epochs:
         return "untrained"
-    return f"{row.model.epochs} epochs here" + (f" on {row.data.trained_on} images" if row.data.trained_on else "")
+    length = "1 epoch" if row.model.epochs == 1 else f"{row.model.epochs} epochs"
+    return f"{length} here" + (f" on {row.data.trained_on} images" if row.data.trained_on else "")

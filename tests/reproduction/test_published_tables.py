@@ -25,7 +25,18 @@ AT_LEAST = {  # table -> (rows, column, quantity, least)
     "ilrg/figure5": [("untrained*none", "ilrg", "lnacc", 0.99)],
     "thesis/table3-2": [("MNIST*", "posterior", "insacc", 0.99), ("CIFAR-10,*", "posterior", "insacc", 0.99)],
     "thesis/table3-3": [("*", "posterior", "insacc", 1.0)],
+    "thesis/table3-4": [("*", "posterior", "insacc", 0.99)],
+    "thesis/table3-5": [("*", "posterior", "insacc", 0.94)],
+    "thesis/table4-1": [
+        ("*LeNet, sampler random", "gradient_bridge", "insacc", 0.81),
+        ("*AlexNet, sampler random", "gradient_bridge", "insacc", 0.86),
+        ("*VGG11, sampler random", "gradient_bridge", "insacc", 0.84),
+        ("*ResNet18, sampler random", "gradient_bridge", "insacc", 0.90),
+    ],
+    "soft-labels/table2": [("*untrained*", "soft_scalar", EXACT, 0.98), ("*trained*mixup", "soft_scalar", EXACT, 0.97)],
+    "soft-labels/table5": [("* 0.0*1", "soft_scalar", "label_l1_below_0.1", 0.9)],
 }
+LAWS = {"thesis/figure4-3": 3, "thesis/figure4-6": 2, "thesis/figure4-7": 2}  # table -> how many laws must hold
 AT_MOST = {"ilrg/table1": [("LeNet-5 with Swish*", "gradinversion", "leacc", 0.5)]}
 
 
@@ -44,3 +55,4 @@ def test_quick_profile(key, shared_data, cache):
             values = {row: v for (row, c, q), v in measured.items() if c == column and q == quantity and fnmatchcase(row, rows)}
             assert values, f"no row {rows!r} has {quantity} of {column}"
             assert all(sign * (value - bound) >= -1e-9 for value in values.values()), values
+    assert sum(law.verdict == "reproduced" for law in result.laws) >= LAWS.get(key, 0)
