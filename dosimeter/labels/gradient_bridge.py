@@ -15,7 +15,7 @@ from dosimeter.labels.counting import counted, nearest_counts, whole_number_conf
 from dosimeter.labels.layer_chain import Link, chain_to
 from dosimeter.labels.shares import class_shares
 from dosimeter.registry import LABELS
-from dosimeter.types import Exposure, LabelEstimate, Refused
+from dosimeter.types import Exposure, LabelEstimate, Outcome, Refused
 
 
 @LABELS.register("gradient_bridge")
@@ -56,11 +56,14 @@ class GradientBridge(LabelRecovery):
                 gradient = gradient if self.as_published else _where_active(gradient, activations)
         shares = class_shares(public.loss, head, activations, gradient, self.name)
         size, message = declared_or_inferred(public.batch_size, shares, None, self.name)
+        outcome = Outcome.COMPLETED
         if head.classes > head.features:
+            outcome = Outcome.SINGULAR
             message = f"{message} {head.classes} classes on {head.features} features: the gradient at the logits is not determined".strip()
         counts = nearest_counts(size * shares, size)
         confidence = whole_number_confidence(size * shares, counts)
-        return counted(counts, scores=size * shares, confidence=confidence, message=message, details={"logit_gradient": gradient})
+        details = {"logit_gradient": gradient}
+        return counted(counts, scores=size * shares, confidence=confidence, outcome=outcome, message=message, details=details)
 
     def _shared_stack(self, exposure: Exposure, chain: list[Link]) -> list[Link]:
         """From the hidden layer that the client shares to the head."""

@@ -13,7 +13,7 @@ from dosimeter.labels.gradient_bridge import _constant_direction
 from dosimeter.labels.layer_chain import chain_to
 from dosimeter.losses import CrossEntropy, Focal
 from dosimeter.server import recover_labels
-from dosimeter.types import Batch, Exposure, Refused
+from dosimeter.types import Batch, Exposure, Outcome, Refused
 
 LABELS = [0, 0, 0, 3, 3, 8, 9, 9]
 pytestmark = pytest.mark.filterwarnings("ignore:inputs reach")
@@ -102,6 +102,14 @@ def test_a_convolution_with_one_output_position_is_a_linear_layer(inputs):
         auxiliary=Batch(inputs(100, 1).reshape(100, 2, 4, 4), torch.arange(100) % 10),
     )
     assert overlap(recover_labels(withheld(exposure, "3."), "gradient_bridge").labels, LABELS) >= 0.85
+
+
+def test_more_classes_than_features_leave_the_logit_gradient_undetermined_and_say_so(expose):
+    exposure = expose(LABELS, classes=20, model=stack(True, False, (32, 16, 20)))
+    estimate = recover_labels(withheld(exposure, "2."), "gradient_bridge")
+    assert estimate.outcome is Outcome.SINGULAR
+    assert "20 classes on 16 features" in estimate.message
+    assert estimate.counts.sum() == 8
 
 
 def test_what_cannot_be_bridged_is_refused(expose):
