@@ -53,7 +53,7 @@ class DefenseGrid(AuditConfig):
     """
 
     labels: Literal["all"] | tuple[LabelRecovery, ...] = field(
-        default_factory=lambda: tuple(map(label_recovery, ("ilrg", "llg", "subspace", "gradient_bridge")))
+        default_factory=lambda: tuple(map(label_recovery, ("ilrg", "llg", "subspace")))
     )
     features: Literal["all"] | tuple[FeatureRecovery, ...] = field(
         default_factory=lambda: tuple(map(feature_recovery, ("subspace", "quotient")))
