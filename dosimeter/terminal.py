@@ -17,7 +17,7 @@ from dosimeter.auditing import Audit, Progress
 from dosimeter.progress import Listener
 from dosimeter.registry import METRICS
 from dosimeter.report.numbers import percent, times
-from dosimeter.report.tradeoff import tradeoff
+from dosimeter.report.tradeoff import Tradeoff, tradeoff
 from dosimeter.report.words import shown_name
 from dosimeter.reproduction.comparing import Agreement
 from dosimeter.reproduction.reproduce import Reproduction
@@ -53,41 +53,46 @@ def step_bar() -> Iterator[Listener]:
 
 
 def print_audit(result: Audit, report: Path) -> None:
-    """One table a surface, most telling methods first, each under its verdict; then where the report lies."""
+    """The verdict on every surface, with the methods or, of a grid of defenses, with the defenses; then where the report lies."""
     console = Console()
+    costs = tradeoff(result.records)
     for verdict in result.verdicts:
         console.print(_headline(verdict.surface, verdict.verdict, verdict.method, verdict.reason))
-        metric = SHOWN[verdict.surface]
-        table = Table(box=None, padding=(0, 2, 0, 2))
-        table.add_column("method", no_wrap=True)
-        for heading in (metric, "best null", "s"):
-            table.add_column(heading, justify="right", no_wrap=True)
-        table.add_column("", overflow="fold")
-        for record in sorted((r for r in result.records if r.surface == verdict.surface), key=gravity, reverse=True):
-            remark = record.reason if not record.metrics else record.verdict
-            table.add_row(shown_name(record), *_figures(record), f"{record.seconds:.1f}", Text(remark, COLOURS[Verdict(record.verdict)]))
-        console.print(table)
-        console.print()
-    _print_tradeoff(console, result)
+        if costs is None:
+            _print_methods(console, [record for record in result.records if record.surface == verdict.surface], SHOWN[verdict.surface])
+    if costs is not None:
+        _print_tradeoff(console, costs)
     console.print(f"report: {report}", soft_wrap=True)
 
 
-def _print_tradeoff(console: Console, result: Audit) -> None:
-    """A row a defense: what leaks behind it, and what it costs."""
-    found = tradeoff(result.records)
-    if found is None:
-        return
-    console.print(Text.assemble(("what to switch on: ", "bold"), found.advice))
+def _print_methods(console: Console, records: list[Record], metric: str) -> None:
+    """The methods of one surface, the most telling first."""
     table = Table(box=None, padding=(0, 2, 0, 2))
-    table.add_column("defense", overflow="fold")
-    for heading in (*(f"{surface} leaked" for surface in SURFACES), "accuracy", "bytes", "time"):
-        table.add_column(heading, justify="right")
-    table.add_column("promise", overflow="fold")
+    table.add_column("method", no_wrap=True)
+    for heading in (metric, "best null", "s"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("", overflow="fold")
+    for record in sorted(records, key=gravity, reverse=True):
+        remark = record.reason if not record.metrics else record.verdict
+        table.add_row(shown_name(record), *_figures(record), f"{record.seconds:.1f}", Text(remark, COLOURS[Verdict(record.verdict)]))
+    console.print(table)
+    console.print()
+
+
+def _print_tradeoff(console: Console, found: Tradeoff) -> None:
+    """A row a defense: how much of each surface leaks behind it, and what it costs."""
+    console.print()
+    table = Table(box=None, padding=(0, 1, 0, 1))
+    table.add_column("leaked behind, and cost", min_width=24)
+    for heading in (*SURFACES, "accuracy", "bytes", "time"):
+        table.add_column(heading, justify="right", no_wrap=True)
     for cell in found.cells:
         leaks = [percent(cell.leaks.get(surface)) for surface in SURFACES]
         costs = [percent(cell.accuracy), times(cell.bytes_ratio), times(cell.time_ratio)]
-        table.add_row(cell.name, *leaks, *costs, cell.note or ", ".join(cell.promises) or "none")
+        remark = cell.note or ", ".join(cell.promises)
+        table.add_row(f"{cell.name}: {remark}" if remark else cell.name, *leaks, *costs)
     console.print(table)
+    console.print(Text.assemble(("\nwhat to switch on: ", "bold"), found.advice))
     console.print()
 
 
