@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -11,12 +10,12 @@ from torch import Tensor
 from dosimeter.analytic.levels import on_levels
 from dosimeter.normalization import input_bounds
 from dosimeter.tampering.inserted_layer import InsertedLayer
+from dosimeter.tampering.replaying import Replayer
 from dosimeter.types import Normalization
 
 AGREEMENT = 2e-3  # relative difference up to which two bins hold the same sample
 MARGIN = 300.0  # times the rounding noise that a sample must stand out by: 40 dB and more
-EXACTLY = 3e-4  # relative difference up to which a replayed weight confirms a sample by itself
-ROUGHLY = 0.1  # the same for a sample that two bins agree on; a kink of the network may lie between it and its replay
+ROUGHLY = 0.1  # how far a replayed weight may be off where two bins agree: a kink may lie between a sample and its replay
 SAME = 0.01  # relative distance up to which two recovered samples are one
 EMPTY = 8.0  # times the rounding noise below which a bin counts as empty
 SLACK = 0.02  # of the pixel range: how far outside a recovered pixel may lie
@@ -32,16 +31,13 @@ class Decoded:
     residual: float  # the norm of what they hold, relative to the norm of all
 
 
-Replay = Callable[[Tensor, Tensor], Tensor]  # inputs (n, d) and weights (n,) -> (n,) relative difference from the model's own weight
-
-
 def decode(
     layer: InsertedLayer,
     weight_gradient: Tensor,
     bias_gradient: Tensor,
     normalization: Normalization,
     shape: tuple[int, ...],
-    replay: Replay | None,
+    replay: Replayer | None,
 ) -> Decoded:
     """Read samples off the layer's gradient; a sample is claimed only where something besides its own bin confirms it.
 
@@ -62,7 +58,7 @@ def decode(
             if replay is not None and len(rows):
                 difference = replay(state.inputs(rows), state.contents[rows, -1])
                 agreed = confirmed & (difference <= ROUGHLY)
-                confirmed = agreed if bool(agreed.any()) else difference <= EXACTLY
+                confirmed = agreed if bool(agreed.any()) else difference <= replay.exact
         if not bool(confirmed.any()):
             break
         found.append(state.take(rows[confirmed], places[confirmed]))
