@@ -13,8 +13,8 @@ THRESHOLDS = {
     "trap_rows": 3.0,
     "inserted_layer": 0.9,
     "lone_rows": 0.5,
-    "previous_round": 0.5,
+    "previous_round": 0.6,
     "isolated_samples": math.inf,  # said, never held against a model
 }
-HONEST_MODELS = 500  # that the thresholds were tried on, at seed 2026
-FALSE_ALARMS = 2  # among them: two pruned ones
+HONEST_MODELS = 500  # that the thresholds were tried on, at seed 777; they were set from those of seeds 1 and 2026
+FALSE_ALARMS = 2  # among them: two pruned ones, whose lightest rows were pruned away
