@@ -35,7 +35,7 @@ def fit(equations: Equations, t: Tensor, labels: Tensor, mass: float, *, free_sc
 
     With `free_scale` that scale is one more unknown, as after clipping.
     """
-    state = _descend(equations, t, labels, mass, _even_weights(equations), free_scale, iterations)
+    state = _descend(equations, t, labels, mass, _even_weights(equations), free_scale, iterations, patience=3)
     weights = _column_weights(equations, state)  # only a solution tells the columns' noise
     state = _descend(equations, state.t, labels, state.mass, weights, free_scale, iterations)
     return _summary(equations, state, labels, weights, free_scale)
@@ -56,9 +56,19 @@ def guess(equations: Equations, start: Tensor, labels: Tensor, mass: float, spre
     return t + torch.where(twins[:, None], noise, 0.1 * noise)
 
 
-def _descend(equations: Equations, t: Tensor, labels: Tensor, mass: float, weights: Tensor, free_scale: bool, iterations: int) -> _State:
+def _descend(
+    equations: Equations,
+    t: Tensor,
+    labels: Tensor,
+    mass: float,
+    weights: Tensor,
+    free_scale: bool,
+    iterations: int,
+    patience: int = 10,
+) -> _State:
+    """Levenberg–Marquardt until nothing moves, or until `patience` steps in a row gain less than a percent."""
     state = _evaluate(equations, t, labels, mass, weights)
-    damping = 1e-4
+    damping, idle = 1e-4, 0
     eye = torch.eye(t.numel() + free_scale, dtype=t.dtype, device=t.device)
     for _ in range(iterations):
         normal, gradient = _normal_equations(equations, state, weights, free_scale)
@@ -77,8 +87,9 @@ def _descend(equations: Equations, t: Tensor, labels: Tensor, mass: float, weigh
         if trial is None:
             break
         moved = _length(equations, trial.t - state.t)
+        idle = idle + 1 if trial.value > 0.99 * state.value else 0
         state = trial
-        if bool((moved < 1e-9 * _length(equations, state.t)).all()):
+        if idle >= patience or bool((moved < 1e-9 * _length(equations, state.t)).all()):
             break
     return state
 

@@ -13,6 +13,7 @@ from dosimeter.separation.single import linear_scan, solve
 
 PLAUSIBLE = 0.45  # linear residual above which a class is tried only when nothing better is left
 CLOSE = 1e-3  # relative distance below which two solutions of one label are the same
+MOST_STARTS = 256  # of one round
 GOOD = 1e-6  # squared relative residual of a solution, where noise does not ask for more
 
 
@@ -52,11 +53,13 @@ def search(
             continue
         points, labels = reached[classes], classes
         if idle == 1:
-            labels = classes.repeat_interleave(len(others))
-            points = (others @ span.lift).repeat(len(classes), 1)
+            rows = others[: max(1, MOST_STARTS // len(classes))]
+            labels = classes.repeat_interleave(len(rows))
+            points = (rows @ span.lift).repeat(len(classes), 1)
         elif idle:
-            labels = classes.repeat_interleave(starts)
-            points = points.repeat_interleave(starts, 0) + _perturbations(equations, span, upper, here, len(labels), rng)
+            each = max(1, min(starts, MOST_STARTS // len(classes)))
+            labels = classes.repeat_interleave(each)
+            points = points.repeat_interleave(each, 0) + _perturbations(equations, span, upper, here, len(labels), rng)
         t, value = solve(equations, span if idle % 3 == 2 else forgiving(equations, span), points, labels)
         new = _distinct(equations, _plausible(equations, candidates_at(equations, t @ span.lift.T, labels, value)), found, wanted)
         idle = 0 if len(new) else idle + 1
@@ -77,7 +80,7 @@ def _classes_to_try(score: Tensor, wanted: Tensor | None, found: Candidates, mis
         return left.clamp_min(0).nonzero()[:, 0]
     order = score.argsort()
     if everything:
-        return order[: max(2 * missing, 16)]
+        return order[: max(missing + 8, 16)]
     order = order[:missing]
     return order[score[order] < PLAUSIBLE]
 

@@ -204,10 +204,12 @@ def _certified(
     """The verdict: each sample's share of the gradient must be a whole number of samples, and no twin may hide in the noise."""
     features = t @ equations.basis
     size = torch.linalg.vector_norm(features, dim=1)
-    times = _reference(equations, mass[trusted], terms) / mass
+    reference = _reference(equations, mass[trusted], terms)
+    times = reference / mass
     shared = (times > 1 - SHARE_TOLERANCE) & ((times - times.round()).abs() < SHARE_TOLERANCE)
-    declared = terms.batch_size is not None and not terms.free_scale
-    could_merge = (times.round() > 1) if declared else torch.ones_like(shared)
+    could_merge = times.round() > 1
+    if not _size_is_known(equations, reference, int((trusted & shared).sum()), terms):
+        could_merge = torch.ones_like(could_merge)
     bar = torch.where(could_merge, torch.hypot(bar, hidden_difference(equations, t) / size), bar)
     certified = trusted & shared & (bar <= CERTIFIABLE)
     if terms.non_negative:
@@ -222,6 +224,17 @@ def _certified(
         times=torch.where(certified, times.round(), 1.0).long(),  # a guess counts once
         rank=equations.rank,
     )
+
+
+def _size_is_known(equations: Equations, reference: float, found: int, terms: _Terms) -> bool:
+    """Whether a sample that takes one share is one sample: the size is declared, or the shares say that it is the rank.
+
+    In the second case all of them would have to be several alike samples, and as many each, for one of them to be.
+    """
+    if terms.free_scale:
+        return False
+    adds_up = found >= max(3, equations.rank / 2) and abs(reference / equations.temperature - equations.rank) < 0.5
+    return terms.batch_size is not None or adds_up
 
 
 def determined(equations: Equations) -> int:
