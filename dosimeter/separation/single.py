@@ -98,7 +98,7 @@ def _solve(equations: Equations, span: Span, t: Tensor, labels: Tensor, iteratio
         trial_residual, trial_error, trial_size = _relative(equations, span, trial_p, labels[live])
         trial_value = trial_residual.square().sum(1)
         better = trial_value < value[live]
-        moved, stays = live[better], torch.linalg.vector_norm(step, dim=1) <= 1e-11 * torch.linalg.vector_norm(trial, dim=1)
+        moved, stays = live[better], torch.linalg.vector_norm(step, dim=1) <= 1e-8 * torch.linalg.vector_norm(trial, dim=1)
         best_t[moved], p[moved], residual[moved] = trial[better], trial_p[better], trial_residual[better]
         error[moved], size[moved], value[moved] = trial_error[better], trial_size[better], trial_value[better]
         damping[live] = torch.where(better, damping[live] * 0.05, damping[live] * 8).clamp_min(1e-16)

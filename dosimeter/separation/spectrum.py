@@ -100,16 +100,15 @@ def _sketched(gradient: Tensor, rounding: Tensor, rng: Generator, expected: int 
     while 3 * width <= min(rows, columns):
         probe = torch.randn(columns, width, generator=rng, dtype=gradient.dtype, device=gradient.device)
         sketch = torch.linalg.qr(weighed @ probe).Q  # (C, width)
-        missed = torch.linalg.matrix_norm(weighed - sketch @ (sketch.T @ weighed))
-        if float(missed) <= noise * math.sqrt(rows * columns):
-            sketch = torch.linalg.qr(weighed @ torch.linalg.qr(weighed.T @ sketch).Q).Q  # one power iteration: no noise of the probe left
+        seen = sketch.T @ weighed  # (width, H)
+        if float(torch.linalg.matrix_norm(weighed - sketch @ seen)) <= noise * math.sqrt(rows * columns):
+            sketch = torch.linalg.qr(weighed @ torch.linalg.qr(seen.T).Q).Q  # one power iteration: none of the probe's noise is left
             across, small = torch.linalg.qr(weighed.T @ sketch)  # (H, width), (width, width)
             inner, values, turned = torch.linalg.svd(small.T)
             rank = int((values > _threshold(values, scale, rows, columns)).sum())
             if rank <= width - SPARE // 2:
-                left = sketch @ inner[:, :rank]
-                rest = torch.linalg.matrix_norm(weighed - left @ (left.T @ weighed)) / math.sqrt((rows - rank) * (columns - rank))
-                right = turned[:rank] @ across.T
+                left, right = sketch @ inner[:, :rank], turned[:rank] @ across.T
+                rest = torch.linalg.matrix_norm(weighed - (left * values[:rank]) @ right) / math.sqrt((rows - rank) * (columns - rank))
                 return _spectrum(weights, left, values, right, rank, max(float(rest), scale), rows, columns, additive=False)
         width *= 2
     return None
