@@ -39,6 +39,8 @@ def chain_to(exposure: Exposure, head: str) -> list[Link]:
 
 def _feeds(output: Tensor, received: Tensor) -> bool:
     flat = output.flatten(1)
+    if output.ndim > 2 and flat.shape[1] != output.shape[1]:  # several output positions: not a linear layer of its flattened input
+        return False
     return flat.shape == received.shape and torch.allclose(flat.relu(), received, rtol=1e-4, atol=1e-6)
 
 

@@ -45,6 +45,8 @@ class RLG(LabelRecovery):
         rows = find_head(exposure).weight_gradient
         assert rows is not None
         rank, full = numerical_rank(rows), min(rows.shape[0] - 1, rows.shape[1])
+        if rank == 0:
+            raise Refused("rlg needs a direction of the head's gradient that stands above rounding; this gradient has none")
         if rank >= full and not self.as_published:
             raise Refused(f"rlg needs a batch below min(classes − 1, features) = {full}; this gradient has full rank, {rank}")
         lengths = rows.double().norm(dim=1)  # (C,)

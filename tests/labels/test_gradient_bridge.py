@@ -120,3 +120,10 @@ def test_what_cannot_be_bridged_is_refused(expose):
         recover_labels(exposure, "gradient_bridge", layer="nowhere")
     with pytest.raises(Refused, match="nothing of the kind"):
         recover_labels(expose(LABELS, activation=nn.Tanh), "gradient_bridge")
+
+
+def test_a_convolution_with_many_output_positions_is_no_link():
+    model = nn.Sequential(nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 10)).eval()
+    exposure = observe(model, Batch(torch.rand(4, 1, 8, 8), torch.arange(4)))
+    with pytest.raises(Refused, match="nothing of the kind stands before it"):
+        recover_labels(exposure, "gradient_bridge")

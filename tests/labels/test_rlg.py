@@ -34,3 +34,11 @@ def test_a_full_rank_gradient_is_refused_and_as_published_finds_every_class(expo
 
 def test_without_a_batch_size_each_present_class_counts_once(expose):
     assert recover_labels(expose([0, 7, 7, 19], classes=30, declare=False), "rlg").labels.tolist() == [0, 7, 19]
+
+
+def test_a_zero_gradient_is_refused(expose):
+    exposure = expose([0, 7], classes=30)
+    for change in exposure.update.values():
+        change.zero_()
+    with pytest.raises(Refused, match="stands above rounding"):
+        recover_labels(exposure, "rlg")
