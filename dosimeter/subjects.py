@@ -123,8 +123,9 @@ def subject_from(
 ) -> Subject:
     """The subject that a Python caller hands over as objects."""
     normalization = normalization or Normalization()
-    for path, samples in (("batch", batch), ("auxiliary", auxiliary), ("foreign", foreign)):
-        if samples is not None or path == "batch":
+    check_batch(model, batch, "batch")
+    for path, samples in (("auxiliary", auxiliary), ("foreign", foreign)):
+        if samples is not None:
             check_batch(model, samples, path)
     judged, where = (auxiliary, "the auxiliary data") if auxiliary is not None else (batch, "the private batch itself")
     return Subject(
