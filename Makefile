@@ -1,6 +1,7 @@
 # Everything needs `make setup`, which builds .venv once and again whenever pyproject.toml changes.
 PYTHON ?= python3
 VENV := .venv
+ONE_THREAD := OMP_NUM_THREADS=1  # for each test worker and whatever it starts: two of them fill two cores
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
@@ -17,10 +18,10 @@ audit: setup
 	$(BIN)/dosimeter audit --out out/audit
 
 test: setup browser
-	$(BIN)/python -m pytest -q -n 2 -m "not slow"
+	$(ONE_THREAD) $(BIN)/python -m pytest -q -n 2 -m "not slow"
 
 test-slow: setup browser
-	$(BIN)/python -m pytest -q -m slow
+	$(ONE_THREAD) $(BIN)/python -m pytest -q -n 2 -m slow --timeout 3600
 
 # The tests open the report in a real browser. Debian's chromium is installed where there is none and we may.
 browser:

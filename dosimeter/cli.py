@@ -92,6 +92,7 @@ def _audit(options: argparse.Namespace) -> int:
     from dosimeter.grid import DefenseGrid, grid_of, run_grid
     from dosimeter.subjects import prepare
 
+    _spare_cores()
     conditions = [parse_condition(text) for text in options.fail_on]
     data = _described(options.words)
     if options.defenses:
@@ -123,6 +124,7 @@ def _run(options: argparse.Namespace) -> int:
     from dosimeter.records import write_record
     from dosimeter.subjects import Experiment, prepare
 
+    _spare_cores()
     config = _configured(Experiment, options.words)
     subject = prepare(config.model, config.data, seed=config.seed, device=config.device)
     with terminal.step_bar() as listener, listening(listener):
@@ -182,6 +184,16 @@ def _report(options: argparse.Namespace) -> int:
     else:
         sys.stdout.write(f"{path}\n")
     return 0
+
+
+def _spare_cores() -> None:
+    """Half of the cores: the small networks of an audit gain nothing from more, and stall where a neighbour holds one."""
+    import os
+
+    import torch
+
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // 2))
 
 
 def _configured(kind: Any, words: Sequence[str]) -> Any:

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from dosimeter.types import Batch
 
+torch.set_num_threads(1)  # the workers of one run would otherwise fight over the cores
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 
