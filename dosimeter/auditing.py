@@ -11,6 +11,7 @@ from typing import Any, Literal
 from torch import nn
 
 from dosimeter.adaptive import adapt, trusted
+from dosimeter.client import listed
 from dosimeter.config import describe
 from dosimeter.experiment import Measurement, Setting, Subject, expose, failed, key_of, run
 from dosimeter.head import locate_head
@@ -18,10 +19,11 @@ from dosimeter.interfaces import ActiveAttack, Attack, Defense, FeatureRecovery,
 from dosimeter.losses import CrossEntropy
 from dosimeter.progress import Listener, listening
 from dosimeter.records import FILE_NAME, exclusive, read_records, write_record
-from dosimeter.registry import ATTACKS, FEATURES, LABELS, Registry, options_of
+from dosimeter.registry import ATTACKS, DEFENSES, FEATURES, LABELS, LOSSES, TRAININGS, Registry, options_of
+from dosimeter.server import check_needs
 from dosimeter.subjects import DataConfig, ModelConfig, subject_from
 from dosimeter.training import FedSGD
-from dosimeter.types import Batch, Knowledge, Normalization, Outcome, Record, Refused
+from dosimeter.types import Batch, Exposure, Knowledge, Normalization, Outcome, Record, Refused
 from dosimeter.verdicts import SurfaceVerdict, judge_surfaces
 
 USABLE = (Outcome.COMPLETED, Outcome.PARTIAL)
@@ -88,9 +90,9 @@ def audit(
     model: nn.Module,
     batch: Batch,
     *,
-    training: Training | None = None,
-    loss: Loss | None = None,
-    defenses: Sequence[Defense] = (),
+    training: Training | str | None = None,
+    loss: Loss | str | None = None,
+    defenses: Sequence[Defense | str] = (),
     normalization: Normalization | None = None,
     auxiliary: Batch | None = None,
     foreign: Batch | None = None,
@@ -111,9 +113,9 @@ def audit(
     and without those noise. With `out`, each record is on disk as soon as it is made, and a killed audit resumes there.
     """
     suite = Suite(
-        training=training or FedSGD(),
-        loss=loss or CrossEntropy(),
-        defenses=tuple(defenses),
+        training=TRAININGS.resolve(training or FedSGD()),
+        loss=LOSSES.resolve(loss or CrossEntropy()),
+        defenses=tuple(DEFENSES.resolve(defense) for defense in listed(defenses)),
         declare_batch_size=declare_batch_size,
         seed=seed,
         labels=_methods(LABELS, labels),
@@ -136,9 +138,10 @@ def run_suite(
     attacks = _chosen(ATTACKS, suite.attacks, suite.budget)
     if not labels and not features and not attacks:
         raise ValueError("nothing to audit: labels, features and attacks are all empty")
+    exposure = expose(subject, suite, subject.batch)  # what is wrong with the subject is raised here, before anything is written
     if labels or features:
         _require_head(subject, suite)
-    exposure = expose(subject, suite, subject.batch)  # what is wrong with the subject is raised here, before anything is written
+    tried = sum(_is_granted(recovery, exposure) for recovery in labels)
     countering = [attack for attack in attacks if suite.adaptive and adapt(attack, exposure).changed]
     total = len(labels) + len(features) + len(attacks) + len(countering)
     folder = None if out is None else Path(out)
@@ -149,7 +152,7 @@ def run_suite(
         record = known.get(key_of(subject, measurement))
         if record is None or record.outcome == Outcome.CRASHED:
             with listening(_listener(progress, measurement, len(records), total)):
-                record = _run_or_record_crash(subject, measurement, len(labels))
+                record = _run_or_record_crash(subject, measurement, tried)
             if folder:
                 write_record(folder, record)
         records.append(record)
@@ -167,6 +170,14 @@ def run_suite(
                 carry_out(Measurement(**setting, labels=source, attack=attack, adaptive=True))
             carry_out(Measurement(**setting, labels=source, attack=attack))
     return Audit(records=tuple(records))
+
+
+def _is_granted(method: LabelRecovery, exposure: Exposure) -> bool:
+    try:
+        check_needs(method, exposure, None)
+    except Refused:
+        return False
+    return True
 
 
 def _require_head(subject: Subject, suite: Suite) -> None:
@@ -223,7 +234,8 @@ def _has_required_option(entry: Any) -> bool:
 def _methods(registry: Registry[Any], wanted: Any) -> Any:
     if wanted == "all":
         return "all"
-    return tuple(registry.resolve(item) for item in ([wanted] if isinstance(wanted, str) else wanted))
+    alone = isinstance(wanted, str) or (registry.interface is not None and isinstance(wanted, registry.interface))
+    return tuple(registry.resolve(item) for item in ([wanted] if alone else wanted))
 
 
 def _listener(progress: Callable[[Progress], None] | None, measurement: Measurement, position: int, methods: int) -> Listener | None:

@@ -37,19 +37,20 @@ def observe(
     The model's current mode (train or eval) is the client's mode. Neither the model nor the batch is changed, and the
     exposure holds copies, so that nothing done to either afterwards can change what the server knows.
     """
-    normalization = normalization or Normalization()
+    scale: Normalization = checked(Normalization, normalization or Normalization(), "normalization")
     training, loss = TRAININGS.resolve(training or FedSGD()), LOSSES.resolve(loss or CrossEntropy())
-    defenses = [DEFENSES.resolve(defense) for defense in defenses]
+    defenses = [DEFENSES.resolve(defense) for defense in listed(defenses)]
+    seed, declare_batch_size = checked(int, seed, "seed"), checked(bool, declare_batch_size, "declare_batch_size")
     classes = check_batch(model, batch, "batch", loss)
     client = Client(model=copy.deepcopy(model), batch=batch, training=training, loss=loss)
     if auxiliary is not None:
         check_batch(client.model, auxiliary, "auxiliary", loss)
         auxiliary = Batch(auxiliary.inputs.detach().clone(), auxiliary.targets.detach().clone())
-    _warn_outside_bounds(batch.inputs, normalization)
+    _warn_outside_bounds(batch.inputs, scale)
     for position, defense in enumerate(defenses):
         client = defense(client, generator(seed, f"defense {position} {defense.name}", batch.inputs.device))
     with seeded(seed, "training"):
-        update = client.training(client.model, client.batch.inputs, client.batch.targets, client.loss)
+        update = _trained(client)
     for transform in client.outgoing:
         update = transform(update)
     public = Public(
@@ -59,13 +60,20 @@ def observe(
         loss=client.loss,
         training=client.training,
         train_mode=client.model.training,
-        normalization=normalization,
+        normalization=scale,
         defenses=tuple(defenses),
     )
     update = {name: change.detach().clone() for name, change in update.items()}
     exposure = Exposure(model=client.model, update=update, public=public, auxiliary=auxiliary)
     check_exposure(exposure)
     return exposure
+
+
+def _trained(client: Client) -> Update:
+    try:
+        return client.training(client.model, client.batch.inputs, client.batch.targets, client.loss)
+    except RuntimeError as error:
+        raise ValueError(f"model: cannot be trained on this batch: {str(error).strip().splitlines()[0]}") from error
 
 
 def receive(
@@ -100,6 +108,11 @@ def receive(
     exposure = Exposure(model=model, update={k: v.detach().clone() for k, v in update.items()}, public=public, auxiliary=auxiliary)
     check_exposure(exposure)
     return exposure
+
+
+def listed(defenses: Sequence[Defense | str] | Defense | str) -> Sequence[Defense | str]:
+    """One defense alone is a list of one."""
+    return (defenses,) if isinstance(defenses, (str, Defense)) else defenses
 
 
 def check_exposure(exposure: Exposure) -> None:

@@ -147,7 +147,7 @@ def subject_from(
 
 def _check_device(device: str) -> None:
     try:
-        torch.zeros(1, device=device)
+        torch.zeros(1, device=device).item()
     except (RuntimeError, AssertionError) as error:
         raise ValueError(f"device: {device!r} cannot be used here: {str(error).splitlines()[0]}") from None
 

@@ -39,8 +39,8 @@ def judge_labels(
 ) -> tuple[Verdict, str]:
     """Labels leaked where they are proved, or recovered beyond chance.
 
-    `chance` is how often labels drawn at random would agree with the estimate as well as the true ones do; with several
-    methods tried it is multiplied by their number (Bonferroni), so that the best of many cannot win by luck.
+    `chance` is how often luck agrees as well as the estimate does (see scoring); with several methods tried it is multiplied
+    by their number (Bonferroni), so that the best of many cannot win by luck.
     """
     share = f"{_number(found['insacc'][0]):.0%} of the labels recovered (InsAcc), guessing gives {_number(nulls['prior']['insacc'][0]):.0%}"
     if certified:
@@ -56,7 +56,12 @@ def judge_features(
     found: Mapping[str, Values], nulls: Mapping[str, Mapping[str, Values]], certified: int, refuted: int = 0
 ) -> tuple[Verdict, str]:
     """Features leaked where one is certified, or where most errors lie below every null's."""
-    errors = [_number(value, math.inf) for value in found["feature_error"]]
+    errors = [_number(value, math.inf) for value in found.get("feature_error", ())]
+    if not errors:
+        unmeasured = "their error cannot be measured, since the client's own features cannot be computed again"
+        return (
+            Verdict.LEAKED if certified else Verdict.NOT_SHOWN
+        ), f"{certified} feature vectors certified from the gradient alone; {unmeasured}"
     middle = _median(errors)
     if refuted:
         return Verdict.NOT_SHOWN, f"{refuted} of {certified} certificates are refuted by the truth: do not trust this run, and report it"

@@ -127,7 +127,7 @@ def test_what_was_received_is_checked(classifier, batch):
         dm.receive(classifier, [1, 2], input_shape=(1, 8, 8))
 
 
-@pytest.mark.parametrize("answer", [lambda x: (x, x), lambda x: {}["missing"], lambda x: x.flatten()])
+@pytest.mark.parametrize("answer", [lambda x: (x, x), lambda x: {}["missing"], lambda x: x.flatten(), lambda x: x.detach()])
 def test_a_strange_model_gets_a_sentence(classifier, batch, answer):
     class Strange(nn.Module):
         def __init__(self):

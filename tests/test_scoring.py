@@ -238,10 +238,20 @@ def test_chance_is_a_valid_probability_whatever_the_bias_of_the_method(rng):
             assert float((chances <= level).double().mean()) <= level + 3 * (level / 300) ** 0.5
 
 
+def test_how_labels_repeat_is_no_leak():
+    """Of all estimates with these repeats only the classes tell: one class of ten by luck in a tenth, each class once always."""
+    single = dm.Batch(torch.zeros(8, 1), torch.tensor([3] * 8))
+    assert dm.score(estimate([3] * 8, classes=10), single).details["chance"] == pytest.approx(0.1, abs=0.01)
+    every = dm.Batch(torch.zeros(10, 1), torch.arange(10))
+    assert dm.score(estimate(list(range(10)), classes=10), every).details["chance"] == 1.0
+
+
 def test_chance_by_hand():
     truth = dm.Batch(torch.zeros(2, 1), torch.tensor([3, 3]))
     details = dm.score(estimate([3, 3], classes=10), truth).details
-    assert details["chance"] == pytest.approx(1 / 100, abs=0.003)  # only (3, 3) of 100 ordered pairs
+    assert details["chance"] == pytest.approx(1 / 10, abs=0.01)  # renamed: one class of ten; drawn anew: one of 100 ordered pairs
+    pair = dm.Batch(torch.zeros(2, 1), torch.tensor([3, 5]))
+    assert dm.score(estimate([3, 5], classes=10), pair).details["chance"] == pytest.approx(1 / 45, abs=0.005)
     assert dm.score(estimate([1, 2], classes=10), truth).details["chance"] == 1.0
 
 
