@@ -90,8 +90,9 @@ def inverting_gradients(options: argparse.Namespace) -> None:
         model = seeded_model(options.model, seed)
         if options.weights:
             load_cifar_weights(model, options.weights)
-        batch = pick(images, labels, seed, options.batch, CIFAR)
-        foreign = pick(images, labels, seed + 1000, options.batch, CIFAR)
+        model = model.to(options.device)
+        batch = on(options.device, pick(images, labels, seed, options.batch, CIFAR))
+        foreign = on(options.device, pick(images, labels, seed + 1000, options.batch, CIFAR))
         settings = {"steps": options.steps or 4800}
         if options.total_variation is not None:
             settings["total_variation"] = options.total_variation
@@ -100,7 +101,7 @@ def inverting_gradients(options: argparse.Namespace) -> None:
         other, _ = attacked(dm.observe(model, foreign, normalization=CIFAR), "inverting_gradients", foreign.targets, seed, **settings)
         values = psnr(found, batch)
         nulls = {
-            "mean image": psnr_of(mean_image.expand(len(values), -1, -1, -1), to_pixels(batch.inputs, CIFAR)),
+            "mean image": psnr_of(mean_image.expand(len(values), -1, -1, -1), to_pixels(batch.inputs, CIFAR).cpu()),
             "foreign": psnr(other, batch),
         }
         best_null = max(float(null.median()) for null in nulls.values())
@@ -256,6 +257,10 @@ def pick(images: Tensor, labels: Tensor, seed: int, size: int, normalization: dm
     if normalization is not None:
         inputs = (inputs - torch.tensor(normalization.mean)[:, None, None]) / torch.tensor(normalization.std)[:, None, None]
     return dm.Batch(inputs, labels[chosen])
+
+
+def on(device: str, batch: dm.Batch) -> dm.Batch:
+    return dm.Batch(batch.inputs.to(device), batch.targets.to(device))
 
 
 def augmented(images: Tensor, labels: Tensor, seed: int, kind: str) -> dm.Batch:

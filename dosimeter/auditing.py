@@ -17,6 +17,7 @@ from dosimeter.experiment import Measurement, Setting, Subject, expose, failed, 
 from dosimeter.head import locate_head
 from dosimeter.interfaces import ActiveAttack, Attack, Defense, FeatureRecovery, LabelRecovery, Loss, Training
 from dosimeter.losses import CrossEntropy
+from dosimeter.matching.checkpoints import FOLDER, keeping
 from dosimeter.progress import Listener, listening
 from dosimeter.records import FILE_NAME, exclusive, read_records, write_record
 from dosimeter.registry import ATTACKS, DEFENSES, FEATURES, LABELS, LOSSES, TRAININGS, Registry, options_of
@@ -130,9 +131,17 @@ def audit(
 
 
 def run_suite(
-    subject: Subject, suite: Suite, *, out: str | Path | None = None, progress: Callable[[Progress], None] | None = None
+    subject: Subject,
+    suite: Suite,
+    *,
+    out: str | Path | None = None,
+    progress: Callable[[Progress], None] | None = None,
+    checkpoint_every: float | None = None,
 ) -> Audit:
-    """Carry out every measurement of the suite; those that the folder `out` holds already are taken from there."""
+    """Carry out every measurement of the suite; those that the folder `out` holds already are taken from there.
+
+    There every long attack keeps its state and a picture of it too, each `checkpoint_every` seconds, and resumes from it.
+    """
     labels = _chosen(LABELS, suite.labels, suite.budget)
     features = _chosen(FEATURES, suite.features, suite.budget)
     attacks = _chosen(ATTACKS, suite.attacks, suite.budget)
@@ -158,7 +167,7 @@ def run_suite(
         records.append(record)
         return record
 
-    with exclusive(folder):
+    with exclusive(folder), keeping(folder / FOLDER if folder else None, checkpoint_every):
         setting = {name: getattr(suite, name) for name in Setting.__dataclass_fields__}
         attempts = [(recovery, carry_out(Measurement(**setting, labels=recovery))) for recovery in labels]
         source = "given" if suite.attack_labels == "given" else _label_source(attempts, trusted(suite.defenses if suite.adaptive else ()))

@@ -53,6 +53,8 @@ def _parser() -> argparse.ArgumentParser:
     run = _add(commands, "run", _run, "run one experiment")
     run.add_argument("words", nargs="+", metavar="CONFIG.toml | key=value", help="an experiment file, and options that override it")
     run.add_argument("--out", metavar="DIR", help="append the record to DIR/records.jsonl")
+    for long in (audit, run):
+        long.add_argument("--checkpoint-every", type=float, metavar="SECONDS", help="how often a long attack saves itself in DIR")
 
     listing = _add(commands, "list", _list, "list every method with its idea, what it needs and its options")
     listing.add_argument("kind", nargs="?", choices=KINDS, help="only this kind")
@@ -103,7 +105,7 @@ def _audit(options: argparse.Namespace) -> int:
         if isinstance(config, DefenseGrid):
             result = run_grid(subject, config, out=options.out, progress=progress)
         else:
-            result = run_suite(subject, config, out=options.out, progress=progress)
+            result = run_suite(subject, config, out=options.out, progress=progress, checkpoint_every=options.checkpoint_every)
     path = result.save(options.out)
     failures = [str(trip) for condition in conditions if (trip := tripped(condition, result.records))]
     if options.json:
@@ -118,8 +120,11 @@ def _audit(options: argparse.Namespace) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
+    from pathlib import Path
+
     from dosimeter import terminal
     from dosimeter.experiment import run
+    from dosimeter.matching.checkpoints import FOLDER, keeping
     from dosimeter.progress import listening
     from dosimeter.records import write_record
     from dosimeter.subjects import Experiment, prepare
@@ -127,7 +132,8 @@ def _run(options: argparse.Namespace) -> int:
     _spare_cores()
     config = _configured(Experiment, options.words)
     subject = prepare(config.model, config.data, seed=config.seed, device=config.device)
-    with terminal.step_bar() as listener, listening(listener):
+    folder = Path(options.out) / FOLDER if options.out else None
+    with terminal.step_bar() as listener, listening(listener), keeping(folder, options.checkpoint_every):
         record = run(subject, config.measurement(), raise_refusals=True)
     if options.out:
         write_record(options.out, record)

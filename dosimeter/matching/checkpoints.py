@@ -29,13 +29,16 @@ class Keeper:
     every: float  # seconds
 
 
+EVERY = 60.0  # seconds between two checkpoints, where nobody says otherwise
+FOLDER = "checkpoints"  # in a run's own folder
+
 _keeper: ContextVar[Keeper | None] = ContextVar("keeper", default=None)
 
 
 @contextmanager
-def keeping(folder: str | Path, every: float = 60.0) -> Iterator[None]:
-    """Attacks inside this block write checkpoints and a preview into `folder`, and resume from what they find there."""
-    token = _keeper.set(Keeper(Path(folder), every))
+def keeping(folder: str | Path | None, every: float | None = None) -> Iterator[None]:
+    """Attacks inside this block write checkpoints and a preview into `folder`, and resume from what they find there; None: they do not."""
+    token = _keeper.set(None if folder is None else Keeper(Path(folder), EVERY if every is None else every))
     try:
         yield
     finally:
@@ -77,9 +80,10 @@ class Checkpoint:
         self.last = time.monotonic()
 
     def remove(self) -> None:
-        """The run is done: nothing is left to resume. The preview stays."""
+        """The run is done: nothing is left to resume, and its pictures are in its record."""
         if self.file is not None:
             self.file.unlink(missing_ok=True)
+            self.file.with_suffix(".png").unlink(missing_ok=True)
 
 
 def write_preview(samples: Tensor, normalization: Normalization, file: Path) -> None:

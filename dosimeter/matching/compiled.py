@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dosimeter.matching.objective import Buffers, Objective, Terms
+from dosimeter.matching.objective import Objective, Terms
 from dosimeter.matching.paths import Evaluation, Functional
 from dosimeter.matching.recipe import Precision
 
@@ -31,21 +31,25 @@ class Compiled(Functional):
         self._ready: dict[tuple[object, ...], Function] = {}
 
     def __call__(self, inputs: Tensor, logits: Tensor | None, names: Sequence[str], terms: Terms) -> Evaluation:
-        arguments = (inputs, logits, self._buffers(len(inputs)), terms.matching, terms.priors, terms.layers, terms.masks)
+        arguments = (inputs, logits, terms.matching, terms.priors, terms.layers, terms.masks)
         key = (tuple(names), len(inputs), logits is None, terms.layers is None, terms.masks is None)
         if key not in self._ready:
-            self._ready[key] = self._prepare(tuple(names), arguments)
+            self._ready[key] = self._prepare(tuple(names), len(inputs), arguments)
         objective, distance, slope, label_slope = self._ready[key](*arguments)
         assert objective is not None
         assert distance is not None
         assert slope is not None
         return Evaluation(objective, distance, slope, label_slope)
 
-    def _prepare(self, names: tuple[str, ...], arguments: tuple[object, ...]) -> Function:
+    def _prepare(self, names: tuple[str, ...], restarts: int, arguments: tuple[object, ...]) -> Function:
+        on_gpu = next(iter(self.objective.target.values())).is_cuda
+        if on_gpu:
+            self.objective.to_channels_last()
+        buffers = self._buffers(restarts)  # never written to: every replay copies them, inside the graph, where it costs nothing
+
         def step(
             inputs: Tensor,
             logits: Tensor | None,
-            buffers: Buffers,
             matching: Tensor,
             priors: Tensor,
             layers: Tensor | None,
@@ -54,27 +58,28 @@ class Compiled(Functional):
             found = self.evaluate(inputs, logits, buffers, names, Terms(matching, priors, layers, masks))
             return found.objective, found.distance, found.inputs, found.logits
 
-        on_gpu = next(iter(self.objective.target.values())).is_cuda
-        if on_gpu:
-            self.objective.to_channels_last()
         compiled = torch.compile(step, dynamic=False)
         return _Captured(compiled, arguments) if on_gpu and self.capture else compiled
 
 
 class _Captured:
-    """A function recorded as a CUDA graph: its arguments are copied into fixed places, then the graph is replayed."""
+    """A function recorded as a CUDA graph: its arguments are copied into fixed places, then the graph is replayed.
+
+    While it warms up, cuDNN measures which of its algorithms is the fastest for each convolution; those are recorded.
+    """
 
     def __init__(self, function: Function, arguments: tuple[object, ...]) -> None:
         self.places = _copied(arguments)
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(3):
-                function(*self.places)
-        torch.cuda.current_stream().wait_stream(side)
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
-            self.outputs = function(*self.places)
+        with _measured_convolutions():
+            side = torch.cuda.Stream()
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                for _ in range(3):
+                    function(*self.places)
+            torch.cuda.current_stream().wait_stream(side)
+            self.graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self.graph):
+                self.outputs = function(*self.places)
 
     def __call__(self, *arguments: object) -> tuple[Tensor | None, ...]:
         torch._foreach_copy_(_tensors(self.places), _tensors(arguments))  # pyright: ignore[reportPrivateImportUsage]
@@ -103,6 +108,16 @@ def _tensors(value: object) -> list[Tensor]:
     if isinstance(value, dict):
         return [tensor for item in value.values() for tensor in _tensors(item)]
     return []
+
+
+@contextmanager
+def _measured_convolutions() -> Iterator[None]:
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = True
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before
 
 
 @contextmanager

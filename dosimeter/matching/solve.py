@@ -24,9 +24,14 @@ from dosimeter.types import Exposure, LabelEstimate, Outcome, Reconstruction
 PULSE = 10  # steps between two looks at the numbers, each of which waits for the device
 
 
-def solve(exposure: Exposure, labels: LabelEstimate | None, rng: Generator, recipe: Recipe) -> Reconstruction:
-    """Run `recipe` on an exposure. Restarts are chosen by the objective alone; every failure ends in an outcome."""
-    run = Run(exposure, labels, rng, recipe)
+def solve(
+    exposure: Exposure, labels: LabelEstimate | None, rng: Generator, recipe: Recipe, *, start: Tensor | None = None
+) -> Reconstruction:
+    """Run `recipe` on an exposure, from `start` (B, *shape) where given. Restarts are chosen by the objective alone.
+
+    Every failure ends in an outcome.
+    """
+    run = Run(exposure, labels, rng, recipe, start)
     if all(not bool(change.any()) for change in run.objective.target.values()):
         return run.gave_up(Outcome.IMPOSSIBLE, "the update is zero in every layer: it says nothing about the inputs")
     try:
@@ -45,12 +50,16 @@ def solve(exposure: Exposure, labels: LabelEstimate | None, rng: Generator, reci
 class Run:
     """One attack in motion: R restarts side by side, each with the best guess it has met."""
 
-    def __init__(self, exposure: Exposure, labels: LabelEstimate | None, rng: Generator, recipe: Recipe) -> None:
+    def __init__(
+        self, exposure: Exposure, labels: LabelEstimate | None, rng: Generator, recipe: Recipe, start: Tensor | None = None
+    ) -> None:
         self.exposure, self.recipe, self.rng = exposure, recipe, rng
         self.guess = make_guess(exposure, labels, recipe)
         self.objective = Objective(exposure, recipe, self.guess.targets)
         self.device = self.guess.low.device
         self.variables = draw_start(self.guess, labels, recipe, rng)  # (R, D)
+        if start is not None:
+            self.variables[:, : start.numel()] = start.detach().flatten().to(self.variables)
         if recipe.boxed:
             self.variables = self.guess.boxed(self.variables)
         self.state = recipe.optimiser.start(self.variables)
@@ -58,9 +67,11 @@ class Run:
         self.best_objective = self.variables.new_full((recipe.restarts,), torch.inf)  # since the objective last changed
         self.alive = torch.ones(recipe.restarts, dtype=torch.bool, device=self.device)
         self.dropped: list[float] = []  # the objectives of the restarts that the trial ended
+        self.constants: dict[tuple[float, ...], Tensor] = {}
         self.evaluate: Evaluator = Eager(self.objective)
         self.checkpoint = Checkpoint(exposure, recipe, self.variables)
         self.step = 0
+        self.resumed = 0  # the step at which a killed run of the same attack was taken up
         self.improved, self.record = 0, torch.inf  # when the objective last got clearly better, and what it was
         self.note = ""
 
@@ -117,12 +128,18 @@ class Run:
         layers = masks = None
         if recipe.layer_weights is not None or (self.evaluate.one_layer_set and recipe.layers.at_once is not None):
             given, entered = recipe.layer_weights or {}, set(matched)
-            layers = self.variables.new_tensor([given.get(name, 1.0) * (name in entered) for name in names])
+            layers = self.constant(*(given.get(name, 1.0) * (name in entered) for name in names))
         if recipe.dropout > 0 and (not final or self.evaluate.one_layer_set):
             masks = self._masks([self.objective.target[name] for name in names], 0.0 if final else recipe.dropout)
-        priors = self.variables.new_tensor([prior.weight_at(progress) for prior in recipe.priors])
-        matching = self.variables.new_tensor(float(progress >= recipe.matching_onset))
+        priors = self.constant(*(prior.weight_at(progress) for prior in recipe.priors))
+        matching = self.constant(float(progress >= recipe.matching_onset))[0]
         return names, Terms(matching=matching, priors=priors, layers=layers, masks=masks)
+
+    def constant(self, *values: float) -> Tensor:
+        """Numbers on the device, sent there once: every sending waits for all that runs there."""
+        if values not in self.constants:
+            self.constants[values] = self.variables.new_tensor(values)
+        return self.constants[values]
 
     def phase(self, progress: float) -> tuple[object, ...]:
         """What the objective is made of; guesses are comparable only within one phase."""
@@ -175,6 +192,7 @@ class Run:
         lost = int((~self.alive).sum())
         notes = [
             self.note,
+            f"resumed at step {self.resumed}" if self.resumed else "",
             self.evaluate.note,
             f"{len(self.dropped)} of {self.recipe.restarts} restarts ended after their trial" if self.dropped else "",
             f"{lost} of {len(self.alive)} restarts left the finite numbers" if lost else "",
@@ -246,6 +264,7 @@ class Run:
         )
         self.dropped, self.record = kept["dropped"].tolist(), float(kept["record"])
         self.step, self.improved = kept["steps"].tolist()
+        self.resumed = self.step
         self.state = {name: kept[f"optimiser {name}"] for name in self.state}
         self.state["count"] = self.state["count"].cpu()
         self.rng.set_state(kept["own numbers"].cpu())
