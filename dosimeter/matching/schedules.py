@@ -60,11 +60,14 @@ class Layers:
 def first_block(model: nn.Module) -> frozenset[str]:
     """The parameters of the stem and the first block, where the model is a stem, three or more blocks and a head; else none.
 
-    A block is a direct child that holds several layers with parameters; what stands before the first is the stem.
+    A block is a direct child that holds several weight matrices or kernels; what stands before the first is the stem. The blocks may
+    lie in one child together, as in MobileNet.
     """
-    children = [(name, child) for name, child in model.named_children() if any(True for _ in child.parameters())]
-    blocks = [name for name, child in children if sum(bool(list(m.parameters(recurse=False))) for m in child.modules()) > 1]
-    if len(blocks) < 3:
-        return frozenset()
-    shallow = [name for name, _ in children][: [name for name, _ in children].index(blocks[0]) + 1]
-    return frozenset(f"{child}.{name}" for child in shallow for name, _ in model.get_submodule(child).named_parameters())
+    for prefix, trunk in [("", model), *((f"{name}.", child) for name, child in model.named_children())]:
+        children = [(name, child) for name, child in trunk.named_children() if any(True for _ in child.parameters())]
+        blocks = [name for name, child in children if sum(parameter.ndim > 1 for parameter in child.parameters()) > 1]
+        if len(blocks) >= 3:
+            names = [name for name, _ in children]
+            shallow = names[: names.index(blocks[0]) + 1]
+            return frozenset(f"{prefix}{child}.{name}" for child in shallow for name, _ in trunk.get_submodule(child).named_parameters())
+    return frozenset()

@@ -4,6 +4,7 @@ import pytest
 from torch import nn
 
 from dosimeter.matching.schedules import Layers, Rate, first_block
+from dosimeter.registry import MODELS
 
 NAMES = ("a", "b", "c", "d", "e")
 
@@ -40,3 +41,11 @@ def test_the_first_block_is_the_stem_and_the_first_child_of_several_layers() -> 
         model.add_module(name, child)
     assert first_block(model) == {"stem.weight", "stem.bias", "one.0.weight", "one.0.bias", "one.1.weight", "one.1.bias"}
     assert first_block(nn.Sequential(block(), block())) == frozenset()
+    assert first_block(nn.Sequential(model, nn.Linear(2, 2))) == {f"0.{name}" for name in first_block(model)}
+
+
+def test_the_first_block_of_the_papers_networks() -> None:
+    resnet, mobilenet = MODELS.build("resnet18"), MODELS.build("mobilenet_v2")
+    assert {name.split(".")[0] for name in first_block(resnet)} == {"conv1", "bn1", "layer1"}
+    assert {".".join(name.split(".")[:2]) for name in first_block(mobilenet)} == {"features.0", "features.1"}
+    assert first_block(MODELS.build("lenet5")) == frozenset()
