@@ -74,7 +74,8 @@ def score(
     - inputs and features: `mean`, the mean of the auxiliary data; `nearest`, the auxiliary sample nearest to each truth (it
       knows the truth, so it is a hard one to beat); without auxiliary data `gray`, the mid-gray image, or `zero`, the zero vector;
     - labels: `prior`, batches of labels drawn at random from the auxiliary label distribution (uniform without);
-    - all: `foreign`, where given: what the same method recovered from somebody else's gradient, matched in the same way.
+    - all: `foreign`, where given: what the same method recovered from somebody else's gradient, matched in the same way;
+    - inputs: those of `found.nulls`, what a method with a prior of its own draws without the gradient, matched in the same way.
     `normalization` overrides the one in `found`; `auxiliary` defaults to what `exposure` grants; features need `exposure`, since
     the true ones come from its model; `classes` sets the length of the count vectors where the estimate's is shorter.
     """
@@ -121,6 +122,7 @@ def _score_inputs(
         truth=wanted,
         auxiliary=None if auxiliary is None else pixels(auxiliary.inputs, "auxiliary.inputs", scale),
         foreign=None if foreign is None else pixels(foreign.inputs, "foreign.inputs", normalization or foreign.normalization),
+        own={name: pixels(inputs, f"found.nulls[{name!r}]", scale) for name, inputs in found.nulls.items()},
         blind=("gray", torch.full_like(wanted, 0.5)),
         metrics=metrics,
     )
@@ -246,8 +248,12 @@ def _score_samples(
     foreign: Tensor | None,
     blind: tuple[str, Tensor],
     metrics: Sequence[str | Metric] | None,
+    own: Mapping[str, Tensor] | None = None,
 ) -> Scores:
-    """Match, compare, and do the same with what needs no gradient; `blind` is the null where there is no auxiliary data."""
+    """Match, compare, and do the same with what needs no gradient.
+
+    `blind` is the null where there is no auxiliary data, `own` are those that the method itself drew.
+    """
     if not truth.isfinite().all():
         raise ValueError(f"truth: has NaN or infinite {surface}, against which nothing can be scored")
     usable, unavailable = _choose(metrics, surface, tuple(truth.shape[1:]))
@@ -267,6 +273,8 @@ def _score_samples(
             warnings = (f"{shared} of {len(truth)} private samples are in the auxiliary data too, so that their nearest null is exact",)
     if foreign is not None:
         nulls["foreign"] = _compare(usable, foreign, truth, assign(foreign, truth))
+    for name, drawn in (own or {}).items():
+        nulls[name] = _compare(usable, drawn, truth, assign(drawn, truth))
     per_metric = _compare(usable, recovered, truth, assignment)
     return Scores(surface=surface, per_metric=per_metric, nulls=nulls, assignment=assignment, unavailable=unavailable, warnings=warnings)
 

@@ -142,6 +142,7 @@ class Reconstruction:
     restarts: tuple[float, ...] = ()  # the objective that each restart reached
     distance: float | None = None  # the matching distance alone, where the attack has one
     objective_at: Callable[[Tensor, Tensor], float] | None = None  # at other inputs and targets: at the truth it shows under-optimisation
+    nulls: Mapping[str, Tensor] = field(default_factory=dict)  # (n, *shape) what the attack draws without the gradient, by name
 
 
 @dataclass(frozen=True, kw_only=True)

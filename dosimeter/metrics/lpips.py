@@ -50,9 +50,9 @@ class PerceptualSimilarity(Metric):
         problem = self.unavailable(tuple(truth.shape[1:]))
         if problem is not None:
             raise ValueError(f"lpips: {problem}")
-        weights = {name: weight.to(truth.device) for name, weight in _load(*_sources(self.weights)).items()}
         pieces = zip(recovered.float().split(PIECE), truth.float().split(PIECE))
-        return torch.cat([_distance(first, second, weights) for first, second in pieces])  # (B,)
+        with torch.no_grad():
+            return torch.cat([perceptual_distance(first, second, self.weights) for first, second in pieces])  # (B,)
 
     def unavailable(self, shape: tuple[int, ...] | None = None) -> str | None:
         try:
@@ -64,13 +64,13 @@ class PerceptualSimilarity(Metric):
         return None
 
 
-@torch.no_grad()
-def _distance(first: Tensor, second: Tensor, weights: Weights) -> Tensor:
-    """Σ over layers of the mean over positions of w · (ŷ₁ − ŷ₂)², ŷ with unit length over channels (Eq. 1): (B,)."""
+def perceptual_distance(first: Tensor, second: Tensor, source: str | None = None) -> Tensor:
+    """Σ over layers of the mean over positions of w · (ŷ₁ − ŷ₂)², ŷ with unit length over channels (Eq. 1), differentiable: (B,)."""
+    weights = {name: weight.to(first.device) for name, weight in _load(*_sources(source)).items()}
     total = first.new_zeros(len(first))
     for layer, (one, two) in enumerate(zip(_activations(first, weights), _activations(second, weights))):
         difference = (_unit(one) - _unit(two)).square()  # (B, channels, height, width)
-        total += conv2d(difference, weights[f"lin{layer}.weight"]).mean((1, 2, 3))
+        total = total + conv2d(difference, weights[f"lin{layer}.weight"]).mean((1, 2, 3))
     return total
 
 
@@ -84,7 +84,7 @@ def _activations(pixels: Tensor, weights: Weights) -> Iterator[Tensor]:
 
 
 def _unit(activation: Tensor) -> Tensor:
-    return activation / (activation.square().sum(1, keepdim=True).sqrt() + 1e-10)
+    return activation / ((activation.square().sum(1, keepdim=True) + 1e-20).sqrt() + 1e-10)  # where all is 0 the root has no slope
 
 
 def _sources(option: str | None) -> tuple[Path, ...]:

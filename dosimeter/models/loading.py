@@ -63,7 +63,16 @@ def find_function(name: str) -> Callable[..., Any]:
 
 def load_weights(model: nn.Module, path: Path) -> None:
     """Fill `model` from a .safetensors file or a state dict saved by torch; every parameter must be there and fit."""
-    state = _without_prefix(_unwrapped(read_tensors(path), path))
+    fill(model, read_state(path), path)
+
+
+def read_state(path: Path) -> dict[str, Tensor]:
+    """The state dict in a weights file, bare, and without what training scripts put before its names."""
+    return _without_prefix(_unwrapped(read_tensors(path), path))
+
+
+def fill(model: nn.Module, state: dict[str, Tensor], path: Path) -> None:
+    """Load a state dict that came from `path`; every parameter must be there and fit."""
     expected = model.state_dict()
     # Batch norm counts its batches only since torch 0.4.1, and only where its momentum is None does the count matter.
     missing = [name for name in expected if name not in state and not name.endswith("num_batches_tracked")]

@@ -77,6 +77,9 @@ NULLS = {
     "gray": ("gray", "one even gray, which needs no knowledge at all"),
     "nearest": ("nearest known", "for each private sample, the most similar one that the server already had"),
     "foreign": ("foreign gradient", "the same attack fed another client’s update: what it invents by itself"),
+    "foreign features": ("decoder, foreign features", "what the decoder draws from the features of samples that the server already had"),
+    "mean feature": ("decoder, mean feature", "what the decoder draws from the mean of the features that the server already had"),
+    "shuffled features": ("decoder, shuffled features", "what the decoder draws from the recovered features in random order"),
     "zero": ("zero", "a vector of zeros, which needs no knowledge at all"),
 }
 

@@ -119,12 +119,21 @@ def _full(gradient: Tensor, row_noise: Tensor, *, added: float = 0.0, at_most: i
     rows, columns = gradient.shape
     scale = float(row_noise.median())
     weights = scale / row_noise
-    left, values, right = torch.linalg.svd(weights[:, None] * gradient, full_matrices=False)
+    left, values, right = _decomposed(weights[:, None] * gradient)
     over = NOISE_SLACK * noise_edge(scale, rows, columns) if added else _threshold(values, scale, rows, columns)
     rank = int((values > over).sum())
     rank = rank if at_most is None else min(rank, at_most)
     noise = max(_noise_of_tail(values, rank, rows, columns), scale)
     return _spectrum(weights, left, values, right, rank, noise, rows, columns, additive=added > 0)
+
+
+def _decomposed(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The singular value decomposition; of a wide matrix, of its small triangular factor, which takes a fraction of the time."""
+    if matrix.shape[1] < 2 * matrix.shape[0]:
+        return torch.linalg.svd(matrix, full_matrices=False)
+    across, triangle = torch.linalg.qr(matrix.T)  # (H, C), (C, C)
+    left, values, turned = torch.linalg.svd(triangle.T)
+    return left, values, turned @ across.T
 
 
 def _noise_of_tail(values: Tensor, rank: int, rows: int, columns: int) -> float:

@@ -1,0 +1,48 @@
+"""RGLA: a decoder draws each sample's feature, samples of one label included."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from torch import Generator
+
+from dosimeter.generators.decoding import DecodingAttack
+from dosimeter.head import find_head
+from dosimeter.options import PositiveInt
+from dosimeter.randomness import generator
+from dosimeter.registry import ATTACKS, FEATURES
+from dosimeter.types import Exposure, FeatureEstimate, LabelEstimate, Refused
+
+
+@ATTACKS.register("rgla")
+@dataclass(frozen=True, kw_only=True)
+class RGLA(DecodingAttack):
+    """Recovers the feature of every sample from the head's gradient and has a decoder, trained on auxiliary images, draw it.
+
+    "RGLA: Reverse Gradient Leakage Attack using Inverted Cross-Entropy Loss Function", 2023: Algorithm 1. `features="rgla"` finds
+    the logits by descent, as published, and needs labels and a bias; `features="subspace"`, ours, takes the gradient apart
+    exactly, with labels given, recovered or unknown, and without the batch size.
+    `refinement_steps`, ours, then moves each image on its own until the model gives it its feature; `joint_steps` moves all
+    of them together towards the whole update.
+    Departures: of the decoder, see dosimeter/generators; nothing is reordered by the truth before it is scored.
+    """
+
+    quick: ClassVar[dict[str, Any]] = {"features": "subspace", "epochs": 20}
+
+    features: Literal["rgla", "subspace"] = "rgla"
+    steps: PositiveInt | None = None  # of the published recovery; none: its own default
+
+    def recover(self, exposure: Exposure, labels: LabelEstimate | None, rng: Generator) -> FeatureEstimate:
+        if self.features == "rgla":
+            self._check(exposure, labels)
+        options = {"steps": self.steps} if self.features == "rgla" and self.steps is not None else {}
+        own = generator(rng.initial_seed(), f"features {self.features}", rng.device)
+        return FEATURES.build(self.features, **options)(exposure, labels, own)
+
+    def _check(self, exposure: Exposure, labels: LabelEstimate | None) -> None:
+        """What the published recovery needs beyond the other one."""
+        if labels is None:
+            raise Refused('rgla with features="rgla" needs labels: pass labels=, or take features="subspace", which does without')
+        if find_head(exposure).bias_gradient is None:
+            raise Refused('rgla with features="rgla" needs the head bias gradient; features="subspace" does without')
