@@ -75,9 +75,7 @@ def dlg(options: argparse.Namespace) -> None:
         values = psnr(found, batch)
         right = int(found.labels.argmax(1)) == int(batch.targets)
         good += float(values.median()) >= 30
-        line(
-            seed, values, seconds, f"label {'right' if right else 'wrong'}; {found.outcome}; {found.message}; distance {found.distance:.2g}"
-        )
+        line(seed, values, seconds, f"label {'right' if right else 'wrong'}; {found.outcome}; {found.message}; distance {found.distance}")
     print(f"at least 30 dB in {good} of {len(range(*options.seeds))} seeds")
 
 
@@ -107,7 +105,7 @@ def inverting_gradients(options: argparse.Namespace) -> None:
         best_null = max(float(null.median()) for null in nulls.values())
         gains.append(float(values.median()) - best_null)
         shown = ", ".join(f"{name} {float(null.median()):.1f}" for name, null in nulls.items())
-        line(seed, values, seconds, f"nulls: {shown}; gain {gains[-1]:+.1f}; distance {found.distance:.2g}")
+        line(seed, values, seconds, f"nulls: {shown}; gain {gains[-1]:+.1f}; distance {found.distance}; {found.outcome}; {found.message}")
     print(f"median gain over the best null {np.median(gains):+.2f} dB")
 
 

@@ -69,7 +69,7 @@ class _Captured:
     """
 
     def __init__(self, function: Function, arguments: tuple[object, ...]) -> None:
-        self.places = _copied(arguments)
+        self.function, self.places = function, _copied(arguments)  # the graph reads what the function holds, so that must live as long
         with _measured_convolutions():
             side = torch.cuda.Stream()
             side.wait_stream(torch.cuda.current_stream())
