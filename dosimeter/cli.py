@@ -74,6 +74,11 @@ def _parser() -> argparse.ArgumentParser:
     inspect.add_argument("--reference", metavar="FILE", help="the weights of the round before")
     inspect.add_argument("--data", metavar="FOLDER", help="the client's own images")
 
+    generator = _add(commands, "generator", _generator, "train the decoder that fgla, rgla and generative_prior draw with")
+    generator.add_argument("action", choices=("train",), help="train: on the auxiliary images, through the frozen model")
+    generator.add_argument("words", nargs="*", metavar="CONFIG.toml | key=value", help="an audit file, and options that override it")
+    generator.add_argument("--out", metavar="FILE", help="where the decoder goes (default: the user's cache, where the attacks look)")
+
     report = _add(commands, "report", _report, "rebuild the report from records alone")
     report.add_argument("folder", metavar="DIR")
     return parser
@@ -179,6 +184,21 @@ def _inspect(options: argparse.Namespace) -> int:
     from dosimeter.inspection.command import run_inspect
 
     return run_inspect(options.words, reference=options.reference, data=options.data, as_json=options.json)
+
+
+def _generator(options: argparse.Namespace) -> int:
+    from dosimeter import terminal
+    from dosimeter.generators.command import train_from
+    from dosimeter.progress import listening
+
+    _spare_cores()
+    with terminal.step_bar() as listener, listening(listener):
+        found = train_from(_described(options.words), options.out)
+    if options.json:
+        _print_json(found)
+    else:
+        sys.stdout.write(f"{found['origin']} in {found['seconds']} s: {found['path']}\n")
+    return 0
 
 
 def _report(options: argparse.Namespace) -> int:

@@ -9,7 +9,6 @@ from typing import ClassVar
 import torch
 from torch import Generator, Tensor
 
-from dosimeter.generators.decoder import default_width
 from dosimeter.generators.keeping import obtain
 from dosimeter.generators.nulls import decoder_nulls
 from dosimeter.generators.refine import Refinement
@@ -47,7 +46,8 @@ class DecodingAttack(Attack):
         """The features that are drawn."""
 
     def __call__(self, exposure: Exposure, labels: LabelEstimate | None, rng: Generator) -> Reconstruction:
-        target, trained = obtain(exposure, self.settings(exposure), self.decoder)
+        settings = DecoderSettings(width=self.width, epochs=self.epochs, fine_tuning_epochs=self.fine_tuning_epochs)
+        target, trained = obtain(exposure, settings, self.decoder)
         estimate = self.recover(exposure, labels, rng)
         if len(estimate.features) == 0 or not bool(estimate.features.isfinite().all()):
             raise Refused(f"no features to draw: {estimate.message or 'the recovery left the finite numbers'}")
@@ -65,15 +65,11 @@ class DecodingAttack(Attack):
             objective=_feature_error(target, pixels, features),
             normalization=target.normalization,
             outcome=estimate.outcome,
-            nulls=decoder_nulls(exposure, target, trained.decoder, features, rng),
+            nulls=decoder_nulls(exposure, target, trained.decoder, rng, count=len(features), features=features),
         )
         if self.joint_steps:
             found = jointly_refined(exposure, found, rng, steps=self.joint_steps)
         return replace(found, message="; ".join(note for note in (*notes, found.message) if note))
-
-    def settings(self, exposure: Exposure) -> DecoderSettings:
-        width = self.width or default_width(exposure.public.input_shape)
-        return DecoderSettings(width=width, epochs=self.epochs, fine_tuning_epochs=self.fine_tuning_epochs)
 
 
 def jointly_refined(exposure: Exposure, found: Reconstruction, rng: Generator, *, steps: int) -> Reconstruction:

@@ -14,16 +14,19 @@ from dosimeter.types import Exposure
 MOMENTS = 256  # auxiliary images that the mean feature is taken over at most
 
 
-def decoder_nulls(exposure: Exposure, target: Target, decoder: Decoder, features: Tensor, rng: Generator) -> dict[str, Tensor]:
-    """Images (n, *shape), in the model's scale, that owe nothing to the private batch, or not to its features' order.
+def decoder_nulls(
+    exposure: Exposure, target: Target, decoder: Decoder, rng: Generator, *, count: int, features: Tensor | None = None
+) -> dict[str, Tensor]:
+    """Images (count, *shape), in the model's scale, that owe nothing to the private batch, or not to its features' order.
 
     `foreign features`: the decoder fed features of auxiliary images, as another client's would be; `mean feature`: fed their
     mean; `shuffled features`: fed the recovered features with each one's entries in random order, which keeps how large they
     are and nothing of what they say.
     """
-    count = len(features)
-    shuffled = features.gather(1, torch.rand(features.shape, generator=rng, device=rng.device).argsort(1).to(features.device))
-    drawn = {"shuffled features": decode_without_slope(decoder, shuffled)}
+    drawn: dict[str, Tensor] = {}
+    if features is not None:
+        order = torch.rand(features.shape, generator=rng, device=rng.device).argsort(1).to(features.device)
+        drawn["shuffled features"] = decode_without_slope(decoder, features.gather(1, order))
     if exposure.auxiliary is not None:
         images = exposure.auxiliary.inputs
         chosen = torch.randperm(len(images), generator=rng, device=rng.device)[: max(MOMENTS, count)].to(images.device)

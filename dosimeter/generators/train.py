@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from dosimeter.generators.decoder import Decoder, Shape
+from dosimeter.generators.decoder import Decoder, Shape, default_width
 from dosimeter.generators.losses import fine_tuning, perceptual_reason, squared_error
 from dosimeter.generators.progress_file import ProgressFile
 from dosimeter.generators.target import Target
@@ -36,7 +36,7 @@ class DecoderSettings:
     target's batch norm, since the client's is unknown.
     """
 
-    width: PositiveInt = 512
+    width: PositiveInt | None = None  # channels of the first stage; none: by the size of the images, 512 at 128 pixels and more
     epochs: PositiveInt = 30
     fine_tuning_epochs: NonNegativeInt = 0
     batch_size: PositiveInt = 24
@@ -97,7 +97,7 @@ class _Session:
         self.bfloat16 = settings.precision == "bf16" or (settings.precision == "auto" and self.cuda)
         self.epochs = settings.epochs + settings.fine_tuning_epochs
         self.steps_each = sum(math.ceil(len(part) / settings.batch_size) for part in torch.arange(len(pixels)).split(self.held()))
-        shape = Shape(feature=target.feature_shape, image=target.image_shape, width=settings.width)
+        shape = Shape(feature=target.feature_shape, image=target.image_shape, width=settings.width or default_width(target.image_shape))
         with _drawn_from(settings.seed):
             self.decoder = Decoder(shape).to(target.device)
         self.decoder.standardise(self._sample())

@@ -1,0 +1,79 @@
+"""GGL and GIAS: search what a decoder can draw for the images whose gradient is the client's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Generator
+
+from dosimeter.generators.keeping import obtain
+from dosimeter.generators.latent import Latent, descend, evaluate, evolve
+from dosimeter.generators.nulls import decoder_nulls
+from dosimeter.generators.train import DecoderSettings
+from dosimeter.interfaces import Attack
+from dosimeter.matching.distances import Cosine
+from dosimeter.matching.optimisers import Adam
+from dosimeter.matching.recipe import Recipe
+from dosimeter.matching.schedules import Rate
+from dosimeter.matching.solve import Run
+from dosimeter.normalization import to_pixels
+from dosimeter.options import NonNegativeFloat, PositiveFloat, PositiveInt
+from dosimeter.registry import ATTACKS
+from dosimeter.types import Exposure, Knowledge, LabelEstimate, Outcome, Reconstruction
+
+
+@ATTACKS.register("generative_prior")
+@dataclass(frozen=True, kw_only=True)
+class GenerativePrior(Attack):
+    """Searches the latent space of a decoder, trained on auxiliary images, for a batch whose gradient points where the client's does.
+
+    `search="descent"`: the latent stage of Jeon et al., "Gradient Inversion with Generative Image Prior" (GIAS), NeurIPS 2021, Eq. (5);
+    `search="evolution"`: Li et al., "Auditing Privacy Defenses in Federated Learning via Generative Gradient Leakage" (GGL),
+    CVPR 2022, Eq. (6), by covariance-matrix adaptation, which asks for no slope and so also works where defenses leave none.
+    Departures: the generator is no GAN but the decoder of `fgla` and `rgla`; its latent are the first `dimensions` principal
+    coordinates of the auxiliary features, kept near their mean by `penalty`; GIAS's second stage, which moves the generator's
+    weights, is left out; the covariance is diagonal.
+    """
+
+    needs: ClassVar[frozenset[Knowledge]] = frozenset({Knowledge.LABELS, Knowledge.AUXILIARY})
+    matches: ClassVar = "direction"
+    quick: ClassVar[dict[str, Any]] = {"steps": 60, "epochs": 20}
+
+    search: Literal["descent", "evolution"] = "descent"
+    steps: PositiveInt = 500
+    learning_rate: PositiveFloat = 0.05
+    population: PositiveInt = 16
+    dimensions: PositiveInt = 64
+    penalty: NonNegativeFloat = 1e-3
+    decoder: str | None = None  # a file of `dosimeter generator train`; none: kept, or trained now
+    width: PositiveInt | None = None  # none: by the size of the images
+    epochs: PositiveInt = 30
+
+    def __call__(self, exposure: Exposure, labels: LabelEstimate | None, rng: Generator) -> Reconstruction:
+        assert exposure.auxiliary is not None
+        target, trained = obtain(exposure, DecoderSettings(width=self.width, epochs=self.epochs), self.decoder)
+        known = to_pixels(exposure.auxiliary.inputs, target.normalization).clamp(0, 1)
+        latent = Latent.of(target, trained.decoder, known, self.dimensions, rng)
+        recipe = Recipe(distance=Cosine(), optimiser=Adam(), rate=Rate(start=self.learning_rate), steps=self.steps)
+        run = Run(exposure, labels, rng, recipe)
+        start = 0.1 * torch.randn(run.guess.shape[0], len(latent.axes), generator=rng, device=rng.device).to(latent.axes)
+        if self.search == "descent":
+            found, reached = descend(latent, run, start, steps=self.steps, rate=self.learning_rate, penalty=self.penalty)
+        else:
+            found, reached = evolve(latent, run, start, rng, steps=self.steps, population=self.population, penalty=self.penalty)
+        with torch.no_grad():
+            inputs = latent.draw(found)
+        distance = float(evaluate(run, inputs[None]).distance[0])
+        assert run.guess.targets is not None
+        return Reconstruction(
+            inputs=inputs,
+            labels=run.guess.targets.clone(),
+            objective=min(reached),
+            distance=distance,
+            normalization=exposure.public.normalization,
+            outcome=Outcome.COMPLETED if torch.isfinite(torch.tensor(distance)) else Outcome.DIVERGED,
+            message=f"{trained.origin}; cosine distance {reached[0]:.3g} at the start, {distance:.3g} at the end",
+            nulls=decoder_nulls(exposure, target, trained.decoder, rng, count=len(inputs)),
+        )
