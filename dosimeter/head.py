@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +14,9 @@ from torch import Tensor, nn
 from dosimeter.randomness import generator
 from dosimeter.types import Exposure, Refused
 
-PROBES = 16  # random inputs that the proof runs on
+PROBES = 4  # random inputs that the proof runs on; with hundreds of features, so that a negative one would show
+Proofs = dict[tuple[tuple[int, ...], bool], tuple[str, bool]]  # (input shape, allow_shift) -> (name, non-negative)
+_KNOWN: WeakKeyDictionary[nn.Module, tuple[list[object], Proofs]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,8 +64,41 @@ def locate_head(model: nn.Module, input_shape: tuple[int, ...], allow_shift: boo
     """The name of the last linear layer, and whether its inputs were non-negative on every probe.
 
     The proof: on random inputs the layer's output is its weight times its input plus its bias, and equals the model's
-    output. With `allow_shift`, up to a constant per sample, which is what a closing log-softmax subtracts.
+    output. With `allow_shift`, up to a constant per sample, which is what a closing log-softmax subtracts. What is proved
+    of a model is kept as long as its modules and tensors stay the same.
     """
+    proofs, question = _proofs(model), (tuple(input_shape), allow_shift)
+    if question not in proofs:
+        proofs[question] = _proved(model, input_shape, allow_shift)
+    return proofs[question]
+
+
+def copy_of(model: nn.Module) -> nn.Module:
+    """A deep copy that shares what is proved of the model, so that a server with many updates of one model proves it once."""
+    twin = copy.deepcopy(model)
+    _KNOWN[twin] = (_state(twin), _proofs(model))
+    return twin
+
+
+def _proofs(model: nn.Module) -> Proofs:
+    state = _state(model)
+    known = _KNOWN.get(model)
+    if known is None or known[0] != state:
+        _KNOWN[model] = known = (state, {})
+    return known[1]
+
+
+def _state(model: nn.Module) -> list[object]:
+    """Which modules and tensors a model consists of, and how often each tensor was written to."""
+    state: list[object] = []
+    for module in model.modules():
+        state.append(id(module))
+        for tensor in (*module._parameters.values(), *module._buffers.values()):
+            state.append((id(tensor), None if tensor is None or tensor.is_inference() else tensor._version))
+    return state
+
+
+def _proved(model: nn.Module, input_shape: tuple[int, ...], allow_shift: bool) -> tuple[str, bool]:
     seen: list[tuple[str, Tensor, Tensor]] = []
     with _probed(model, seen) as forward:
         output = forward(_probe_inputs(model, input_shape))

@@ -9,6 +9,7 @@ import typing
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
+from functools import cache
 from typing import Annotated, Any, Literal
 
 
@@ -79,10 +80,15 @@ def checked(annotation: Any, value: Any, path: str) -> Any:
 
 def check_fields(instance: Any) -> None:
     """Check every field of a frozen dataclass against its annotation, converting where `checked` does."""
-    hints = typing.get_type_hints(type(instance), include_extras=True)
+    hints = _hints(type(instance))
     for field in dataclasses.fields(instance):
         value = checked(hints[field.name], getattr(instance, field.name), field.name)
         object.__setattr__(instance, field.name, value)
+
+
+@cache
+def _hints(kind: type) -> dict[str, Any]:
+    return typing.get_type_hints(kind, include_extras=True)
 
 
 def mismatch(path: str, expected: str, value: Any) -> OptionError:

@@ -19,7 +19,10 @@ def generator(seed: int, role: str, device: torch.device | str = "cpu") -> Gener
 def seeded(seed: int, role: str) -> Iterator[None]:
     """PyTorch's global streams, from which dropout layers draw, set by the seed and the role, and given back afterwards."""
     with torch.random.fork_rng():
-        torch.manual_seed(_derived(seed, role))
+        if torch.cuda.is_available():
+            torch.manual_seed(_derived(seed, role))
+        else:  # without a GPU there is one stream, and noting the others' seeds for later takes longer than a small attack
+            torch.default_generator.manual_seed(_derived(seed, role))
         yield
 
 

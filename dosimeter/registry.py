@@ -9,6 +9,7 @@ import typing
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import cache
 from typing import Any, Generic, TypeVar
 
 from dosimeter.interfaces import Attack, Defense, FeatureRecovery, LabelRecovery, Loss, Metric, Sampler, Training
@@ -98,10 +99,15 @@ def _give_name(entry: Any, name: str) -> None:
 
 def options_of(entry: Callable[..., Any]) -> list[Option]:
     """The keywords of a method's dataclass or of a function, with their types and defaults."""
+    return list(_options_of(entry))
+
+
+@cache
+def _options_of(entry: Callable[..., Any]) -> tuple[Option, ...]:
     target = entry if not inspect.isclass(entry) else entry.__init__
     hints = typing.get_type_hints(entry if inspect.isclass(entry) else target, include_extras=True)
     parameters = inspect.signature(entry).parameters.values()
-    return [Option(p.name, hints.get(p.name, Any), p.default) for p in parameters if p.kind is p.KEYWORD_ONLY]
+    return tuple(Option(p.name, hints.get(p.name, Any), p.default) for p in parameters if p.kind is p.KEYWORD_ONLY)
 
 
 def build(entry: Callable[..., Built], options: dict[str, Any], path: str) -> Built:

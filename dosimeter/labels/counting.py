@@ -7,7 +7,12 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from dosimeter.head import Head
+from dosimeter.interfaces import Loss
+from dosimeter.losses import CrossEntropy
 from dosimeter.types import LabelEstimate, Outcome
+
+ROUNDING = 1e-3  # samples that the rounding of a gradient may feign
 
 
 def nearest_counts(estimate: Tensor, total: int | Tensor, at_least: Tensor | None = None) -> Tensor:
@@ -33,6 +38,24 @@ def nearest_counts(estimate: Tensor, total: int | Tensor, at_least: Tensor | Non
     left = units - taken.sum(-1, keepdim=True)  # units that tie at the price itself
     rank = (wanted - taken).argsort(dim=-1, descending=True, stable=True).argsort(dim=-1)
     return (floor + taken + (rank < left)).long()
+
+
+def least_counts(head: Head, total: int, loss: Loss) -> Tensor:
+    """How many samples each class has at the very least, by signs alone: (C,).
+
+    Under cross-entropy with one-hot labels −B τ ∇b_k = n_k − Σ_i p_ik, and probabilities are positive: n_k is at least that,
+    rounded up, whatever the features. And where features are not negative, a row of ∇W with a negative entry has a
+    sample. Where these numbers sum to B they are the counts. All zeros under another loss, or where they sum to more than
+    B, since then the gradient is not the batch's own.
+    """
+    least = torch.zeros(head.classes, dtype=torch.float64, device=head.weight.device)
+    if not isinstance(loss, CrossEntropy) or loss.smoothing > 0:
+        return least
+    if head.bias_gradient is not None:
+        least = (-total * loss.temperature * head.bias_gradient.double() - ROUNDING).ceil().clamp_min(0)
+    if head.weight_gradient is not None and head.non_negative:
+        least = torch.maximum(least, (head.weight_gradient.amin(1) < 0).to(least))
+    return least if int(least.sum()) <= total else torch.zeros_like(least)
 
 
 def apportioned(weights: Tensor, present: Tensor, total: int | None) -> Tensor:
@@ -80,6 +103,7 @@ def counted(
     counts: Tensor,
     *,
     scores: Tensor,
+    certified: bool = False,
     confidence: float | None = None,
     outcome: Outcome = Outcome.COMPLETED,
     message: str = "",
@@ -90,6 +114,7 @@ def counted(
         counts=counts,
         labels=labels_of(counts),
         scores=scores,
+        certified=certified,
         confidence=confidence,
         outcome=outcome,
         message=message,

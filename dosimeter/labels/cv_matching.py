@@ -11,10 +11,11 @@ from torch import Generator, Tensor
 from dosimeter.head import find_head
 from dosimeter.interfaces import LabelRecovery
 from dosimeter.labels.auxiliary import reference_at
-from dosimeter.labels.counting import counted, nearest_counts
+from dosimeter.labels.counting import counted, least_counts, nearest_counts
 from dosimeter.labels.one_hot_loss import require_sign_rule
 from dosimeter.options import PositiveInt
 from dosimeter.registry import LABELS
+from dosimeter.training import FedSGD
 from dosimeter.types import Exposure, Knowledge, LabelEstimate, Outcome
 
 
@@ -27,9 +28,12 @@ class CVMatching(LabelRecovery):
     classes whose row has a negative mean; auxiliary features, sorted, vary least at the `positions` of smallest
     coefficient of variation; there the counts v ≥ 1, Σ v = N, are to maximise the cosine of v h̄ᵀ and the sorted |rows|.
     `solver="evolution"` is the paper's (`population` 20, `generations` 200).
-    Departure: `solver="exact"`, the default. The cosine is v·u / (‖v‖ ‖T‖) with u = T h̄ / ‖h̄‖, and a v of largest cosine
+    Departures: `solver="exact"`, the default. The cosine is v·u / (‖v‖ ‖T‖) with u = T h̄ / ‖h̄‖, and a v of largest cosine
     is the whole vector nearest to c u for c = ‖v‖² / (v·u); so the nearest vectors for all c > 0, which change at
-    finitely many c, hold the optimum, and all of them are walked through.
+    finitely many c, hold the optimum, and all of them are walked through. And each count is bounded from below by what
+    signs prove (`counting.least_counts`), which both solvers then keep to: the cosine's best counts alone are often not
+    the true ones, as features differ in length (`bounded=False`: v ≥ 1, as in the paper).
+    `certified` where the bounds leave no choice and nothing stands between the batch's gradient and the server.
     """
 
     needs = frozenset({Knowledge.HEAD_GRADIENT, Knowledge.SOFTMAX_LOSS, Knowledge.BATCH_SIZE, Knowledge.AUXILIARY})
@@ -38,31 +42,48 @@ class CVMatching(LabelRecovery):
     positions: PositiveInt = 20
     population: PositiveInt = 20
     generations: PositiveInt = 200
+    bounded: bool = True
 
     def __call__(self, exposure: Exposure, rng: Generator) -> LabelEstimate:
         require_sign_rule(exposure, self.name)
-        head, size = find_head(exposure), exposure.public.batch_size
+        head, public = find_head(exposure), exposure.public
+        size = public.batch_size
         assert head.weight_gradient is not None
         assert size is not None
         means = head.weight_gradient.double().mean(1)  # (C,)
-        coarse = (-means).topk(min(size, len(means))).indices  # no more classes than samples
-        coarse = coarse[means[coarse] < 0] if bool((means < 0).any()) else coarse[:1]  # (k,)
+        least = least_counts(head, size, public.loss) if self.bounded else torch.zeros_like(means)
+        proved = int(least.sum()) == size
+        coarse, failed = _coarse(means, least, size)  # (k,)
         steady, mean_feature = _steadiest(reference_at(exposure, head.name, "auxiliary", rng).features.double(), self.positions)
         rows = head.weight_gradient[coarse].double().abs().sort(1).values[:, steady]  # (k, M)
         pull = rows @ mean_feature / (mean_feature.norm() * rows.norm())  # (k,) u
+        at_least = least[coarse].clamp_min(1)
         if self.solver == "exact":
-            found = best_cosine_counts(pull, size)
+            found = best_cosine_counts(pull, size, at_least)
         else:
-            found = evolved_counts(pull, size, self.population, self.generations, rng)
+            found = evolved_counts(pull, size, at_least, self.population, self.generations, rng)
         counts = torch.zeros(len(means), dtype=torch.long, device=means.device).index_copy(0, coarse, found)
-        failed = not bool((means < 0).any())
         return counted(
             counts,
             scores=-means,
+            certified=proved and isinstance(public.training, FedSGD) and not public.defenses,
             outcome=Outcome.AMBIGUOUS if failed else Outcome.COMPLETED,
             message="no row of the head's gradient has a negative mean; the smallest is taken" if failed else "",
             details={"cosine": cosine(found, pull)},
         )
+
+
+def _coarse(means: Tensor, least: Tensor, size: int) -> tuple[Tensor, bool]:
+    """The classes taken for present, and whether the rule found none: those with a bound, then those with negative means (Eq. 3).
+
+    No more classes than the samples that the bounds leave over.
+    """
+    bounded = torch.nonzero(least > 0).flatten()
+    candidates = torch.where(least > 0, torch.inf, means)
+    more = (-candidates).topk(min(size - int(least.sum()), len(means))).indices
+    more = more[candidates[more] < 0]
+    coarse = torch.cat([bounded, more])
+    return (coarse, False) if len(coarse) else (means.argmin()[None], True)
 
 
 def cosine(counts: Tensor, pull: Tensor) -> Tensor:
@@ -71,15 +92,14 @@ def cosine(counts: Tensor, pull: Tensor) -> Tensor:
     return (counts @ pull) / counts.norm(dim=-1)
 
 
-def best_cosine_counts(pull: Tensor, total: int) -> Tensor:
-    """The whole v ≥ 1 with Σ v = `total` of largest v·u / ‖v‖, exactly: (k,).
+def best_cosine_counts(pull: Tensor, total: int, least: Tensor) -> Tensor:
+    """The whole v ≥ `least` (k,) with Σ v = `total` of largest v·u / ‖v‖, exactly: (k,).
 
     The nearest vector to c u minimises ‖v‖² − 2c v·u, for each v a line in c; the nearest ones for all c are the lines of
     the lower envelope. Between two neighbouring lines there is another one iff it lies below their crossing point, so
     that asking at all crossings at once, round after round, finds the whole envelope. Only c near N / Σu matter: at the
     optimum ‖v − c u‖ = c √(‖u‖² − cos²), which bounds how far N = Σ v lies from c Σu.
     """
-    least = torch.ones_like(pull)
 
     def nearest(scales: Tensor) -> Tensor:
         return nearest_counts(scales[:, None] * pull, total, at_least=least)
@@ -121,38 +141,38 @@ def _distinct(lines: Tensor, pull: Tensor) -> Tensor:
     return lines[new]
 
 
-def evolved_counts(pull: Tensor, total: int, population: int, generations: int, rng: Generator) -> Tensor:
+def evolved_counts(pull: Tensor, total: int, least: Tensor, population: int, generations: int, rng: Generator) -> Tensor:
     """The paper's evolution: crossover with threshold 1/2, one unit moved by mutation, the better of parent and child kept."""
-    people = _rescaled(torch.rand(population, len(pull), generator=rng, device=rng.device).to(pull), total)
+    people = _rescaled(torch.rand(population, len(pull), generator=rng, device=rng.device).to(pull), total, least)
     for _ in range(generations):
         partners = people[torch.randint(population, (population,), generator=rng, device=rng.device)]
         keep = torch.rand(people.shape, generator=rng, device=rng.device) < 0.5
-        children = _mutated(_rescaled(torch.where(keep, people, partners), total), rng)
+        children = _mutated(_rescaled(torch.where(keep, people, partners), total, least), least, rng)
         better = cosine(children, pull) > cosine(people, pull)
         people = torch.where(better[:, None], children, people)
     return people[cosine(people, pull).argmax()].long()
 
 
-def _rescaled(people: Tensor, total: int) -> Tensor:
-    """Rs: scaled to sum to the batch size, floored to at least one, the last entry making up the difference.
+def _rescaled(people: Tensor, total: int, least: Tensor) -> Tensor:
+    """Rs: scaled to sum to the batch size, floored to at least one (or `least`), the last entry making up the difference.
 
-    Where the last entry cannot (it would fall below one), the nearest counts are taken: the paper does not say.
+    Where the last entry cannot (it would fall below its least), the nearest counts are taken: the paper does not say.
     """
     scaled = total * people / people.sum(1, keepdim=True)
-    whole = scaled.floor().clamp_min(1)
+    whole = torch.maximum(scaled.floor(), least)
     whole[:, -1] += total - whole.sum(1)
-    short = whole[:, -1] < 1
+    short = whole[:, -1] < least[-1]
     if bool(short.any()):
-        whole[short] = nearest_counts(scaled[short], total, at_least=torch.ones_like(scaled[short])).to(whole)
+        whole[short] = nearest_counts(scaled[short], total, at_least=least.expand_as(scaled[short])).to(whole)
     return whole
 
 
-def _mutated(people: Tensor, rng: Generator) -> Tensor:
-    """One unit from a random entry above one to another random entry."""
+def _mutated(people: Tensor, least: Tensor, rng: Generator) -> Tensor:
+    """One unit from a random entry above its least to another random entry."""
     draw = torch.rand((2, *people.shape), generator=rng, device=rng.device).to(people)
-    giver = torch.where(people > 1, draw[0], -1).argmax(1, keepdim=True)
+    giver = torch.where(people > least, draw[0], -1).argmax(1, keepdim=True)
     taker = draw[1].scatter(1, giver, -1).argmax(1, keepdim=True)
-    unit = (people.gather(1, giver) > 1).to(people) * (people.shape[1] > 1)
+    unit = (people > least).gather(1, giver).to(people) * (people.shape[1] > 1)
     return people.scatter_add(1, giver, -unit).scatter_add(1, taker, unit)
 
 

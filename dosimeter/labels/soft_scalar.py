@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from torch import Generator, Tensor
+from torch import Generator
 
+from dosimeter.analytic.scalar_search import Candidates, Family, ScalarProblem, grid_search, read_from_bias, scalar_problem
 from dosimeter.head import Head, find_head
 from dosimeter.interfaces import LabelRecovery
 from dosimeter.labels.idlg import against_the_others
-from dosimeter.labels.scalar_search import Candidates, Family, ScalarProblem, grid_search, published_search
+from dosimeter.labels.swarm_search import published_search
 from dosimeter.losses import CrossEntropy
 from dosimeter.registry import LABELS
 from dosimeter.types import Exposure, Knowledge, LabelEstimate, Outcome, Refused
@@ -30,8 +31,10 @@ class SoftScalar(LabelRecovery):
     one sample is (p − y) fᵀ, so that each of its rows is the feature times an unknown scalar, and the label a function of
     that scalar; the label's `family` (smoothing, mixup or one_hot) tells the right one.
     `search="published"`: L-BFGS from ±1 on 1000 × the variance of Eq. (5), then a particle swarm (500 × 40) over windows
-    that widen to the paper's bound of 100 (the paper does not give the others); guesses are tried one at a time.
-    Departures of `search="grid"`, the default: all guesses of a logarithmic grid in one batch, polished by Gauss-Newton;
+    ever further out, with the constants of the released code; guesses are tried one at a time.
+    Departures of `search="grid"`, the default: where the head's bias gradient is shared and agrees with the rows it is
+    p − y itself, so that the scalar is read off and the family not needed (`use_bias=False`: the weight alone, as in the
+    paper); else all guesses of a logarithmic grid in one batch, polished by Gauss-Newton;
     the distance from the family is taken relative to the scalar, since the variance also vanishes where the softmax
     saturates; mixup and one-hot want the other entries to be zero and not only equal; ratios of rows come from whole
     rows, not one coordinate; non-negative features give the scalar's sign; labels with negative entries are dropped.
@@ -44,6 +47,7 @@ class SoftScalar(LabelRecovery):
 
     family: Family = "smoothing"
     search: Literal["grid", "published"] = "grid"
+    use_bias: bool = True
 
     def __call__(self, exposure: Exposure, rng: Generator) -> LabelEstimate:
         head, loss = find_head(exposure), exposure.public.loss
@@ -52,38 +56,28 @@ class SoftScalar(LabelRecovery):
             raise Refused(f"soft_scalar solves the gradient of cross-entropy, (p − y)/τ; the client trains with {loss.name}")
         if head.classes < 3:
             raise Refused(f"soft_scalar needs at least 3 classes to compare, got {head.classes}")
-        gradient = head.weight_gradient.double()
-        row = int(gradient.sum(1).abs().argmax())
-        if not bool(gradient[row].any()):
+        if not bool(head.weight_gradient.any()):
             return _nothing_to_read(head)
-        problem = _problem(head, gradient, row, loss.temperature, self.family)
-        if self.search == "grid":
-            found = grid_search(problem)
-        else:
+        found, problem = self._searched(head, loss.temperature, rng)
+        return _estimate(found, problem, head)
+
+    def _searched(self, head: Head, temperature: float, rng: Generator) -> tuple[Candidates, ScalarProblem]:
+        gradient = head.weight_gradient
+        assert gradient is not None
+        if self.search == "published":
+            row = int(gradient.sum(1).abs().argmax())
+            problem = scalar_problem(head, temperature, self.family, row)
             largest = gradient[row].abs().argmax()
-            found = published_search(problem, gradient[:, largest] / gradient[row, largest], rng)
-        return _estimate(found, problem, gradient, head)
+            column = gradient[:, largest].double() / gradient[row, largest].double()
+            return published_search(problem, column, rng), problem
+        problem = scalar_problem(head, temperature, self.family, int(gradient.square().sum(1).argmax()))
+        read = read_from_bias(problem, head.bias_gradient) if self.use_bias and head.bias_gradient is not None else None
+        return grid_search(problem) if read is None else read, problem
 
 
-def _problem(head: Head, gradient: Tensor, row: int, temperature: float, family: Family) -> ScalarProblem:
-    chosen = gradient[row]  # (H,) g_r
-    ratios = gradient @ chosen / chosen.square().sum()  # (C,) g_i / g_r
-    off_rank_one = (gradient - ratios[:, None] * chosen).norm() / gradient.norm()
-    bias = torch.zeros_like(ratios) if head.bias is None else head.bias.double()
-    return ScalarProblem(
-        row=chosen,
-        ratios=ratios,
-        pull=head.weight.double() @ chosen,
-        bias=bias,
-        temperature=temperature,
-        family=family,
-        precision=torch.finfo(head.weight.dtype).eps,
-        noise=float(off_rank_one),
-        sign=int(chosen.sum().sign()) if head.non_negative else 0,
-    )
-
-
-def _estimate(found: Candidates, problem: ScalarProblem, gradient: Tensor, head: Head) -> LabelEstimate:
+def _estimate(found: Candidates, problem: ScalarProblem, head: Head) -> LabelEstimate:
+    gradient = head.weight_gradient
+    assert gradient is not None
     label, bar = found.labels[0], float(found.error_bars[0])
     fits = found.residuals <= torch.maximum(found.floors, 2 * found.residuals[0])
     rivals = int((fits & ((found.labels - label).abs().sum(1) > DISTINCT)).sum())
@@ -102,11 +96,10 @@ def _estimate(found: Candidates, problem: ScalarProblem, gradient: Tensor, head:
         )
     features = problem.row[None] / found.errors[0]
     winner = label.argmax()
-    assert head.weight_gradient is not None
     return LabelEstimate(
         counts=torch.zeros_like(label, dtype=torch.long).index_fill(0, winner, 1),
         labels=winner[None],
-        soft=label[None].to(head.weight_gradient.dtype),
+        soft=label[None].to(gradient.dtype),
         scores=label,
         certified=outcome is Outcome.COMPLETED and bar < CERTAIN,
         outcome=outcome,
@@ -117,7 +110,6 @@ def _estimate(found: Candidates, problem: ScalarProblem, gradient: Tensor, head:
 
 def _nothing_to_read(head: Head) -> LabelEstimate:
     """A gradient of zero: the prediction is the label, and neither shows."""
-    assert head.weight_gradient is not None
     counts = torch.zeros(head.classes, dtype=torch.long, device=head.weight.device)
     counts[0] = 1
     return LabelEstimate(

@@ -1,25 +1,26 @@
-"""One sample's gradient as a function of one unknown scalar, and two searches for that scalar."""
+"""One sample's head gradient as a function of one unknown scalar, and how the bias or the label's form tells it."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from torch import Generator, Tensor
+from torch import Tensor
 from torch.nn.functional import softmax
+
+from dosimeter.head import Head
 
 Family = Literal["smoothing", "mixup", "one_hot"]
 
 POINTS = 512  # of the grid, for each sign
 SMALLEST = 1e-8  # error of the row r that the grid reaches down to
 POLISHED = 12  # local minima of the grid that Newton polishes
-POLISHINGS = 8
+POLISHINGS = 8  # at most
+SETTLED = 1e-4  # a step of Gauss-Newton this short is the last: the next would be its square
 CHUNK = 2**21  # label entries held at once
-SCALES: dict[Family, float] = {"smoothing": 4.0, "mixup": 2.0, "one_hot": 1.0}  # the released code's factor on the row
-SWARM, FLIGHTS, WINDOWS = 500, 40, (10.0, 50.0, 100.0)
+BELIEVED = 1e-2  # relative distance between the bias's gradient and the rows' beyond which the bias is not believed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +36,11 @@ class ScalarProblem:
     precision: float  # rounding unit of the client's arithmetic
     noise: float  # relative distance of ∇W from rank one
     sign: int  # of s where non-negative features tell it, else 0
+
+    @property
+    def free(self) -> int:
+        """Entries of the label that the family lets differ from the rest."""
+        return 2 if self.family == "mixup" else 1
 
     def probabilities(self, errors: Tensor) -> Tensor:
         """p at each guess of s: (n,) -> (n, C)."""
@@ -54,6 +60,43 @@ class Candidates:
     residuals: Tensor  # (n,) distance from the family's shape, relative to the gradient's
     floors: Tensor  # (n,) what rounding and noise alone would leave of it
     error_bars: Tensor  # (n,) what the noise may change in the label, L1
+
+
+def scalar_problem(head: Head, temperature: float, family: Family, row: int) -> ScalarProblem:
+    """∇W as the outer product nearest to it, (p − y)/(p_r − y_r) times g_r, by one power iteration from its row r; float64."""
+    assert head.weight_gradient is not None
+    gradient = head.weight_gradient.double()
+    chosen = gradient[row]
+    ratios = gradient @ chosen / chosen.square().sum()  # (C,) g_i / g_r
+    chosen = ratios @ gradient / ratios.square().sum()  # (H,) every row's word on g_r
+    ratios = gradient @ chosen / chosen.square().sum()
+    off_rank_one = (gradient - torch.outer(ratios, chosen)).norm() / gradient.norm()
+    return ScalarProblem(
+        row=chosen,
+        ratios=ratios,
+        pull=head.weight.double() @ chosen,
+        bias=torch.zeros_like(ratios) if head.bias is None else head.bias.double(),
+        temperature=temperature,
+        family=family,
+        precision=torch.finfo(head.weight.dtype).eps,
+        noise=float(off_rank_one),
+        sign=int(chosen.sum().sign()) if head.non_negative else 0,
+    )
+
+
+def read_from_bias(problem: ScalarProblem, bias_gradient: Tensor) -> Candidates | None:
+    """s from ∇b = (p − y)/τ, in which the feature has no part; nothing where ∇b is not a multiple of the rows' ratios.
+
+    A pruned or noisy bias gradient does not agree with the rows, which then have to tell s by themselves.
+    """
+    seen, ratios = bias_gradient.double(), problem.ratios
+    error = seen @ ratios / ratios.square().sum()
+    mismatch = (seen - error * ratios).norm() / (error * ratios).norm()
+    if not float(mismatch) < BELIEVED:
+        return None
+    errors = error[None]
+    bars = _error_bars(problem, errors, mismatch[None] + problem.noise + problem.precision)
+    return Candidates(errors=errors, labels=problem.labels(errors), residuals=mismatch[None], floors=mismatch[None], error_bars=bars)
 
 
 def grid_search(problem: ScalarProblem) -> Candidates:
@@ -82,7 +125,9 @@ def grid_search(problem: ScalarProblem) -> Candidates:
 def _fitting(problem: ScalarProblem, errors: Tensor, values: Tensor) -> Tensor:
     """A few of the grid's guesses that fit within the noise as they are: where there is a range of them, it shows."""
     guesses = errors[values <= 1e-6 * problem.ratios.square().sum()]
-    distances = _distance(problem, guesses).clamp_min(0).sqrt()
+    if len(guesses) < 3:  # no range, but the neighbours of a sharp minimum
+        return guesses[:0]
+    distances = _residual(problem, guesses)[0].norm(dim=1)
     guesses = guesses[distances <= _noise_floors(problem, guesses, problem.labels(guesses))]
     return guesses[:: max(1, len(guesses) // POLISHED)]
 
@@ -96,50 +141,62 @@ def _is_local_minimum(values: Tensor) -> Tensor:
 
 def _distance(problem: ScalarProblem, errors: Tensor) -> Tensor:
     """‖R‖² at each guess of s, for the grid: (n,) -> (n,)."""
-    scale = (problem.temperature * errors)[:, None]
-    logits = problem.pull / scale + problem.bias / problem.temperature
-    shape = (softmax(logits, 1) / scale - problem.ratios) * scale.sign()
-    rest = shape.scatter_(1, shape.topk(2 if problem.family == "mixup" else 1, dim=1).indices, 0)
+    shape = _shape(problem, problem.probabilities(errors), (problem.temperature * errors)[:, None])
+    rest = shape.scatter_(1, _largest(shape, problem.free), 0)
     squares = rest.square().sum(1)
     if problem.family == "smoothing":
         squares = squares - rest.sum(1).square() / (rest.shape[1] - 1)
     return squares
 
 
+def _largest(shape: Tensor, count: int) -> Tensor:
+    """Indices of each row's largest entries: (n, count)."""
+    return shape.argmax(1, keepdim=True) if count == 1 else shape.topk(count, dim=1).indices
+
+
+def _shape(problem: ScalarProblem, probabilities: Tensor, scale: Tensor) -> Tensor:
+    """ŷ/(|s| τ): (n, C)."""
+    return torch.addcmul(probabilities / scale.abs(), problem.ratios, scale.sign(), value=-1)
+
+
 def _residual(problem: ScalarProblem, errors: Tensor) -> tuple[Tensor, Tensor]:
-    """R = ŷ/(s τ) without the entries that the family leaves free, and dR/d log|s|: (n, C) each.
+    """R = ŷ/(|s| τ) without the entries that the family leaves free, and dR/d log|s|: (n, C) each.
 
     Smoothing leaves the largest entry free and wants the rest equal; one-hot wants the rest zero; mixup leaves two free
     and wants the rest zero.
     """
     scale = (problem.temperature * errors)[:, None]
     probabilities = problem.probabilities(errors)
-    shape = probabilities / scale - problem.ratios
-    free = (shape * scale.sign()).topk(2 if problem.family == "mixup" else 1, dim=1).indices
-    kept = torch.ones_like(shape).scatter_(1, free, 0)
-    growth = -problem.pull / scale
-    change = probabilities * (growth - (probabilities * growth).sum(1, keepdim=True) - 1) / scale
-    return _off_family(shape, kept, problem.family), _off_family(change, kept, problem.family)
+    shape = _shape(problem, probabilities, scale)
+    free = _largest(shape, problem.free)
+    growth = problem.pull / scale
+    mean = (probabilities * growth).sum(1, keepdim=True)
+    change = (mean - 1 - growth).mul_(probabilities).div_(scale.abs())
+    return _off_family(shape, free, problem), _off_family(change, free, problem)
 
 
-def _off_family(entries: Tensor, kept: Tensor, family: Family) -> Tensor:
-    if family == "smoothing":
-        entries = entries - (entries * kept).sum(1, keepdim=True) / kept.sum(1, keepdim=True)
-    return entries * kept
+def _off_family(entries: Tensor, free: Tensor, problem: ScalarProblem) -> Tensor:
+    entries = entries.scatter_(1, free, 0)
+    if problem.family == "smoothing":
+        entries = (entries - entries.sum(1, keepdim=True) / (entries.shape[1] - problem.free)).scatter_(1, free, 0)
+    return entries
 
 
 def _polished(problem: ScalarProblem, errors: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Gauss-Newton in log|s| from every start at once: (n,) s, residuals and slopes ‖dR/d log|s|‖."""
-    best, lowest = errors, torch.full_like(errors, torch.inf)
-    best_slope = torch.zeros_like(errors)
+    """Gauss-Newton in log|s| from every start at once, until none moves: (n,) s, residuals and slopes ‖dR/d log|s|‖."""
+    best, lowest, best_slope = errors, torch.full_like(errors, torch.inf), torch.zeros_like(errors)
+    settled = False
     for _ in range(POLISHINGS):
         residual, change = _residual(problem, errors)
         value, steepness = residual.norm(dim=1), change.norm(dim=1)
         better = value < lowest
         best, lowest = torch.where(better, errors, best), torch.where(better, value, lowest)
         best_slope = torch.where(better, steepness, best_slope)
-        move = -(residual * change).sum(1) / steepness.square().clamp_min(1e-300)
-        errors = errors * move.clamp(-0.05, 0.05).exp()
+        if settled:
+            break
+        move = ((residual * change).sum(1) / -steepness.square().clamp_min(1e-300)).clamp(-0.05, 0.05)
+        settled = float(move.abs().max()) < SETTLED
+        errors = errors * move.exp()
         errors = errors.sign() * errors.abs().clamp(0.1 * SMALLEST / problem.temperature, 1 / problem.temperature)
     return best, lowest, best_slope
 
@@ -148,87 +205,11 @@ def _noise_floors(problem: ScalarProblem, errors: Tensor, labels: Tensor) -> Ten
     """‖R‖ that a true s keeps: the client's rounding of logits, p and y, entry by entry, and what is not of rank one: (n,)."""
     logits = problem.pull / errors[:, None] + problem.bias
     sizes = problem.probabilities(errors) * (2 + 4 * logits.abs().amax(1, keepdim=True)) + labels.abs()
-    free = labels.topk(2 if problem.family == "mixup" else 1, dim=1).indices
-    spread = sizes.scatter(1, free, 0).norm(dim=1) * problem.precision / (problem.temperature * errors).abs()
-    return spread + problem.noise * problem.ratios.scatter(0, problem.ratios.abs().argmax(), 0).norm()
+    spread = sizes.scatter(1, labels.topk(problem.free, dim=1).indices, 0).norm(dim=1) * problem.precision
+    others = problem.ratios.scatter(0, problem.ratios.abs().argmax(), 0).norm()
+    return spread / (problem.temperature * errors).abs() + problem.noise * others
 
 
 def _error_bars(problem: ScalarProblem, errors: Tensor, shifts: Tensor) -> Tensor:
     """How far the label moves, L1, while log|s| moves by `shifts`: (n,)."""
     return (problem.labels(errors * shifts.clamp_max(0.5).exp()) - problem.labels(errors)).abs().sum(1)
-
-
-def published_search(problem: ScalarProblem, column: Tensor, rng: Generator, iterations: int = 200) -> Candidates:
-    """L-BFGS from +1 and −1, then a particle swarm over widening windows, one guess of λ at a time (Algorithms 1-2).
-
-    `column` (C,) holds ∇W at the coordinate where |g_r| is largest, from which the paper reads the ratios.
-    """
-    scale = SCALES[problem.family]
-    free = 2 if problem.family == "mixup" else 1
-
-    def loss(guess: Tensor) -> Tensor:
-        probabilities = softmax((guess * scale * problem.pull + problem.bias) / problem.temperature, 0)
-        label = probabilities - problem.temperature * column / (guess * scale)
-        return 1000 * label.sort().values[:-free].var(correction=0)
-
-    guess, value = _descended(loss, iterations, problem.pull)
-    if value >= 1e-9:
-        flown, swarm_value = _flown(loss, rng, problem.pull)
-        if swarm_value < value:
-            guess, value = flown, swarm_value
-    errors = 1 / (scale * guess)[None]
-    unknown = torch.full_like(errors, torch.nan)
-    residuals = torch.full_like(errors, value)
-    return Candidates(errors=errors, labels=problem.labels(errors), residuals=residuals, floors=unknown, error_bars=unknown)
-
-
-def _descended(loss: Callable[[Tensor], Tensor], iterations: int, like: Tensor) -> tuple[Tensor, float]:
-    best, lowest = torch.ones((), dtype=like.dtype, device=like.device), float("inf")
-    for start in (1.0, -1.0):
-        guess = torch.full((), start, dtype=like.dtype, device=like.device, requires_grad=True)
-        optimiser = torch.optim.LBFGS([guess], lr=0.5)
-
-        def closure(guess: Tensor = guess, optimiser: torch.optim.LBFGS = optimiser) -> Tensor:
-            optimiser.zero_grad()
-            value = loss(guess)
-            value.backward()
-            return value
-
-        with torch.enable_grad():
-            for _ in range(iterations // 2):
-                optimiser.step(closure)
-                value = float(loss(guess.detach()))
-                if not abs(float(guess.detach())) <= 100 or math.isnan(value):
-                    break
-                if value < lowest:
-                    best, lowest = guess.detach().clone(), value
-                if lowest < 1e-9:
-                    return best, lowest
-    return best, lowest
-
-
-def _flown(loss: Callable[[Tensor], Tensor], rng: Generator, like: Tensor) -> tuple[Tensor, float]:
-    """Particle swarm of one dimension: inertia .8, pulls .5 towards each particle's and the swarm's best."""
-
-    def values(places: Tensor) -> Tensor:
-        found = torch.stack([loss(place) for place in places])
-        return torch.where(torch.isfinite(found), found, torch.inf)
-
-    def draw() -> Tensor:
-        return torch.rand(SWARM, generator=rng, device=rng.device).to(like)
-
-    best, lowest = torch.ones((), dtype=like.dtype, device=like.device), float("inf")
-    for window in WINDOWS:
-        places, speeds = (2 * draw() - 1) * window, (2 * draw() - 1) * window
-        own, own_values = places, values(places)
-        for _ in range(FLIGHTS):
-            leader = own[own_values.argmin()]
-            speeds = 0.8 * speeds + 0.5 * draw() * (own - places) + 0.5 * draw() * (leader - places)
-            places = (places + speeds).clamp(-window, window)
-            found = values(places)
-            own, own_values = torch.where(found < own_values, places, own), torch.minimum(found, own_values)
-        if float(own_values.min()) < lowest:
-            best, lowest = own[own_values.argmin()], float(own_values.min())
-        if lowest < 1e-9:
-            break
-    return best, lowest
