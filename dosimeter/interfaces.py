@@ -18,6 +18,7 @@ class Method(ABC):
 
     name: ClassVar[str] = ""  # set by the registry
     needs: ClassVar[frozenset[Knowledge]] = frozenset()
+    partial_labels: ClassVar[bool] = False  # takes labels of which some are unknown
     quick: ClassVar[dict[str, Any]] = {}  # options for an audit of a minute, where the defaults take longer
 
     def __post_init__(self) -> None:

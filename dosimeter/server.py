@@ -30,7 +30,10 @@ def recover_labels(exposure: Exposure, method: str | LabelRecovery, *, seed: int
 def recover_features(
     exposure: Exposure, method: str | FeatureRecovery, *, labels: Labels = None, seed: int = 0, **options: Any
 ) -> FeatureEstimate:
-    """Recover the inputs of the last linear layer; `labels` may be an estimate, a tensor, or None where the method can do without."""
+    """Recover the inputs of the last linear layer; `labels` may be an estimate, a tensor, or None where the method can do without.
+
+    A tensor holds class ids (B,), -1 for a label that is not known where the method can do with some, or soft labels (B, C).
+    """
     recovery = FEATURES.resolve(method, **options)
     check_exposure(exposure)
     known = as_label_estimate(labels, exposure.public.classes)
@@ -52,7 +55,7 @@ def reconstruct(exposure: Exposure, method: str | Attack, *, labels: Labels = No
 
 
 def as_label_estimate(labels: Labels, classes: int) -> LabelEstimate | None:
-    """Class ids (B,) or soft labels (B, C) as an estimate; an estimate or None as it is."""
+    """Class ids (B,), -1 where one is not known, or soft labels (B, C) as an estimate; an estimate or None as it is."""
     if labels is None or isinstance(labels, LabelEstimate):
         return labels
     if not isinstance(labels, Tensor):
@@ -63,13 +66,15 @@ def as_label_estimate(labels: Labels, classes: int) -> LabelEstimate | None:
         raise ValueError(
             f"labels: expected (B,) class ids or (B, {classes}) soft labels, got {labels.dtype} of shape {tuple(labels.shape)}"
         )
-    if len(ids) == 0 or int(ids.min()) < 0 or int(ids.max()) >= max(classes, 2):
-        raise ValueError(f"labels: expected at least one class id in 0..{classes - 1}")
-    return LabelEstimate(counts=torch.bincount(ids, minlength=classes), labels=ids, soft=soft)
+    if len(ids) == 0 or int(ids.min()) < -1 or int(ids.max()) >= max(classes, 2):
+        raise ValueError(f"labels: expected at least one class id in 0..{classes - 1}, or -1 for an unknown one")
+    return LabelEstimate(counts=torch.bincount(ids[ids >= 0], minlength=classes), labels=ids, soft=soft)
 
 
 def check_needs(method: Method, exposure: Exposure, labels: LabelEstimate | None) -> None:
     """Refuse, with the reason and the remedy, a method that needs what this threat model does not grant."""
+    if labels is not None and not method.partial_labels and bool((labels.labels < 0).any()):
+        raise Refused(f"{method.name} needs every label or none, and -1 marks an unknown one; the feature recovery subspace takes some")
     for need in sorted(method.needs):
         missing = _missing(need, exposure, labels)
         if missing:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
-from torch import Generator, Tensor
-from torch.nn.functional import one_hot
+from torch import Generator
 
 from dosimeter.head import Head, find_head
 from dosimeter.interfaces import FeatureRecovery
 from dosimeter.options import NonNegativeInt, PositiveInt
 from dosimeter.registry import FEATURES
-from dosimeter.separation.exposed import sends_one_gradient, separate_head
+from dosimeter.separation.exposed import Targets, sends_one_gradient, separate_head
+from dosimeter.separation.guesses import with_likely_guesses
 from dosimeter.separation.separate import Separation
 from dosimeter.types import Exposure, FeatureEstimate, Knowledge, LabelEstimate, Outcome
 
@@ -28,8 +27,11 @@ class Subspace(FeatureRecovery):
     free of all others (dosimeter/separation/equations.py). One linear step serves every class and tells which are present;
     Levenberg–Marquardt finishes each; what is found is peeled off, which separates samples of one label; where single
     samples are not determined, B > (C − 1)/2, or ill-conditioned, the whole batch is fitted at once (separation/joint.py).
-    With `smoothing="unknown"`, label smoothing that the loss does not declare is found as one more unknown; one strength for
-    all samples. `soft` holds the targets that the loss aimed at.
+    `targets` is what the samples may aim at: what the loss and given labels have them "declared" to; targets "smoothed" by a
+    strength that nobody declares, one for all samples, which is one more unknown; "mixed" by mixup, the two classes of each sample and
+    their shares unknown (a scan over all pairs, then one equation less); or "any" of these, in this order, as far as needed.
+    `soft` holds the targets that the loss aimed at, where they are not simply classes. Labels may be given in part (-1 for
+    an unknown one) and softly (one row a sample).
     Neither labels, nor the batch size, nor a bias, nor the gradient's scale are needed.
     A certified sample has an error bar of at most 1e-2 on its relative feature error (eight standard deviations, from the
     gradient's own noise and the conditioning at the solution), is a point and not a curve, takes a whole number of samples'
@@ -37,25 +39,21 @@ class Subspace(FeatureRecovery):
     """
 
     needs = frozenset({Knowledge.HEAD_GRADIENT, Knowledge.SOFTMAX_LOSS})
+    partial_labels = True
 
-    smoothing: Literal["declared", "unknown"] = "declared"
+    targets: Targets = "any"
     attempts: NonNegativeInt = 4  # rounds of random starts without a new sample before the search ends
     starts: PositiveInt = 8  # random starts a class in such a round
 
     def __call__(self, exposure: Exposure, labels: LabelEstimate | None, rng: Generator) -> FeatureEstimate:
         head = find_head(exposure)
         assert head.weight_gradient is not None
-        found, strength = separate_head(
-            exposure,
-            head,
-            labels,
-            rng,
-            method=self.name,
-            attempts=self.attempts,
-            starts=self.starts,
-            unknown_smoothing=self.smoothing == "unknown",
+        found = separate_head(
+            exposure, head, labels, rng, method=self.name, attempts=self.attempts, starts=self.starts, targets=self.targets
         )
+        found, likely = with_likely_guesses(found, exposure, head, labels)
         outcome, message = _verdict(found, exposure, head)
+        message = message if likely is None else f"{message}; {likely.sentence}"
         each = torch.repeat_interleave(torch.arange(len(found.labels), device=found.labels.device), found.times)
         dtype = torch.promote_types(head.weight_gradient.dtype, torch.float32)
         return FeatureEstimate(
@@ -64,17 +62,12 @@ class Subspace(FeatureRecovery):
             residual=found.residual[each].to(dtype),
             certified=found.certified[each],
             error_bar=found.error_bar[each].to(dtype),
-            soft=_targets(found.labels[each], head.classes, strength).to(dtype) if strength > 0 else None,
+            soft=None if found.soft is None else found.soft[each].to(dtype),
             batch_size=int(found.times.sum()) if found.complete else found.rank or None,
             complete=found.complete,
             outcome=outcome,
             message=message,
         )
-
-
-def _targets(labels: Tensor, classes: int, strength: float) -> Tensor:
-    """(1 − ε) y + ε/C: (n, C)."""
-    return (1 - strength) * one_hot(labels, classes) + strength / classes
 
 
 def _verdict(found: Separation, exposure: Exposure, head: Head) -> tuple[Outcome, str]:

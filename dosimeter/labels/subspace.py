@@ -33,7 +33,7 @@ class Subspace(LabelRecovery):
 
     def __call__(self, exposure: Exposure, rng: Generator) -> LabelEstimate:
         head = find_head(exposure)
-        found, _ = separate_head(exposure, head, None, rng, method=self.name, attempts=self.attempts, starts=self.starts)
+        found = separate_head(exposure, head, None, rng, method=self.name, attempts=self.attempts, starts=self.starts)
         classes = head.classes
         order = torch.argsort(found.residual + 1e6 * ~found.certified)  # certified ones first, then the best guesses
         labels = torch.repeat_interleave(found.labels[order], found.times[order])

@@ -17,12 +17,22 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dosimeter.separation.equations import Equations, off_space, probabilities, weighed_errors, whole
+from dosimeter.separation.equations import (
+    Equations,
+    blend_directions,
+    blend_shares,
+    off_space,
+    probabilities,
+    slopes,
+    weighed_errors,
+    whole,
+)
 from dosimeter.separation.single import newton, sensitivities
 
 DEVIATIONS = 8.0  # an error bar is this many standard deviations
 ROUNDINGS = 1.5  # of the model's own forward pass, in units of its epsilon
 REPEATABLE = 32.0  # a feature computed twice, in another order, differs by some epsilons: no bar is smaller than this many
+PAIR_FREEDOM = 4  # equations to spare below which one pair of classes in thousands may fit by chance
 LARGEST_MISFIT = 100.0  # residual energy over expected energy, beyond which the equations do not describe the sample
 
 
@@ -36,25 +46,29 @@ class Assessment:
     mass: Tensor  # (n,) t·e: the batch size over how often the sample occurs, times any unknown scale
     errors: Tensor  # (n, B) e
     isolated: Tensor  # (n,) bool: within its bar the solution is a point, not a curve
+    second_share: Tensor  # (n,) μ, where labels blend two classes; else 0
+    second_bar: Tensor  # (n,) on μ
 
 
 def assess(equations: Equations, t: Tensor, labels: Tensor, inverse: Tensor) -> Assessment:
     """`inverse` (n, B, B): inverse Cholesky factor of the slopes' normal matrix at `t`, from `polish`."""
     span, spectrum = whole(equations), equations.spectrum
     p = probabilities(equations, span, t)
-    error = weighed_errors(equations, p, labels)
+    error = weighed_errors(equations, span, p, labels)
     left_over = off_space(span, error)
     e = error @ spectrum.left  # (n, B)
     feature_size = torch.linalg.vector_norm(t * spectrum.values, dim=1)
     expected = equation_variance(equations, t, p, e)  # (n, C)
-    freedom = spectrum.informative - 1 - 2 * equations.rank
+    freedom = spectrum.informative - 1 - 2 * equations.rank - equations.blends
     misfit = left_over.square().sum(1) / (expected.mean(1) * max(freedom, 1))
     uncertain = 1 + 3 * (2 / max(freedom, 1)) ** 0.5  # few equations to spare tell little about the noise
-    inside = (expected * sensitivities(equations, t, inverse)).sum(1) * (misfit * uncertain).clamp_min(1)
+    raised = (misfit * uncertain).clamp_min(1)
+    inside = (expected * sensitivities(equations, t, labels, inverse)).sum(1) * raised
     outside = spectrum.noise**2 * t.square().sum(1) * equations.weight.shape[1]
     bar = DEVIATIONS * (inside + outside).sqrt() / feature_size
-    if freedom < 2:
+    if freedom < (PAIR_FREEDOM if equations.blends else 2):
         bar = torch.full_like(bar, torch.inf)
+    share, share_bar = _second_shares(equations, t, p, labels, inverse, expected.amax(1) * raised)
     return Assessment(
         error_bar=with_floor(equations, bar),
         misfit=misfit,
@@ -62,6 +76,8 @@ def assess(equations: Equations, t: Tensor, labels: Tensor, inverse: Tensor) -> 
         mass=(t * e).sum(1),
         errors=e,
         isolated=_isolated(equations, t, labels, inverse, bar * feature_size),
+        second_share=share,
+        second_bar=share_bar,
     )
 
 
@@ -77,6 +93,20 @@ def forward_variance(equations: Equations, t: Tensor, p: Tensor) -> Tensor:
     """What the forward pass adds to it: logits are rounded relative to their size, softmax to its own: (n, C)."""
     size = 1 + (t @ equations.logits.T + equations.bias).abs()
     return (ROUNDINGS * equations.model_unit * equations.spectrum.weights * p * size).square()
+
+
+def _second_shares(equations: Equations, t: Tensor, p: Tensor, labels: Tensor, inverse: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
+    """μ and its error bar: the noise along q, and what the coordinates' own error does to it: (n,) and (n,).
+
+    μ = −d·q/‖q‖², so ∂μ/∂t = −qᵀM/‖q‖², M the slopes at a fixed blend; noise along q does not move t.
+    """
+    if not equations.blends:
+        return torch.zeros_like(variance), torch.zeros_like(variance)
+    span = whole(equations)
+    _, along = blend_directions(equations, span, labels)
+    by_t = (along[:, None, :] @ slopes(equations, span, p))[:, 0]  # (n, B)
+    spread = along.square().sum(1) + (inverse @ by_t[:, :, None]).square().sum((1, 2))
+    return blend_shares(equations, span, p, labels), DEVIATIONS * (variance * spread).sqrt()
 
 
 def with_floor(equations: Equations, bar: Tensor) -> Tensor:

@@ -7,11 +7,15 @@ f = V S t, so t says which mixture of the gradient's rows it is. Then for every 
     tᵢ · eⱼ = B δᵢⱼ,  eⱼ = Uᵀ w∘dⱼ      which ties the samples to each other
 
 The second is what `f G⁺ d` is for a sum of outer products; it says that a found sample can be peeled off without knowing any scale.
+
+What a sample may aim at is numbered, and `labels` holds these numbers: a class, a row of `targets` where soft labels are given, or a
+pair of classes whose blend is unknown, first · C + second. A blend y = (1 − μ) e_a + μ e_b takes one equation: μ is wherever it makes
+the others smallest, a linear problem, and d and its slopes follow (variable projection, Golub & Pereyra 1973).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -35,6 +39,8 @@ class Equations:
     basis: Tensor  # (B, H) S Vᵀ: features = t @ basis
     logits: Tensor  # (C, B) W basisᵀ
     outside: Tensor  # (C,) squared length of each weight row off the row space
+    targets: Tensor | None = None  # (m, C) soft labels that samples may have
+    blends: bool = False  # labels are pairs of classes
 
     @property
     def classes(self) -> int:
@@ -124,11 +130,38 @@ def probabilities(equations: Equations, span: Span, t: Tensor) -> Tensor:
     return torch.softmax(t @ span.logits.T + equations.bias, 1)
 
 
-def weighed_errors(equations: Equations, p: Tensor, labels: Tensor) -> Tensor:
-    """w ∘ (softmax(z) − y) for one label a row: (n, C)."""
+def weighed_errors(equations: Equations, span: Span, p: Tensor, labels: Tensor) -> Tensor:
+    """w ∘ (softmax(z) − y) for one label a row, blends where they fit `span` best: (n, C)."""
     d = p - equations.even
-    d[torch.arange(len(labels), device=labels.device), labels] -= equations.share
-    return d * equations.spectrum.weights
+    if equations.targets is not None:
+        return (d - equations.share * equations.targets[labels]) * equations.spectrum.weights
+    d[torch.arange(len(labels), device=labels.device), labels // equations.classes if equations.blends else labels] -= equations.share
+    d = d * equations.spectrum.weights
+    if not equations.blends:
+        return d
+    across, along = blend_directions(equations, span, labels)
+    return d - (d * along).sum(1, keepdim=True) * across
+
+
+def blend_directions(equations: Equations, span: Span, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Where more of the second class leads, a = share · w∘(e_first − e_second), and its dual off the space, q/‖q‖² with q = (I − UUᵀ) a.
+
+    Errors d then have their blend at μ = −d·q/‖q‖². Both (n, C); zero where the two classes are one.
+    """
+    index, weights = torch.arange(len(labels), device=labels.device), equations.share * equations.spectrum.weights
+    first, second = labels // equations.classes, labels % equations.classes
+    across = weights.new_zeros(len(labels), equations.classes)
+    across[index, first] += weights[first]
+    across[index, second] -= weights[second]
+    off = off_space(span, across)
+    return across, off / off.square().sum(1, keepdim=True).clamp_min(torch.finfo(off.dtype).tiny)
+
+
+def blend_shares(equations: Equations, span: Span, p: Tensor, labels: Tensor) -> Tensor:
+    """μ, the share of the second class of each pair: (n,)."""
+    _, along = blend_directions(equations, span, labels)
+    d = weighed_errors(replace(equations, blends=False), span, p, labels // equations.classes)
+    return -(d * along).sum(1)
 
 
 def off_space(span: Span, rows: Tensor) -> Tensor:
@@ -136,9 +169,13 @@ def off_space(span: Span, rows: Tensor) -> Tensor:
     return rows - (rows @ span.left) @ span.left.T
 
 
-def slopes(equations: Equations, span: Span, p: Tensor) -> Tensor:
-    """The derivative of w∘softmax(z) in t: diag(w∘p)(K − 1 pᵀK): (n, C, r)."""
-    return (p * equations.spectrum.weights)[:, :, None] * (span.logits - (p @ span.logits)[:, None, :])
+def slopes(equations: Equations, span: Span, p: Tensor, labels: Tensor | None = None) -> Tensor:
+    """The derivative of the errors in t: diag(w∘p)(K − 1 pᵀK), blends following: (n, C, r)."""
+    slope = (p * equations.spectrum.weights)[:, :, None] * (span.logits - (p @ span.logits)[:, None, :])
+    if not equations.blends or labels is None:
+        return slope
+    across, along = blend_directions(equations, span, labels)
+    return slope - across[:, :, None] * (along[:, None, :] @ slope)
 
 
 def mean_coordinates(equations: Equations, gradient: Tensor, bias_gradient: Tensor | None) -> Tensor:

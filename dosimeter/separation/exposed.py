@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import torch
 from torch import Generator, Tensor
+from torch.nn.functional import one_hot
 
 from dosimeter.head import Head
 from dosimeter.interfaces import Training
@@ -17,6 +19,7 @@ from dosimeter.separation.spectrum import factor, rounding_unit
 from dosimeter.training import FedAvg, FedSGD
 from dosimeter.types import Exposure, LabelEstimate, Public, Refused
 
+Targets = Literal["any", "declared", "smoothed", "mixed"]
 SCALE_KEPT = frozenset({"gaussian_noise", "laplace_noise", "pruning", "quantisation", "low_rank", "bias_withheld", "bias_free_head"})
 
 
@@ -29,31 +32,106 @@ def separate_head(
     method: str,
     attempts: int,
     starts: int,
-    unknown_smoothing: bool = False,
-) -> tuple[Separation, float]:
-    """Take an exposure's head gradient apart, with labels known or unknown; and the smoothing that its loss has, or shows."""
+    targets: Targets = "any",
+) -> Separation:
+    """Take an exposure's head gradient apart, with labels known, partly known or unknown.
+
+    `targets` says what the samples aim at: labels as the loss and the defenses `declared` have them, `smoothed` by a strength
+    that nobody declares, `mixed` in pairs; `any`, whichever of these certifies most, the later ones tried only where those
+    before leave half of the gradient uncertified.
+    """
     public = exposure.public
     gradient = _in_double(head.weight_gradient)
     assert gradient is not None
     bias_gradient = None if scaled_by_layer(public) else _in_double(head.bias_gradient)
     equations = _equations(exposure, head, gradient, bias_gradient, rng, method=method)
-    if unknown_smoothing and 0 < equations.rank < equations.classes - 1:
-        equations = with_smoothing(equations, estimate_smoothing(equations, mean_coordinates(equations, gradient, bias_gradient)))
-    result = separate(
-        equations,
-        gradient,
-        bias_gradient,
-        counts=None if labels is None else labels.counts,
-        batch_size=public.batch_size,
-        free_scale=may_be_scaled(public),
-        non_negative=head.non_negative,
-        rng=rng,
-        attempts=attempts,
-        starts=starts,
+    problem = _Problem(
+        equations=equations,
+        gradient=gradient,
+        bias_gradient=bias_gradient,
+        labels=labels,
+        options={
+            "batch_size": public.batch_size,
+            "free_scale": may_be_scaled(public),
+            "non_negative": head.non_negative,
+            "rng": rng,
+            "attempts": attempts,
+            "starts": starts,
+        },
     )
+    if any(defense.name == "mixup" for defense in public.defenses):
+        targets = "mixed"
+    result = _whichever(problem) if targets == "any" else problem.separated(targets)
     if not sends_one_gradient(public.training):
         result = replace(result, certified=torch.zeros_like(result.certified))
-    return result, 1 - equations.share
+    return result
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Problem:
+    equations: Equations
+    gradient: Tensor  # (C, H)
+    bias_gradient: Tensor | None  # (C,)
+    labels: LabelEstimate | None
+    options: dict[str, Any]  # of `separate`
+
+    def separated(self, targets: Targets, **options: Any) -> Separation:
+        """What one assumption about the targets leads to."""
+        equations, counts = self.equations, None
+        if targets == "smoothed":
+            equations = with_smoothing(equations, self.smoothing())
+        if targets == "mixed":
+            equations = replace(equations, blends=True)
+        elif self.labels is not None:
+            equations, counts = _labelled(equations, self.labels)
+        result = separate(equations, self.gradient, self.bias_gradient, counts=counts, **self.options, **options)
+        return _with_targets(equations, result)
+
+    def smoothing(self) -> float:
+        if not 0 < self.equations.rank < self.equations.classes - 1:
+            return 1 - self.equations.share
+        return estimate_smoothing(self.equations, mean_coordinates(self.equations, self.gradient, self.bias_gradient))
+
+
+def _whichever(problem: _Problem) -> Separation:
+    """The declared targets where they explain the gradient; else blends, then smoothing, then whichever certifies most."""
+    declared = problem.separated("declared", quick=True)
+    if declared.complete or problem.labels is not None:
+        return declared if declared.complete else problem.separated("declared")
+    half = declared.rank / 2
+    if _certified(declared) >= half:
+        declared = problem.separated("declared")
+        if declared.complete:
+            return declared
+    mixed = problem.separated("mixed", known=declared)
+    if _certified(mixed) >= half:
+        return max(declared, mixed, key=_certified)
+    smoothed = problem.separated("smoothed", quick=True)
+    if _certified(smoothed) >= half:
+        return problem.separated("smoothed")
+    return max(problem.separated("declared"), mixed, smoothed, key=_certified)
+
+
+def _certified(result: Separation) -> int:
+    return int(result.certified.sum())
+
+
+def _labelled(equations: Equations, labels: LabelEstimate) -> tuple[Equations, Tensor]:
+    """The equations with the labels that are given, and how often each occurs; soft ones are targets as they are."""
+    if labels.soft is None:
+        return equations, labels.counts
+    rows, counts = labels.soft.to(equations.weight).unique(dim=0, return_counts=True)
+    return replace(equations, targets=rows), counts
+
+
+def _with_targets(equations: Equations, found: Separation) -> Separation:
+    """What the loss aimed at, where that is not simply a class."""
+    if equations.targets is not None:
+        rows = equations.targets[found.labels]
+        return replace(found, labels=rows.argmax(1), soft=equations.share * rows + equations.even)
+    if found.soft is None and equations.share < 1:
+        return replace(found, soft=equations.share * one_hot(found.labels, equations.classes) + equations.even)
+    return found
 
 
 def _equations(exposure: Exposure, head: Head, gradient: Tensor, bias_gradient: Tensor | None, rng: Generator, *, method: str) -> Equations:

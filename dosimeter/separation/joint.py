@@ -47,7 +47,7 @@ def guess(equations: Equations, start: Tensor, labels: Tensor, mass: float, spre
     Samples of one label come out equal, at their mean, and are set apart at random by `spread` times the mean feature.
     """
     p = probabilities(equations, whole(equations), start[None]).repeat(len(labels), 1)
-    errors = weighed_errors(equations, p, labels) @ equations.spectrum.left  # (B, B)
+    errors = weighed_errors(equations, whole(equations), p, labels) @ equations.spectrum.left  # (B, B)
     t = mass * torch.linalg.pinv(errors, rtol=1e-8).T
     noise = torch.randn(t.shape, generator=rng, dtype=t.dtype, device=t.device) * equations.spectrum.values  # a feature-like spectrum
     length = torch.linalg.vector_norm(start * equations.spectrum.values)
@@ -108,7 +108,7 @@ class _State:
 def _evaluate(equations: Equations, t: Tensor, labels: Tensor, mass: float, weights: Tensor) -> _State:
     spectrum = equations.spectrum
     p = probabilities(equations, whole(equations), t)
-    error = weighed_errors(equations, p, labels)
+    error = weighed_errors(equations, whole(equations), p, labels)
     x, target = t * spectrum.values, spectrum.left * spectrum.values
     if equations.bias_target is not None:
         x = torch.cat([x, torch.ones_like(x[:, :1])], 1)

@@ -14,6 +14,7 @@ from dosimeter.separation.single import linear_scan, solve
 PLAUSIBLE = 0.45  # linear residual above which a class is tried only when nothing better is left
 CLOSE = 1e-3  # relative distance below which two solutions of one label are the same
 MOST_STARTS = 256  # of one round
+PAIRS_EACH = 4  # pairs of classes solved for, for each sample that is missing, where labels blend
 GOOD = 1e-6  # squared relative residual of a solution, where noise does not ask for more
 
 
@@ -34,32 +35,40 @@ class Candidates:
 
 
 def search(
-    equations: Equations, start: Tensor, others: Tensor, wanted: Tensor | None, rng: Generator, *, attempts: int, starts: int
+    equations: Equations,
+    start: Tensor,
+    others: Tensor,
+    wanted: Tensor | None,
+    rng: Generator,
+    *,
+    attempts: int,
+    starts: int,
+    found: Candidates | None = None,
 ) -> Candidates:
-    """Candidates for all samples of the gradient, each once; `wanted` holds how often each class occurs, where that is known (C,).
+    """Candidates for all samples of the gradient, each once; `wanted` holds how often each label occurs at least, where that is known (m,).
 
     Every round begins at `start` (B,). After one without a new sample, `others` (m, B) are tried, then `starts` random
-    starts a class and round; `attempts` such rounds end the search.
+    starts a class and round; `attempts` such rounds end the search, which goes on from what is `found` already.
     """
-    found = _nothing(equations)
+    found = _nothing(equations) if found is None else found
     idle = 0
     while len(found) < equations.rank and idle <= attempts:
         span = peeled(equations, found.t, found.errors)
         here = span.lift.T @ start
-        reached, score, upper = linear_scan(equations, span, here)
-        classes = _classes_to_try(score, wanted, found, equations.rank - len(found), everything=idle > 0)
-        if len(classes) == 0:
+        scan = linear_scan(equations, span, here)
+        chosen = _labels_to_try(scan.score, wanted, found, equations.rank - len(found), everything=idle > 0, blends=equations.blends)
+        if len(chosen) == 0:
             idle += 1
             continue
-        points, labels = reached[classes], classes
+        points, labels = scan.reached[chosen], scan.labels[chosen]
         if idle == 1:
-            rows = others[: max(1, MOST_STARTS // len(classes))]
-            labels = classes.repeat_interleave(len(rows))
-            points = (rows @ span.lift).repeat(len(classes), 1)
+            rows = others[: max(1, MOST_STARTS // len(chosen))]
+            labels = labels.repeat_interleave(len(rows))
+            points = (rows @ span.lift).repeat(len(chosen), 1)
         elif idle:
-            each = max(1, min(starts, MOST_STARTS // len(classes)))
-            labels = classes.repeat_interleave(each)
-            points = points.repeat_interleave(each, 0) + _perturbations(equations, span, upper, here, len(labels), rng)
+            each = max(1, min(starts, MOST_STARTS // len(chosen)))
+            labels = labels.repeat_interleave(each)
+            points = points.repeat_interleave(each, 0) + _perturbations(equations, span, scan.upper, here, len(labels), rng)
         t, value = solve(equations, span if idle % 3 == 2 else forgiving(equations, span), points, labels)
         new = _distinct(equations, _plausible(equations, candidates_at(equations, t @ span.lift.T, labels, value)), found, wanted)
         idle = 0 if len(new) else idle + 1
@@ -69,20 +78,31 @@ def search(
 
 def candidates_at(equations: Equations, t: Tensor, labels: Tensor, value: Tensor) -> Candidates:
     p = probabilities(equations, whole(equations), t)
-    errors = weighed_errors(equations, p, labels) @ equations.spectrum.left
+    errors = weighed_errors(equations, whole(equations), p, labels) @ equations.spectrum.left
     return Candidates(t=t, labels=labels, errors=errors, value=value)
 
 
-def _classes_to_try(score: Tensor, wanted: Tensor | None, found: Candidates, missing: int, *, everything: bool) -> Tensor:
-    """The classes to solve for, likeliest first."""
-    if wanted is not None:
-        left = wanted - torch.bincount(found.labels, minlength=len(wanted))
-        return left.clamp_min(0).nonzero()[:, 0]
+def _labels_to_try(score: Tensor, wanted: Tensor | None, found: Candidates, missing: int, *, everything: bool, blends: bool) -> Tensor:
+    """Which of the scanned labels to solve for: those still wanted, and for samples whose label nobody knows the likeliest."""
     order = score.argsort()
+    known = order[:0]
+    if wanted is not None:
+        left = still_wanted(wanted, found.labels)
+        known, missing = left.nonzero()[:, 0], missing - int(left.sum())
+        order = order[(left == 0)[order]]
+        if missing <= 0:
+            return known
+    if blends:  # pairs that share their larger class score alike
+        missing = PAIRS_EACH * missing * (4 if everything else 1)
     if everything:
-        return order[: max(missing + 8, 16)]
+        return torch.cat([known, order[: max(missing + 8, 16)]])
     order = order[:missing]
-    return order[score[order] < PLAUSIBLE]
+    return torch.cat([known, order[score[order] < PLAUSIBLE]])
+
+
+def still_wanted(wanted: Tensor, labels: Tensor) -> Tensor:
+    """How often each label is to be found yet, when `labels` are found: (m,)."""
+    return (wanted - torch.bincount(labels, minlength=len(wanted))).clamp_min(0)
 
 
 def _perturbations(equations: Equations, span: Span, upper: Tensor, start: Tensor, count: int, rng: Generator) -> Tensor:
@@ -99,7 +119,7 @@ def _perturbations(equations: Equations, span: Span, upper: Tensor, start: Tenso
 def _plausible(equations: Equations, candidates: Candidates) -> Candidates:
     """Those whose residual the noise explains and that carry about one sample's share of the gradient, best first."""
     p = probabilities(equations, whole(equations), candidates.t)
-    size = weighed_errors(equations, p, candidates.labels).square().sum(1)
+    size = weighed_errors(equations, whole(equations), p, candidates.labels).square().sum(1)
     noise = 10 * equation_variance(equations, candidates.t, p, candidates.errors).sum(1) / size
     share = (candidates.t * candidates.errors).sum(1) / (equations.rank * equations.temperature)
     good = (candidates.value < noise.clamp(GOOD, 1e-2)) & (share > 0.05) & (share < 20)
@@ -108,7 +128,7 @@ def _plausible(equations: Equations, candidates: Candidates) -> Candidates:
 
 
 def _distinct(equations: Equations, new: Candidates, found: Candidates, wanted: Tensor | None) -> Candidates:
-    """Each solution once, no more of a class than are wanted, no more in all than the rank leaves room for.
+    """Each solution once, no more in all than the rank leaves room for, and that kept for the labels that are wanted.
 
     Two solutions of one sample give the same outer product, so a set is kept that is independent: each newcomer must be
     nearly orthogonal, in the sense of tᵢ·eⱼ = 0, to those before it.
@@ -121,16 +141,20 @@ def _distinct(equations: Equations, new: Candidates, found: Candidates, wanted: 
     features = new.t * equations.spectrum.values
     near = torch.cdist(features, features) < CLOSE * torch.linalg.vector_norm(features, dim=1)
     clash = (clash | (near & (new.labels[:, None] == new.labels))).tolist()
-    left = None if wanted is None else (wanted - torch.bincount(found.labels, minlength=len(wanted))).tolist()
+    left = [] if wanted is None else still_wanted(wanted, found.labels).tolist()
+    free = equations.rank - len(found) - sum(left)  # samples of whatever label
     kept: list[int] = []
     for i, label in enumerate(new.labels.tolist()):
         if len(found) + len(kept) >= equations.rank:
             break
-        if any(clash[i][j] for j in kept) or (left is not None and left[label] <= 0):
+        asked_for = bool(left) and left[label] > 0
+        if any(clash[i][j] for j in kept) or not (asked_for or free > 0):
             continue
         kept.append(i)
-        if left is not None:
+        if asked_for:
             left[label] -= 1
+        else:
+            free -= 1
     return new[torch.tensor(kept, dtype=torch.long, device=new.t.device)]
 
 

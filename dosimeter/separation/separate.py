@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Generator, Tensor
+from torch.nn.functional import one_hot
 
 from dosimeter.separation.certificate import LARGEST_MISFIT, Assessment, assess
 from dosimeter.separation.equations import (
@@ -20,7 +21,7 @@ from dosimeter.separation.equations import (
     whole,
 )
 from dosimeter.separation.joint import fit, guess
-from dosimeter.separation.search import candidates_at, search
+from dosimeter.separation.search import Candidates, candidates_at, search, still_wanted
 from dosimeter.separation.single import linear_scan, polish, solve
 from dosimeter.separation.spectrum import ROUNDING_SLACK
 
@@ -46,6 +47,7 @@ class Separation:
     certified: Tensor  # (n,) bool
     times: Tensor  # (n,) how often the sample occurs
     rank: int
+    soft: Tensor | None = None  # (n, C) the target that the loss aims at, where that is not one class
 
     @property
     def complete(self) -> bool:
@@ -65,22 +67,36 @@ def separate(
     rng: Generator,
     attempts: int = 4,
     starts: int = 8,
+    quick: bool = False,
+    known: Separation | None = None,
 ) -> Separation:
     """Take the gradient apart.
 
-    counts: (C,) how often each class occurs, where that is known; batch_size: where it is declared; free_scale: the client
-    may have scaled the gradient, as clipping does; non_negative: the features follow a ReLU.
+    counts: (m,) how often each label occurs at least, where that is known; batch_size: where it is declared; free_scale: the
+    client may have scaled the gradient, as clipping does; non_negative: the features follow a ReLU; quick: only what the first
+    starts find, one by one; known: an earlier result, whose certified samples of one class are not looked for again.
     """
     if equations.rank == 0 or saturated(equations, batch_size):
         return _nothing(equations)
     start = mean_coordinates(equations, gradient, bias_gradient)
-    if counts is None or int(counts.sum()) < equations.rank:  # labels given in part say less than the gradient does
-        hint = expected_counts(equations, start, bias_gradient)
-    else:
-        hint = counts
+    hint = counts
+    if counts is None or int(counts.sum()) < equations.rank:
+        expected = expected_counts(equations, start, bias_gradient)
+        hint = expected if expected is not None and (counts is None or bool((expected >= counts).all())) else counts
     rows = row_coordinates(equations, gradient, bias_gradient, start, MOST_ROWS)
-    terms = _Terms(rows=rows, batch_size=batch_size, free_scale=free_scale, non_negative=non_negative, attempts=attempts, starts=starts)
+    terms = _Terms(
+        rows=rows,
+        batch_size=batch_size,
+        free_scale=free_scale,
+        non_negative=non_negative,
+        attempts=0 if quick else attempts,
+        starts=starts,
+        jointly=not quick and not equations.blends,
+        found=None if known is None else _candidates(equations, known),
+    )
     best = _separate(equations, start, hint, terms, rng)
+    if quick:
+        return best
     wrong = 2 * int(best.certified.sum()) < equations.rank  # labels given may be wrong, and so may a hint be
     if hint is not None and wrong and determined(equations) >= 2:
         again = _separate(equations, start, None, terms, rng)
@@ -104,7 +120,7 @@ def expected_counts(equations: Equations, start: Tensor, bias_gradient: Tensor |
 
     Exact enough for heads that are not confident yet; only a hint, since every sample is proved on its own.
     """
-    if bias_gradient is None or not bool((bias_gradient > 0).any()):
+    if bias_gradient is None or not bool((bias_gradient > 0).any()) or equations.targets is not None or equations.blends:
         return None
     p = probabilities(equations, whole(equations), start[None])[0] - equations.even
     absent = bias_gradient > 0
@@ -123,22 +139,47 @@ class _Terms:
     non_negative: bool
     attempts: int
     starts: int
+    jointly: bool
+    found: Candidates | None
+
+
+def _candidates(equations: Equations, known: Separation) -> Candidates:
+    """The certified samples of an earlier result, as the search has them."""
+    t = known.features[known.certified] @ equations.spectrum.right.T / equations.spectrum.values
+    labels = known.labels[known.certified]
+    return candidates_at(equations, t, labels * (equations.classes + 1) if equations.blends else labels, torch.zeros_like(t[:, 0]))
 
 
 def _separate(equations: Equations, start: Tensor, counts: Tensor | None, terms: _Terms, rng: Generator) -> Separation:
     attempts = terms.attempts if determined(equations) >= 0 else -1
-    found = search(equations, start, terms.rows, counts, rng, attempts=attempts, starts=terms.starts)
+    found = search(equations, start, terms.rows, counts, rng, attempts=attempts, starts=terms.starts, found=terms.found)
     t, inverse = polish(equations, whole(equations), found.t, found.labels)
     labels, single = found.labels, assess(equations, t, found.labels, inverse)
     keep = _once(equations, t, labels, single)
     t, labels, single = t[keep], labels[keep], _pick(single, keep)
     trusted = (single.error_bar <= CERTIFIABLE) & single.isolated & (single.misfit < LARGEST_MISFIT)
+    if equations.blends:
+        trusted &= single.second_bar <= CERTIFIABLE / 2
+        trusted &= (single.second_share >= -single.second_bar) & (single.second_share <= 1 + single.second_bar)
     result = _certified(equations, t, labels, single.residual, single.error_bar, single.isolated, single.mass, trusted, terms)
+    if equations.blends:
+        result = _with_blends(equations, result, labels, single)
+    if not terms.jointly:
+        return result
     fine = result.complete and bool((single.error_bar <= REFINE_ABOVE).all())
     if fine or equations.rank > LARGEST_JOINT.get(t.device.type, 64):
         return result
     joint = _jointly(equations, t, labels, single, trusted, start, counts, terms, rng)
     return result if joint is None or joint.certified.sum() < result.certified.sum() else joint
+
+
+def _with_blends(equations: Equations, result: Separation, labels: Tensor, single: Assessment) -> Separation:
+    """Pairs of classes as soft labels; a share that its bar does not tell from none or all is none or all."""
+    share = torch.where(single.second_share <= single.second_bar, 0.0, single.second_share)
+    share = torch.where(share >= 1 - single.second_bar, 1.0, share)
+    first, second = labels // equations.classes, labels % equations.classes
+    soft = (1 - share)[:, None] * one_hot(first, equations.classes) + share[:, None] * one_hot(second, equations.classes)
+    return replace(result, labels=torch.where(share > 0.5, second, first), soft=equations.share * soft + equations.even)
 
 
 def _jointly(
@@ -165,7 +206,7 @@ def _jointly(
     starts = JOINT_STARTS if determined(equations) < 2 else 2  # samples that are determined alone would mostly have been found
     for attempt in range(max(1, min(starts, JOINT_WORK // equations.rank**3))):
         if attempt or determined(equations) < 0:
-            if counts is not None:
+            if counts is not None and int(counts.sum()) >= equations.rank:
                 labels = torch.repeat_interleave(torch.arange(len(counts), device=counts.device), counts)[: equations.rank]
             begin = guess(equations, start, labels, mass, 0.1 + 0.1 * (attempt % 8), rng)
         joint = fit(equations, begin, labels, mass, free_scale=terms.free_scale)
@@ -173,7 +214,7 @@ def _jointly(
             break
     else:
         return None
-    error = weighed_errors(equations, probabilities(equations, whole(equations), joint.t), labels)
+    error = weighed_errors(equations, whole(equations), probabilities(equations, whole(equations), joint.t), labels)
     residual = torch.linalg.vector_norm(off_space(whole(equations), error), dim=1) / torch.linalg.vector_norm(error, dim=1)
     trusted = (joint.error_bar <= CERTIFIABLE) & joint.isolated
     mass_each = torch.full_like(joint.error_bar, joint.mass)
@@ -239,7 +280,7 @@ def _size_is_known(equations: Equations, reference: float, found: int, terms: _T
 
 def determined(equations: Equations) -> int:
     """By how many equations one sample's own equations outnumber its unknowns."""
-    return equations.classes - 1 - 2 * equations.rank
+    return equations.classes - 1 - 2 * equations.rank - equations.blends
 
 
 def hidden_difference(equations: Equations, t: Tensor) -> Tensor:
@@ -260,11 +301,12 @@ def _completed(
     """Guesses added, one at a time and each peeled off, until there are as many samples as dimensions."""
     while len(t) < equations.rank:
         span = peeled(equations, t, errors)
-        reached, score, _ = linear_scan(equations, span, span.lift.T @ start)
-        if counts is not None:
-            score = torch.where(counts > torch.bincount(labels, minlength=len(counts)), score, torch.inf)
+        scan = linear_scan(equations, span, span.lift.T @ start)
+        score = scan.score
+        if counts is not None and bool((left := still_wanted(counts, labels)).any()):
+            score = torch.where(left > 0, score, torch.inf)
         label = score.argmin()[None]
-        guess, value = solve(equations, forgiving(equations, span), reached[label], label)
+        guess, value = solve(equations, forgiving(equations, span), scan.reached[label], label)
         new = candidates_at(equations, guess @ span.lift.T, label, value)
         t, labels, errors = torch.cat([t, new.t]), torch.cat([labels, label]), torch.cat([errors, new.errors])
     return t, labels
@@ -275,7 +317,8 @@ def _once(equations: Equations, t: Tensor, labels: Tensor, single: Assessment) -
     features = t * equations.spectrum.values
     size = torch.linalg.vector_norm(features, dim=1)
     near = torch.cdist(features, features) < (single.error_bar.clamp(1e-6, 1e-3) * size)[:, None]
-    near &= labels[:, None] == labels
+    if not equations.blends:  # a sample of one class solves the equations of any pair with it
+        near &= labels[:, None] == labels
     return torch.tril(near, -1).any(1).logical_not().nonzero()[:, 0]
 
 

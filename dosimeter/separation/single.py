@@ -2,36 +2,76 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 from dosimeter.separation.equations import Equations, Span, off_space, probabilities, slopes, weighed_errors, whole
 
 ELEMENTS = {"cpu": 2**24, "cuda": 2**27}  # entries of one (starts, classes, rank) tensor
+MOST_PAIRS = 512  # that a scan returns where labels blend
 GIVE_UP = 1e4  # damping at which a start is at a minimum or lost
 
 
-def linear_scan(equations: Equations, span: Span, start: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """One Gauss–Newton step from a common start for every class at once.
+@dataclass(frozen=True, kw_only=True)
+class Scan:
+    """Where one linear step leads for each label."""
 
-    Only the right-hand side depends on the class, so one factorisation serves all of them. Returns the coordinates reached
-    (C, r), the relative residual that a linear softmax would leave, which is small for present classes (C,), and the
-    Cholesky-like factor R of the projected slopes (r, r), whose inverse says in which directions a class is ambiguous.
+    labels: Tensor  # (m,)
+    reached: Tensor  # (m, r) coordinates
+    score: Tensor  # (m,) the relative residual that a linear softmax would leave, small for labels that are present
+    upper: Tensor  # (r, r) Cholesky-like factor R of the projected slopes; its inverse says in which directions a label is ambiguous
+
+
+def linear_scan(equations: Equations, span: Span, start: Tensor) -> Scan:
+    """One Gauss–Newton step from a common start for every class, or every target, at once; the likeliest pairs where labels blend.
+
+    Only the right-hand side depends on the label, so one factorisation serves all of them.
     """
     p = probabilities(equations, span, start[None])
     slope = slopes(equations, span, p)[0]
     slope = slope - span.left @ (span.left.T @ slope)  # (C, r)
     w = equations.spectrum.weights
-    rows = w * (p - equations.even) - torch.diag(equations.share * w)  # (C, C): one row a class
-    size = torch.linalg.vector_norm(rows, dim=1)
-    rows = off_space(span, rows)
+    if equations.targets is None:
+        errors = w * (p - equations.even) - torch.diag(equations.share * w)  # (C, C): one row a class
+    else:
+        errors = w * (p - equations.even - equations.share * equations.targets)  # (m, C)
+    rows = off_space(span, errors)
     scale = torch.linalg.vector_norm(slope, dim=0).clamp_min(torch.finfo(slope.dtype).tiny)
     orthogonal, upper = torch.linalg.qr(slope / scale)
-    along = rows @ orthogonal  # (C, r)
-    left_over = torch.linalg.vector_norm(rows - along @ orthogonal.T, dim=1) / size
+    along = rows @ orthogonal  # (m, r)
+    rest = rows - along @ orthogonal.T
     upper = upper + 1e-14 * torch.eye(len(upper), dtype=upper.dtype, device=upper.device)
     step = torch.linalg.solve_triangular(upper, along.T, upper=True).T / scale
-    return start - step, left_over, upper * scale
+    if equations.blends:
+        labels, share, score = likeliest_pairs(rest, errors)
+        first, second = labels // equations.classes, labels % equations.classes
+        step = step[first] + share[:, None] * (step[second] - step[first])
+    else:
+        labels = torch.arange(len(rows), device=rows.device)
+        score = torch.linalg.vector_norm(rest, dim=1) / torch.linalg.vector_norm(errors, dim=1)
+    return Scan(labels=labels, reached=start - step, score=score, upper=upper * scale)
+
+
+def likeliest_pairs(rest: Tensor, errors: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Pairs of classes (m,), the share μ of the second (m,) and the score (m,) where rest and errors blend as the labels do, best first.
+
+    ‖(1 − μ) r_a + μ r_b‖² is a parabola in μ whose coefficients stand in the Gram matrix of the rests, so that all C² pairs cost one
+    product. A pair whose best share is at an end is no pair; a class alone is the pair of it with itself.
+    """
+    gram, sizes = rest @ rest.T, errors @ errors.T  # (C, C)
+    own, size = gram.diagonal(), sizes.diagonal()
+    bend = (own[:, None] + own - 2 * gram).clamp_min(torch.finfo(gram.dtype).tiny)
+    share = (own[:, None] - gram) / bend
+    value = own[:, None] - share * (own[:, None] - gram)
+    whole_size = (1 - share).square() * size[:, None] + share.square() * size + 2 * share * (1 - share) * sizes
+    score = (value.clamp_min(0) / whole_size.clamp_min(torch.finfo(gram.dtype).tiny)).sqrt()
+    score = torch.where(((share > 0) & (share < 1)).triu(1), score, torch.inf)
+    score.diagonal().copy_((own / size.clamp_min(torch.finfo(gram.dtype).tiny)).sqrt())
+    share.diagonal().zero_()
+    best = score.flatten().topk(min(MOST_PAIRS, score.numel()), largest=False)
+    return best.indices, share.flatten()[best.indices], best.values
 
 
 def solve(equations: Equations, span: Span, t: Tensor, labels: Tensor, *, iterations: int = 40) -> tuple[Tensor, Tensor]:
@@ -51,8 +91,9 @@ def polish(equations: Equations, span: Span, t: Tensor, labels: Tensor, *, steps
     """
     for _ in range(steps):
         t = newton(equations, span, t, labels)
-    inverses = [_slopes_and_inverse(equations, span, probabilities(equations, span, piece))[1] for piece in t.split(_chunk(span, t))]
-    return t, torch.cat(inverses)
+    chunk = _chunk(span, t)
+    pieces = zip(t.split(chunk), labels.split(chunk))
+    return t, torch.cat([_slopes_and_inverse(equations, span, probabilities(equations, span, a), b)[1] for a, b in pieces])
 
 
 def newton(equations: Equations, span: Span, t: Tensor, labels: Tensor) -> Tensor:
@@ -61,12 +102,12 @@ def newton(equations: Equations, span: Span, t: Tensor, labels: Tensor) -> Tenso
     return torch.cat([_newton(equations, span, a, b) for a, b in zip(t.split(chunk), labels.split(chunk))])
 
 
-def sensitivities(equations: Equations, t: Tensor, inverse: Tensor) -> Tensor:
+def sensitivities(equations: Equations, t: Tensor, labels: Tensor, inverse: Tensor) -> Tensor:
     """How much one unit in each equation moves a sample's feature, squared: ‖S A⁺‖² by columns, A the projected slopes: (n, C)."""
     span, chunk, values = whole(equations), _chunk(whole(equations), t), equations.spectrum.values
     pieces = []
-    for piece, factor in zip(t.split(chunk), inverse.split(chunk)):
-        slope = slopes(equations, span, probabilities(equations, span, piece))
+    for piece, names, factor in zip(t.split(chunk), labels.split(chunk), inverse.split(chunk)):
+        slope = slopes(equations, span, probabilities(equations, span, piece), names)
         slope = slope - span.left @ (span.left.T @ slope)  # (n, C, B)
         pieces.append(((slope @ factor.transpose(1, 2)) @ factor * values).square().sum(2))
     return torch.cat(pieces) if pieces else t.new_empty(0, equations.classes)
@@ -87,7 +128,7 @@ def _solve(equations: Equations, span: Span, t: Tensor, labels: Tensor, iteratio
     for _ in range(iterations):
         if len(live) == 0:
             break
-        hessian, slope = _normal_equations(equations, span, p[live], residual[live], error[live], size[live])
+        hessian, slope = _normal_equations(equations, span, p[live], labels[live], residual[live], error[live], size[live])
         scale = hessian.diagonal(dim1=1, dim2=2).clamp_min(torch.finfo(t.dtype).tiny).rsqrt()
         hessian = hessian * scale[:, :, None] * scale[:, None, :] + (damping[live][:, None, None] + 1e-14) * eye
         lower, failed = torch.linalg.cholesky_ex(hessian)
@@ -107,17 +148,19 @@ def _solve(equations: Equations, span: Span, t: Tensor, labels: Tensor, iteratio
 
 
 def _relative(equations: Equations, span: Span, p: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    error = weighed_errors(equations, p, labels)
+    error = weighed_errors(equations, span, p, labels)
     size = torch.linalg.vector_norm(error, dim=1, keepdim=True).clamp_min(1e-150)
     return off_space(span, error) / size, error, size
 
 
-def _normal_equations(equations: Equations, span: Span, p: Tensor, residual: Tensor, error: Tensor, size: Tensor) -> tuple[Tensor, Tensor]:
+def _normal_equations(
+    equations: Equations, span: Span, p: Tensor, labels: Tensor, residual: Tensor, error: Tensor, size: Tensor
+) -> tuple[Tensor, Tensor]:
     """JᵀJ (n, r, r) and Jᵀρ (n, r) of the relative residual ρ = P w∘d / ‖w∘d‖, with J = P M/‖w∘d‖ − ρ cᵀ, c = Mᵀ w∘d/‖w∘d‖².
 
     The projection P = I − UUᵀ is never applied to M: MᵀPM = MᵀM − (UᵀM)ᵀ(UᵀM), and Mᵀρ needs none.
     """
-    slope = slopes(equations, span, p) / size[:, :, None]  # M / ‖w∘d‖: (n, C, r)
+    slope = slopes(equations, span, p, labels) / size[:, :, None]  # M / ‖w∘d‖: (n, C, r)
     inside = span.left.T @ slope  # (n, r, r)
     c = (error[:, None, :] @ slope)[:, 0] / size  # (n, r)
     gradient = (residual[:, None, :] @ slope)[:, 0]  # (n, r)
@@ -130,15 +173,15 @@ def _normal_equations(equations: Equations, span: Span, p: Tensor, residual: Ten
 
 def _newton(equations: Equations, span: Span, t: Tensor, labels: Tensor) -> Tensor:
     p = probabilities(equations, span, t)
-    slope, inverse = _slopes_and_inverse(equations, span, p)
-    residual = off_space(span, weighed_errors(equations, p, labels))
+    slope, inverse = _slopes_and_inverse(equations, span, p, labels)
+    residual = off_space(span, weighed_errors(equations, span, p, labels))
     step = (inverse.transpose(1, 2) @ (inverse @ (slope.transpose(1, 2) @ residual[:, :, None])))[:, :, 0]
     return t - torch.where(torch.isfinite(step).all(1, keepdim=True), step, torch.zeros_like(step))
 
 
-def _slopes_and_inverse(equations: Equations, span: Span, p: Tensor) -> tuple[Tensor, Tensor]:
+def _slopes_and_inverse(equations: Equations, span: Span, p: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """The projected slopes A (n, C, r), and L⁻¹ with AᵀA = L Lᵀ (n, r, r), infinite where that is singular."""
-    slope = slopes(equations, span, p)
+    slope = slopes(equations, span, p, labels)
     slope = slope - span.left @ (span.left.T @ slope)
     scale = torch.linalg.vector_norm(slope, dim=1, keepdim=True).clamp_min(torch.finfo(p.dtype).tiny)  # (n, 1, r)
     level = slope / scale

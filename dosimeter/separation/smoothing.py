@@ -29,9 +29,9 @@ def estimate_smoothing(equations: Equations, start: Tensor) -> float:
     best, lowest = 0.0, torch.inf
     for guess in GUESSES:
         smoothed = with_smoothing(equations, guess)
-        reached, score, _ = linear_scan(smoothed, span, start)
-        for label in score.argsort()[:CLASSES]:
-            strength, value = _solve(equations, span, reached[label], label[None], guess)
+        scan = linear_scan(smoothed, span, start)
+        for label in scan.score.argsort()[:CLASSES]:
+            strength, value = _solve(equations, span, scan.reached[label], label[None], guess)
             if value < lowest and 0 <= strength < 1:
                 best, lowest = strength, value
     return best
@@ -62,7 +62,8 @@ def _linearised(equations: Equations, span: Span, t: Tensor, label: Tensor, stre
     """Residual (C,), Jacobian (C, B + 1) and squared size of the error at (t, ε)."""
     smoothed = with_smoothing(equations, strength)
     p = probabilities(equations, span, t[None])
-    error = weighed_errors(smoothed, p, label)
-    by_strength = weighed_errors(with_smoothing(equations, 1.0), p, label) - weighed_errors(with_smoothing(equations, 0.0), p, label)
+    error = weighed_errors(smoothed, span, p, label)
+    even, sharp = (weighed_errors(with_smoothing(equations, end), span, p, label) for end in (1.0, 0.0))
+    by_strength = even - sharp
     rows = torch.cat([slopes(equations, span, p)[0].T, by_strength])  # (B + 1, C)
     return off_space(span, error)[0], off_space(span, rows).T, error.square().sum()

@@ -66,7 +66,7 @@ def test_smoothing_that_nobody_declared_is_found(make, strength):
     soft = (1 - strength) * nn.functional.one_hot(labels, 100) + strength / 100
     case = make(soft.float())
     case = Case(case.exposure, case.features, labels)
-    found = dm.recover_features(case.exposure, "subspace", smoothing="unknown")
+    found = dm.recover_features(case.exposure, "subspace", targets="smoothed")
     assert_all_found(found, case, 1e-3)
     if strength:
         assert float((found.soft.sum(1) - 1).abs().max()) < 1e-5

@@ -37,7 +37,7 @@ def problem(rng):
 
 def test_the_equations_hold_at_the_truth(problem):
     equations, t, labels, f, _, _ = problem
-    error = weighed_errors(equations, probabilities(equations, whole(equations), t), labels)
+    error = weighed_errors(equations, whole(equations), probabilities(equations, whole(equations), t), labels)
     assert float(off_space(whole(equations), error).abs().max() / error.abs().max()) < 1e-12
     torch.testing.assert_close(t @ equations.basis, f)
     e = error @ equations.spectrum.left
@@ -49,7 +49,7 @@ def test_slopes_are_the_derivative(problem):
     span = whole(equations)
 
     def error(t):
-        return weighed_errors(equations, probabilities(equations, span, t), labels)
+        return weighed_errors(equations, span, probabilities(equations, span, t), labels)
 
     derivative = torch.autograd.functional.jacobian(lambda row: error(row.expand(6, -1))[0], t[0])
     torch.testing.assert_close(slopes(equations, span, probabilities(equations, span, t))[0], derivative)
@@ -57,7 +57,7 @@ def test_slopes_are_the_derivative(problem):
 
 def test_what_is_left_after_peeling_holds_the_others(problem):
     equations, t, labels, *_ = problem
-    error = weighed_errors(equations, probabilities(equations, whole(equations), t), labels)
+    error = weighed_errors(equations, whole(equations), probabilities(equations, whole(equations), t), labels)
     span = peeled(equations, t[:4], error[:4] @ equations.spectrum.left)
     assert span.logits.shape[1] == 2
     torch.testing.assert_close(t[4:] @ span.lift @ span.lift.T, t[4:])
@@ -68,10 +68,10 @@ def test_what_is_left_after_peeling_holds_the_others(problem):
 def test_the_scan_ranks_present_classes_first_and_the_solve_ends_at_the_truth(problem):
     equations, t, labels, f, *_ = problem
     span = whole(equations)
-    reached, score, _ = linear_scan(equations, span, t.mean(0))
+    scan = linear_scan(equations, span, t.mean(0))
     present = labels.unique()
-    assert set(score.argsort()[: len(present)].tolist()) == set(present.tolist())
-    solved, value = solve(equations, span, reached[present], present)
+    assert set(scan.score.argsort()[: len(present)].tolist()) == set(present.tolist())
+    solved, value = solve(equations, span, scan.reached[present], present)
     solved, _ = polish(equations, span, solved, present)
     distance = torch.cdist(solved @ equations.basis, f, compute_mode="donot_use_mm_for_euclid_dist")
     assert float(distance.min(1).values.max()) < 1e-8
@@ -89,7 +89,7 @@ def test_the_joint_normal_matrix_is_that_of_the_jacobian(problem, free_scale):
     def residual(unknowns):
         mass = 6.5 * torch.exp(unknowns[36]) if free_scale else 6.5
         p = probabilities(equations, whole(equations), unknowns[:36].view(6, 6))
-        error = weighed_errors(equations, p, labels)
+        error = weighed_errors(equations, whole(equations), p, labels)
         x = unknowns[:36].view(6, 6) * equations.spectrum.values * weights
         return (error.T @ x / mass - equations.spectrum.left * (equations.spectrum.values * weights)).reshape(-1)
 

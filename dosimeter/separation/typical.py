@@ -1,0 +1,46 @@
+"""The feature that a model answers most inputs with: what a server expects before it has seen any gradient."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dosimeter.head import Head, input_of
+from dosimeter.normalization import from_pixels
+from dosimeter.randomness import generator
+from dosimeter.types import Exposure
+
+INPUTS = 64
+CONTRAST = 0.25  # standard deviation of the synthetic pixels
+
+
+@dataclass(frozen=True, kw_only=True)
+class Typical:
+    """What features look like before any gradient is seen."""
+
+    mean: Tensor  # (H,)
+    size: Tensor  # (H,) root mean square, evened out by half, so that no feature is taken for impossible
+
+
+def typical_feature(exposure: Exposure, head: Head) -> Typical:
+    """The features of auxiliary samples, where the server is granted some, else of synthetic inputs, in the client's mode."""
+    inputs = _synthetic(exposure) if exposure.auxiliary is None else exposure.auxiliary.inputs[: 4 * INPUTS]
+    features = torch.nan_to_num(input_of(exposure.model, head.name, inputs).to(torch.float64))  # (n, H)
+    size = features.square().mean(0).sqrt()
+    if not float(size.mean()) > 0:
+        return Typical(mean=torch.zeros_like(size), size=torch.ones_like(size))
+    return Typical(mean=features.mean(0), size=(size + size.mean()) / 2)
+
+
+def _synthetic(exposure: Exposure) -> Tensor:
+    """Images with the spectrum of natural ones, amplitude 1/frequency (Field, J. Opt. Soc. Am. A 1987); other shapes are white."""
+    parameter = next(exposure.model.parameters())
+    noise = torch.randn(INPUTS, *exposure.public.input_shape, generator=generator(0, "typical inputs"))
+    if noise.ndim == 4:
+        height, width = noise.shape[-2:]
+        frequency = torch.hypot(torch.fft.fftfreq(height)[:, None], torch.fft.rfftfreq(width)[None])
+        noise = torch.fft.irfft2(torch.fft.rfft2(noise) / frequency.clamp_min(1 / max(height, width)), s=(height, width))
+        noise = from_pixels((0.5 + CONTRAST * noise / noise.std()).clamp(0, 1), exposure.public.normalization)
+    return noise.to(device=parameter.device, dtype=parameter.dtype)
