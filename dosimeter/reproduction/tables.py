@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sysconfig
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -15,7 +16,11 @@ from dosimeter.options import Fraction, NonNegativeFloat, OptionError, PositiveF
 from dosimeter.subjects import ModelConfig
 from dosimeter.types import Normalization
 
-FOLDERS = (Path("experiments"), Path(__file__).resolve().parents[2] / "experiments")  # here, or beside the package
+FOLDERS = (  # here, beside the package's source, or where the wheel puts them
+    Path("experiments"),
+    Path(__file__).resolve().parents[2] / "experiments",
+    Path(sysconfig.get_path("data")) / "share" / "dosimeter" / "experiments",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
