@@ -27,7 +27,7 @@ PREFIXES = ("module.", "_orig_mod.")  # left by DataParallel and by torch.compil
 SHOWN = 3  # parameter names in a message
 
 
-def load_model(name: str, options: Mapping[str, Any], weights: Path | None, seed: int) -> nn.Module:
+def load_model(name: str, options: Mapping[str, Any], weights: str | Path | None, seed: int) -> nn.Module:
     """A model by registry name or `module:function`, drawn from `seed` alone, then filled from `weights` where given.
 
     The global random state is left as it was. `module:function` is looked for in the current directory, then among the
@@ -36,7 +36,7 @@ def load_model(name: str, options: Mapping[str, Any], weights: Path | None, seed
     with _seeded(seed):
         model = _call(name, dict(options)) if ":" in name else build(MODELS.entry(name, "model"), dict(options), "model")
     if weights is not None:
-        load_weights(model, Path(weights))
+        load_weights(model, weights)
     return model
 
 
@@ -61,17 +61,17 @@ def find_function(name: str) -> Callable[..., Any]:
     return function
 
 
-def load_weights(model: nn.Module, path: Path) -> None:
+def load_weights(model: nn.Module, path: str | Path) -> None:
     """Fill `model` from a .safetensors file or a state dict saved by torch; every parameter must be there and fit."""
     fill(model, read_state(path), path)
 
 
-def read_state(path: Path) -> dict[str, Tensor]:
+def read_state(path: str | Path) -> dict[str, Tensor]:
     """The state dict in a weights file, bare, and without what training scripts put before its names."""
-    return _without_prefix(_unwrapped(read_tensors(path), path))
+    return _without_prefix(_unwrapped(read_tensors(Path(path)), path))
 
 
-def fill(model: nn.Module, state: dict[str, Tensor], path: Path) -> None:
+def fill(model: nn.Module, state: dict[str, Tensor], path: str | Path) -> None:
     """Load a state dict that came from `path`; every parameter must be there and fit."""
     expected = model.state_dict()
     # Batch norm counts its batches only since torch 0.4.1, and only where its momentum is None does the count matter.
@@ -120,7 +120,7 @@ def _call(name: str, options: dict[str, Any]) -> nn.Module:
     return model
 
 
-def _unwrapped(content: Any, path: Path) -> dict[str, Tensor]:
+def _unwrapped(content: Any, path: str | Path) -> dict[str, Tensor]:
     for wrapper in WRAPPERS:
         if isinstance(content, Mapping) and isinstance(content.get(wrapper), Mapping):
             content = content[wrapper]

@@ -84,6 +84,10 @@ def test_weights_of_every_form_load(tiny: nn.Module, tmp_path: Path) -> None:
             assert same(loaded, tiny), file
     save_file(state, tmp_path / "plain.safetensors")
     assert same(load_model("small_cnn", TINY, tmp_path / "plain.safetensors", seed=99), tiny)
+    assert same(load_model("small_cnn", TINY, str(tmp_path / "plain.safetensors"), seed=99), tiny)
+    other = load_model("small_cnn", TINY, None, seed=98)
+    load_weights(other, str(tmp_path / "plain.safetensors"))
+    assert same(other, tiny)
     torch.save(state, tmp_path / "old.pt", _use_new_zipfile_serialization=False)
     assert same(load_model("small_cnn", TINY, tmp_path / "old.pt", seed=99), tiny)
 
