@@ -1,0 +1,48 @@
+"""The search of a decoder's latent space: better than its start, in either form, and refused without what it needs."""
+
+import pytest
+import torch
+
+import dosimeter as dm
+from dosimeter.types import Refused
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path_factory, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "decoders"))
+
+
+@pytest.fixture
+def setting(normed_classifier, digits):
+    images, labels = digits
+    batch = dm.Batch(images[:2], labels[:2])
+    return batch, dm.observe(normed_classifier.eval(), batch, auxiliary=dm.Batch(images[500:900], labels[500:900]))
+
+
+OPTIONS = {"width": 16, "epochs": 8, "dimensions": 32}
+
+
+def test_descent_finds_the_batch_and_beats_its_nulls(setting):
+    batch, exposure = setting
+    found = dm.reconstruct(exposure, "generative_prior", labels=batch.targets, steps=150, **OPTIONS)
+    scores = dm.score(found, batch, exposure=exposure)
+    best = torch.stack([null["psnr"] for null in scores.nulls.values()]).amax(0)
+    assert float((scores["psnr"] - best).min()) > 3
+    assert {"mean", "nearest", "foreign features", "mean feature"} == set(scores.nulls)
+
+
+def test_evolution_lowers_the_distance_without_a_slope(setting):
+    batch, exposure = setting
+    options = OPTIONS | {"dimensions": 8, "search": "evolution", "population": 8}
+    few, more = (dm.reconstruct(exposure, "generative_prior", labels=batch.targets, steps=steps, **options) for steps in (2, 60))
+    assert more.distance < 0.7 * few.distance
+
+
+def test_refusals(setting, normed_classifier):
+    batch, exposure = setting
+    with pytest.raises(Refused, match="needs labels"):
+        dm.reconstruct(exposure, "generative_prior", **OPTIONS)
+    with pytest.raises(Refused, match="needs auxiliary data"):
+        dm.reconstruct(dm.observe(normed_classifier, batch), "generative_prior", labels=batch.targets)
+    with pytest.raises(ValueError, match="'descent', 'evolution'"):
+        dm.attack("generative_prior", search="luck")

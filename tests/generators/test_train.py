@@ -1,0 +1,97 @@
+"""Training: what it learns, that a killed one resumes to the same bits, and what it refuses."""
+
+import pytest
+import torch
+
+from dosimeter.generators import train
+from dosimeter.generators.progress_file import ProgressFile
+from dosimeter.generators.target import Target
+from dosimeter.generators.train import DecoderSettings, decode_without_slope, train_decoder
+from dosimeter.progress import listening
+from dosimeter.types import Normalization, Refused
+
+SMALL = DecoderSettings(width=16, epochs=3, batch_size=25)
+
+
+@pytest.fixture
+def view(normed_classifier):
+    return Target.from_model(normed_classifier.train(), (1, 8, 8), Normalization())
+
+
+def test_images_that_it_never_saw_come_back_from_their_features(view, digits):
+    """Held-out digits from unpooled features: far nearer than their mean, and better the longer the training."""
+    images = digits[0]
+    errors = []
+    for epochs in (1, 8):
+        lesson = train_decoder(view, images[:500], DecoderSettings(width=32, epochs=epochs, batch_size=25))
+        drawn = decode_without_slope(lesson.decoder, view.features(images[600:632]))
+        errors.append(float((drawn - images[600:632]).square().mean()))
+    variance = float((images[600:632] - images[:500].mean(0)).square().mean())
+    assert errors[1] < 0.1 * variance
+    assert errors[1] < errors[0]
+
+
+def test_the_same_seed_gives_the_same_decoder_whatever_the_global_state(view, digits):
+    first = train_decoder(view, digits[0][:50], SMALL).decoder.state_dict()
+    torch.rand(3)
+    again = train_decoder(view, digits[0][:50], SMALL).decoder.state_dict()
+    other = train_decoder(view, digits[0][:50], DecoderSettings(width=16, epochs=3, batch_size=25, seed=1)).decoder.state_dict()
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert not torch.equal(first["exit.weight"], other["exit.weight"])
+
+
+class Killed(Exception):
+    pass
+
+
+def test_a_killed_training_resumes_to_the_same_bits(view, digits, tmp_path):
+    whole = train_decoder(view, digits[0][:50], SMALL).decoder.state_dict()
+    steps = 0
+
+    def kill(done: int, total: int, note: str) -> None:
+        nonlocal steps
+        steps += 1
+        if done == 5:  # two steps an epoch: in the middle of the third
+            raise Killed
+
+    keep = ProgressFile(tmp_path / "decoder.progress", every=0.0)
+    with pytest.raises(Killed), listening(kill):
+        train_decoder(view, digits[0][:50], SMALL, keep)
+    assert keep.path.is_file()
+    before, steps = steps, 0
+    with listening(lambda done, total, note: kill(done + 100, total, note)):
+        resumed = train_decoder(view, digits[0][:50], SMALL, keep).decoder.state_dict()
+    assert (before, steps) == (5, 2)
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+    assert not keep.path.exists()
+
+
+def test_a_torn_progress_file_is_begun_anew(view, digits, tmp_path):
+    keep = ProgressFile(tmp_path / "decoder.progress", every=0.0)
+    keep.path.write_bytes(b"torn")
+    lesson = train_decoder(view, digits[0][:50], SMALL, keep)
+    expected = train_decoder(view, digits[0][:50], SMALL).decoder.state_dict()
+    assert all(torch.equal(expected[name], tensor) for name, tensor in lesson.decoder.state_dict().items())
+
+
+def test_features_held_in_pieces_teach_as_well(view, digits, monkeypatch):
+    monkeypatch.setitem(train.HELD, "cpu", 4 * 256 * 64)  # 64 images at a time
+    lesson = train_decoder(view, digits[0][:300], DecoderSettings(width=16, epochs=6, batch_size=16))
+    assert lesson.error < 0.05
+
+
+def test_fine_tuning_runs_and_says_what_it_lacks(view, digits, monkeypatch):
+    monkeypatch.setenv("DOSIMETER_LPIPS_WEIGHTS", "/nowhere")
+    lesson = train_decoder(view, digits[0][:40], DecoderSettings(width=8, epochs=1, fine_tuning_epochs=1))
+    assert "without LPIPS" in lesson.notes[0]
+
+
+def test_what_cannot_teach_is_refused(view, digits):
+    with pytest.raises(Refused, match="8 are the least"):
+        train_decoder(view, digits[0][:7], SMALL)
+    with pytest.raises(ValueError, match="1 channels"):
+        train_decoder(view, torch.rand(9, 3, 8, 8), SMALL)
+    with pytest.raises(ValueError, match="client_batch_sizes"):
+        DecoderSettings(client_batch_sizes=())
+    with pytest.raises(ValueError, match="epochs: expected a positive int"):
+        DecoderSettings(epochs=0)
