@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn.functional import softmax
 
 from dosimeter.head import Head
+from dosimeter.types import Outcome
 
 Family = Literal["smoothing", "mixup", "one_hot"]
 
@@ -20,6 +21,8 @@ POLISHED = 12  # local minima of the grid that Newton polishes
 POLISHINGS = 8  # at most
 SETTLED = 1e-4  # a step of Gauss-Newton this short is the last: the next would be its square
 CHUNK = 2**21  # label entries held at once
+DISTINCT = 1e-2  # labels further apart than this (L1) are different answers
+UNEXPLAINED = 1e-2  # relative distance from the family beyond which the answer is none
 BELIEVED = 1e-2  # relative distance between the bias's gradient and the rows' beyond which the bias is not believed
 
 
@@ -59,7 +62,8 @@ class Candidates:
     labels: Tensor  # (n, C)
     residuals: Tensor  # (n,) distance from the family's shape, relative to the gradient's
     floors: Tensor  # (n,) what rounding and noise alone would leave of it
-    error_bars: Tensor  # (n,) what the noise may change in the label, L1
+    spreads: Tensor  # (n,) what the noise may change in s, and so in the feature, relative
+    error_bars: Tensor  # (n,) what it may thereby change in the label, L1
 
 
 def scalar_problem(head: Head, temperature: float, family: Family, row: int) -> ScalarProblem:
@@ -84,6 +88,14 @@ def scalar_problem(head: Head, temperature: float, family: Family, row: int) -> 
     )
 
 
+def solve(head: Head, temperature: float, family: Family, use_bias: bool) -> tuple[ScalarProblem, Candidates]:
+    """The scalar of a single sample: off the bias where it is shared and may be used, else by the label's family."""
+    assert head.weight_gradient is not None
+    problem = scalar_problem(head, temperature, family, int(head.weight_gradient.square().sum(1).argmax()))
+    read = read_from_bias(problem, head.bias_gradient) if use_bias and head.bias_gradient is not None else None
+    return problem, grid_search(problem) if read is None else read
+
+
 def read_from_bias(problem: ScalarProblem, bias_gradient: Tensor) -> Candidates | None:
     """s from ∇b = (p − y)/τ, in which the feature has no part; nothing where ∇b is not a multiple of the rows' ratios.
 
@@ -94,9 +106,7 @@ def read_from_bias(problem: ScalarProblem, bias_gradient: Tensor) -> Candidates 
     mismatch = (seen - error * ratios).norm() / (error * ratios).norm()
     if not float(mismatch) < BELIEVED:
         return None
-    errors = error[None]
-    bars = _error_bars(problem, errors, mismatch[None] + problem.noise + problem.precision)
-    return Candidates(errors=errors, labels=problem.labels(errors), residuals=mismatch[None], floors=mismatch[None], error_bars=bars)
+    return _candidates(problem, error[None], mismatch[None], mismatch[None], mismatch[None] + problem.noise + problem.precision)
 
 
 def grid_search(problem: ScalarProblem) -> Candidates:
@@ -116,10 +126,28 @@ def grid_search(problem: ScalarProblem) -> Candidates:
     plausible = (labels.amin(1) > -1e-3) & (labels.amax(1) < 1 + 1e-3)
     order = torch.where(plausible, residuals, residuals + residuals.max() + 1).argsort()
     order = order[: max(1, int(plausible.sum()))]
-    errors, labels, residuals = errors[order], labels[order], residuals[order]
-    floors = _noise_floors(problem, errors, labels)
-    bars = _error_bars(problem, errors, floors / slopes[order].clamp_min(1e-300))
-    return Candidates(errors=errors, labels=labels, residuals=residuals, floors=floors, error_bars=bars)
+    floors = _noise_floors(problem, errors[order], labels[order])
+    return _candidates(problem, errors[order], residuals[order], floors, floors / slopes[order].clamp_min(1e-300))
+
+
+def verdict(found: Candidates, problem: ScalarProblem) -> tuple[Outcome, str]:
+    """Whether the best candidate fits, and whether it alone does."""
+    label, bar = found.labels[0], float(found.error_bars[0])
+    if float(found.residuals[0]) > UNEXPLAINED:
+        return Outcome.PARTIAL, f"no scalar makes a {problem.family} label of this gradient; the nearest is taken"
+    fits = found.residuals <= torch.maximum(found.floors, 2 * found.residuals[0])
+    rivals = int((fits & ((found.labels - label).abs().sum(1) > DISTINCT)).sum())
+    if rivals:
+        return Outcome.AMBIGUOUS, f"{rivals + 1} scalars with different labels fit the gradient within its noise"
+    if bar > DISTINCT:
+        return Outcome.AMBIGUOUS, f"a range of scalars fits the gradient within its noise; the label may be off by {bar:.2g} (L1)"
+    return Outcome.COMPLETED, ""
+
+
+def _candidates(problem: ScalarProblem, errors: Tensor, residuals: Tensor, floors: Tensor, spreads: Tensor) -> Candidates:
+    labels = problem.labels(errors)
+    bars = (problem.labels(errors * spreads.clamp_max(0.5).exp()) - labels).abs().sum(1)
+    return Candidates(errors=errors, labels=labels, residuals=residuals, floors=floors, spreads=spreads, error_bars=bars)
 
 
 def _fitting(problem: ScalarProblem, errors: Tensor, values: Tensor) -> Tensor:
@@ -208,8 +236,3 @@ def _noise_floors(problem: ScalarProblem, errors: Tensor, labels: Tensor) -> Ten
     spread = sizes.scatter(1, labels.topk(problem.free, dim=1).indices, 0).norm(dim=1) * problem.precision
     others = problem.ratios.scatter(0, problem.ratios.abs().argmax(), 0).norm()
     return spread / (problem.temperature * errors).abs() + problem.noise * others
-
-
-def _error_bars(problem: ScalarProblem, errors: Tensor, shifts: Tensor) -> Tensor:
-    """How far the label moves, L1, while log|s| moves by `shifts`: (n,)."""
-    return (problem.labels(errors * shifts.clamp_max(0.5).exp()) - problem.labels(errors)).abs().sum(1)

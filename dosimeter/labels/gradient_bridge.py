@@ -27,12 +27,13 @@ class GradientBridge(LabelRecovery):
     as divisions, as the theorems need. `layer` names the hidden layer, by default the shared one nearest to the head;
     it and all behind it must be linear (the first may be a convolution with 1x1 output) with ReLUs between.
     Departures: where the layer has a bias and its gradient is shared, that is the mean gradient at z itself; where it has
-    none, ∇W v stands in for it, with v chosen on auxiliary samples so that x·v ≈ 1; either is divided by how often
-    auxiliary samples activate the unit, and the equations of each further layer weigh every unit by
-    that rate, so that dead ones drop out. `as_published=True` restores the thesis, which divides diag(∇W Wᵀ) by the mean
-    activation, ignores biases, takes every unit for active and gives dead ones the mean of the others. Dummies are
-    uniform pixels under the public normalisation (the thesis: standard normal inputs, on the same scale once images are
-    normalised). Counts are completed to the batch size; the losses of Table 3.1 are allowed for in the last step.
+    none, ∇W v stands in for it, with v chosen on auxiliary samples so that x·v ≈ 1; entries of it that were pruned are
+    told by what is left of their rows. All are divided by how often auxiliary samples activate the unit, and the
+    equations of each further layer weigh every unit by that rate, so that dead ones drop out. `as_published=True`
+    restores the thesis, which divides diag(∇W Wᵀ) by the mean activation, ignores biases, takes every unit for active and
+    gives dead ones the mean of the others. Dummies are uniform pixels under the public normalisation (the thesis: standard
+    normal inputs, on the same scale once images are normalised). Counts are completed to the batch size; the losses of
+    Table 3.1 are allowed for in the last step.
     `details`: logit_gradient (C,), the mean gradient at the logits.
     """
 
@@ -86,9 +87,12 @@ class GradientBridge(LabelRecovery):
             mean = activations.mean(0)
             mean = torch.where(mean == 0, mean[mean != 0].mean(), mean)
             return (weight_gradient * first.weight.double()).sum(1) / mean  # diag(∇W Wᵀ) ⊘ a
-        if bias_gradient is not None:
+        if bias_gradient is not None and bool((bias_gradient != 0).eq(weight_gradient.ne(0).any(1)).all()):
             return _where_active(bias_gradient.double(), activations)
         inputs = reference_at(exposure, first.name, self.source, rng).features.flatten(1).double()  # (n, M)
+        if bias_gradient is not None:  # some of its entries were pruned, which leaves their rows to tell them
+            pruned = _from_kept_entries(weight_gradient, inputs.mean(0))
+            return _where_active(torch.where(bias_gradient == 0, pruned, bias_gradient.double()), activations)
         return _where_active(weight_gradient @ _constant_direction(inputs), activations)
 
 
@@ -105,6 +109,13 @@ def _constant_direction(inputs: Tensor) -> Tensor:
     left_out = duals / (shrunk @ vectors.square().T)  # residual of each sample when it is left out
     best = left_out.square().mean(1).argmin()
     return inputs.T @ duals[best]
+
+
+def _from_kept_entries(weight_gradient: Tensor, mean_input: Tensor) -> Tensor:
+    """The mean ∂ℓ/∂z of each row of ∇W ≈ ∇z xᵀ by least squares over the entries that are not zero: (N,); 0 for empty rows."""
+    kept = (weight_gradient != 0).to(weight_gradient)
+    norms = kept @ mean_input.square()
+    return torch.where(norms > 0, weight_gradient @ mean_input / norms.clamp_min(torch.finfo(norms.dtype).tiny), 0)
 
 
 def _rate(activations: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Generator
 
-from dosimeter.analytic.scalar_search import Candidates, Family, ScalarProblem, grid_search, read_from_bias, scalar_problem
+from dosimeter.analytic.scalar_search import Candidates, Family, ScalarProblem, scalar_problem, solve, verdict
 from dosimeter.head import Head, find_head
 from dosimeter.interfaces import LabelRecovery
 from dosimeter.labels.idlg import against_the_others
@@ -17,8 +17,6 @@ from dosimeter.losses import CrossEntropy
 from dosimeter.registry import LABELS
 from dosimeter.types import Exposure, Knowledge, LabelEstimate, Outcome, Refused
 
-DISTINCT = 1e-2  # labels further apart than this (L1) are different answers
-UNEXPLAINED = 1e-2  # relative distance from the family beyond which the answer is none
 CERTAIN = 1e-3  # error bar of a certified label
 
 
@@ -58,53 +56,38 @@ class SoftScalar(LabelRecovery):
             raise Refused(f"soft_scalar needs at least 3 classes to compare, got {head.classes}")
         if not bool(head.weight_gradient.any()):
             return _nothing_to_read(head)
-        found, problem = self._searched(head, loss.temperature, rng)
-        return _estimate(found, problem, head)
-
-    def _searched(self, head: Head, temperature: float, rng: Generator) -> tuple[Candidates, ScalarProblem]:
-        gradient = head.weight_gradient
-        assert gradient is not None
         if self.search == "published":
-            row = int(gradient.sum(1).abs().argmax())
-            problem = scalar_problem(head, temperature, self.family, row)
-            largest = gradient[row].abs().argmax()
-            column = gradient[:, largest].double() / gradient[row, largest].double()
-            return published_search(problem, column, rng), problem
-        problem = scalar_problem(head, temperature, self.family, int(gradient.square().sum(1).argmax()))
-        read = read_from_bias(problem, head.bias_gradient) if self.use_bias and head.bias_gradient is not None else None
-        return grid_search(problem) if read is None else read, problem
+            return _estimate(*_published(head, loss.temperature, self.family, rng), head)
+        return _estimate(*solve(head, loss.temperature, self.family, self.use_bias), head)
 
 
-def _estimate(found: Candidates, problem: ScalarProblem, head: Head) -> LabelEstimate:
+def _published(head: Head, temperature: float, family: Family, rng: Generator) -> tuple[ScalarProblem, Candidates]:
     gradient = head.weight_gradient
     assert gradient is not None
-    label, bar = found.labels[0], float(found.error_bars[0])
-    fits = found.residuals <= torch.maximum(found.floors, 2 * found.residuals[0])
-    rivals = int((fits & ((found.labels - label).abs().sum(1) > DISTINCT)).sum())
-    outcome, message = Outcome.COMPLETED, ""
-    if float(found.residuals[0]) > UNEXPLAINED:
-        outcome, message = Outcome.PARTIAL, f"no scalar makes a {problem.family} label of this gradient; the nearest is taken"
-        if problem.family == "one_hot":  # the softmax saturates; the sign rule still names the label, though no feature
-            label = torch.zeros_like(label).index_fill(0, against_the_others(gradient).argmax(), 1)
-            message = "the prediction is the label to rounding: the row that points against the others names it, the scalar is unknown"
-    elif rivals:
-        outcome, message = Outcome.AMBIGUOUS, f"{rivals + 1} scalars with different labels fit the gradient within its noise"
-    elif bar > DISTINCT:
-        outcome, message = (
-            Outcome.AMBIGUOUS,
-            f"a range of scalars fits the gradient within its noise; the label may be off by {bar:.2g} (L1)",
-        )
-    features = problem.row[None] / found.errors[0]
+    row = int(gradient.sum(1).abs().argmax())
+    problem = scalar_problem(head, temperature, family, row)
+    largest = gradient[row].abs().argmax()
+    return problem, published_search(problem, gradient[:, largest].double() / gradient[row, largest].double(), rng)
+
+
+def _estimate(problem: ScalarProblem, found: Candidates, head: Head) -> LabelEstimate:
+    gradient = head.weight_gradient
+    assert gradient is not None
+    label = found.labels[0]
+    outcome, message = verdict(found, problem)
+    if outcome is Outcome.PARTIAL and problem.family == "one_hot":  # the softmax saturates; signs still name the label, though no feature
+        label = torch.zeros_like(label).index_fill(0, against_the_others(gradient).argmax(), 1)
+        message = "the prediction is the label to rounding: the row that points against the others names it, the scalar is unknown"
     winner = label.argmax()
     return LabelEstimate(
         counts=torch.zeros_like(label, dtype=torch.long).index_fill(0, winner, 1),
         labels=winner[None],
         soft=label[None].to(gradient.dtype),
         scores=label,
-        certified=outcome is Outcome.COMPLETED and bar < CERTAIN,
+        certified=outcome is Outcome.COMPLETED and float(found.error_bars[0]) < CERTAIN,
         outcome=outcome,
         message=message,
-        details={"scalar": 1 / found.errors[0], "features": features, "error_bar": found.error_bars[0]},
+        details={"scalar": 1 / found.errors[0], "features": problem.row[None] / found.errors[0], "error_bar": found.error_bars[0]},
     )
 
 

@@ -38,8 +38,14 @@ def published_search(problem: ScalarProblem, column: Tensor, rng: Generator) -> 
             guess, value = flown, swarm_value
     errors = (scale / guess)[None]
     unknown = torch.full_like(errors, torch.nan)
-    residuals = torch.full_like(errors, value)
-    return Candidates(errors=errors, labels=problem.labels(errors), residuals=residuals, floors=unknown, error_bars=unknown)
+    return Candidates(
+        errors=errors,
+        labels=problem.labels(errors),
+        residuals=torch.full_like(errors, value),
+        floors=unknown,
+        spreads=unknown,
+        error_bars=unknown,
+    )
 
 
 def _descended(loss: Objective, like: Tensor) -> tuple[Tensor, float]:

@@ -5,6 +5,8 @@ import torch
 from torch import nn
 
 import dosimeter as dm
+from dosimeter.analytic.scalar_search import scalar_problem
+from dosimeter.head import find_head
 from dosimeter.types import Refused
 
 from .conftest import case_of, errors
@@ -46,12 +48,18 @@ def test_a_mixed_label():
 
 def test_the_label_always_sums_to_one():
     """Theorem 1 of the paper, for any scalar."""
-    from dosimeter.features.scalar import _problem
-    from dosimeter.head import find_head
-
-    problem = _problem(find_head(single(torch.tensor([3])).exposure), 1.0, 1)
+    problem = scalar_problem(find_head(single(torch.tensor([3])).exposure), 1.0, "smoothing", row=3)
     total = problem.labels(torch.tensor([0.3, -2.0, 17.0], dtype=torch.float64)).sum(1)
     torch.testing.assert_close(total, torch.ones(3, dtype=torch.float64), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_certified_feature_is_within_its_error_bar(bias):
+    for seed in range(5):
+        case = single(torch.tensor([seed]), bias=bias, seed=seed)
+        found = dm.recover_features(case.exposure, "scalar", family="one_hot")
+        assert found.certified.all()
+        assert float((found.features - case.features).norm() / case.features.norm()) <= float(found.error_bar.max())
 
 
 def test_two_samples_are_refused(make):

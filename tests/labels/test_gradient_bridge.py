@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from dosimeter.client import observe
-from dosimeter.labels.gradient_bridge import _constant_direction
+from dosimeter.labels.gradient_bridge import _constant_direction, _from_kept_entries
 from dosimeter.labels.layer_chain import chain_to
 from dosimeter.losses import CrossEntropy, Focal
 from dosimeter.server import recover_labels
@@ -61,6 +61,27 @@ def test_a_bias_gradient_of_ever_active_units_gives_the_logit_gradient_exactly(e
 def test_most_labels_come_back_from_the_penultimate_layer(expose, bias, loss):
     exposure = expose(LABELS, model=stack(bias, True), loss=loss, auxiliary_per_class=20)
     assert overlap(recover_labels(withheld(exposure, "4."), "gradient_bridge").labels, LABELS) >= 0.85
+
+
+def test_rows_with_pruned_entries_tell_their_gradient_by_those_that_are_left():
+    rng = torch.Generator().manual_seed(0)
+    inputs, gradient = torch.rand(12, generator=rng, dtype=torch.float64), torch.randn(8, generator=rng, dtype=torch.float64)
+    rows = torch.outer(gradient, inputs)
+    sparse = torch.where(torch.rand(8, 12, generator=rng) < 0.3, rows, 0)
+    sparse[5] = 0
+    assert torch.allclose(_from_kept_entries(rows, inputs), gradient)
+    assert torch.allclose(_from_kept_entries(sparse, inputs), gradient.index_fill(0, torch.tensor([5]), 0))
+
+
+def test_a_pruned_bias_gradient_does_not_count_as_zero(expose):
+    found, published = [], []
+    for seed in range(8):
+        exposure = expose(LABELS, model=stack(True, True), auxiliary_per_class=20, seed=seed)
+        update = {name: change * (change.abs() >= change.abs().quantile(0.9)) for name, change in exposure.update.items()}
+        pruned = withheld(replace(exposure, update=update), "4.")
+        found.append(overlap(recover_labels(pruned, "gradient_bridge").labels, LABELS))
+        published.append(overlap(recover_labels(pruned, "gradient_bridge", as_published=True).labels, LABELS))
+    assert sum(found) >= sum(published)
 
 
 def test_the_constant_direction_is_exact_where_an_input_is_constant():
