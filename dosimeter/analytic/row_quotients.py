@@ -34,7 +34,7 @@ def lone_samples(
     if len(quotients) == 0:
         return quotients, torch.zeros(0, dtype=torch.bool, device=weight.device)
     flat = quotients.flatten(1)
-    apart = torch.cdist(flat, flat, compute_mode="donot_use_mm_for_euclid_dist") / flat.norm(dim=1)[:, None]
+    apart = torch.cdist(flat, flat, compute_mode="use_mm_for_euclid_dist") / flat.norm(dim=1)[:, None]  # float64: sound to 1e-7
     votes = (apart <= AGREEMENT).sum(1)  # itself among them
     certain = (votes >= 2) | on_levels(quotients, normalization)
     order = (votes + len(votes) * certain).argsort(descending=True, stable=True)

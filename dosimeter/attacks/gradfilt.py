@@ -11,6 +11,7 @@ from torch import Generator, nn
 from dosimeter.attacks.imprint import read_inserted_layer
 from dosimeter.attacks.inverting_gradients import InvertingGradients
 from dosimeter.interfaces import ActiveAttack
+from dosimeter.matching.recipe import Path, Precision
 from dosimeter.options import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from dosimeter.randomness import generator
 from dosimeter.registry import ATTACKS
@@ -34,17 +35,19 @@ class GradFilt(ActiveAttack):
     thesis chapter 5: separation (Eqs. 5.9-5.12), label restoration (Eq. 5.14), calibration (Eqs. 5.16-5.22), matching
     under the cosine distance (Eq. 5.23) up to β target samples, an inserted linear layer beyond (Eq. 5.24).
     Departures: the signs and the multi-target rows of the calibration are corrected (see `calibrate`); Ω and α, which the
-    thesis leaves open, are 10,000 and 1; a last layer without bias is given one; the matching has inverting_gradients'
-    total variation, as its baseline has; the inserted layer is imprint's, planted where `expected` target samples exceed
-    β, since it must be sent before the count is known (count in one round, insert in the next), with bins for that number.
+    thesis leaves open, are 1,000 (more would round away what FedAvg's local steps add to the biases) and 1; a last layer
+    without bias is given one; the matching has inverting_gradients' total variation, as its baseline has; the inserted layer
+    is imprint's, planted where `expected` target samples exceed β, since it must be sent before the count is known (count in
+    one round, insert in the next), with bins for that number.
     `camouflage` leaves noise of that relative size in the zeroed rows, against a client that looks at them.
-    Batch norm in train mode mixes the other samples into the targets' gradients: separation is then not exact.
+    Batch norm in train mode mixes the other samples into the targets' gradients, and local steps move the filter: separation
+    is then not exact. Under secure aggregation it counts and separates the samples of all clients together.
     """
 
     needs: ClassVar[frozenset[Knowledge]] = frozenset({Knowledge.TAMPERED_MODEL, Knowledge.HEAD_GRADIENT, Knowledge.BIAS_GRADIENT})
 
     targets: tuple[NonNegativeInt, ...]
-    bias: PositiveFloat = 1e4  # Ω
+    bias: PositiveFloat = 1e3  # Ω
     scale: PositiveFloat = 1.0  # α
     camouflage: NonNegativeFloat = 0.0
     threshold: NonNegativeInt = 8  # β
@@ -60,6 +63,8 @@ class GradFilt(ActiveAttack):
     learning_rate: PositiveFloat = 0.1
     total_variation: NonNegativeFloat = 0.01
     seconds: PositiveFloat | None = None
+    path: Path = "auto"
+    precision: Precision = "fp32"
 
     def tamper(self, model: nn.Module) -> nn.Module:
         shape = self.input_shape or find_input_shape(model)
@@ -114,6 +119,8 @@ class GradFilt(ActiveAttack):
             learning_rate=self.learning_rate,
             total_variation=self.total_variation,
             seconds=self.seconds,
+            path=self.path,
+            precision=self.precision,
         )
 
 

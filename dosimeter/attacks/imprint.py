@@ -14,7 +14,7 @@ from dosimeter.registry import ATTACKS
 from dosimeter.tampering.bins import decode
 from dosimeter.tampering.input_shape import find_input_shape
 from dosimeter.tampering.inserted_layer import Functional, InsertedLayer, Moments, insert_layer, moments_of
-from dosimeter.tampering.replaying import replayer_for
+from dosimeter.tampering.replaying import one_gradient, replayer_for
 from dosimeter.types import Exposure, Knowledge, LabelEstimate, Normalization, Outcome, Reconstruction, Refused
 
 
@@ -32,6 +32,8 @@ class Imprint(ActiveAttack):
     at it confirms that it was alone;
     the quantiles are a normal distribution's with the moments of natural images, since no data are given to the attack;
     the layer adds its mean answer to the input and needs no second matrix. Send the next `round` to sort anew.
+    Under secure aggregation it gets the samples of all clients, without telling whose they are. After local steps (FedAvg)
+    samples no longer cancel between rows, and it claims none.
     """
 
     needs: ClassVar[frozenset[Knowledge]] = frozenset({Knowledge.TAMPERED_MODEL})
@@ -88,6 +90,8 @@ def read_inserted_layer(exposure: Exposure, layer: InsertedLayer, labels: torch.
         message += f"; {found.occupied} bins hold more that cannot be told apart"
     elif len(inputs):
         message += "; nothing is left in any bin"
+    if not one_gradient(public.training):
+        message += "; local steps move the layer, so that samples no longer cancel between its rows"
     if len(layer.bins) == 1 and replay is None:
         message += "; with one functional only the pixels' levels can confirm a sample here"
     outcome = Outcome.PARTIAL if found.occupied else Outcome.COMPLETED

@@ -31,7 +31,8 @@ class LinearRecursion(Attack):
     USENIX Security 2022).
     Departures: every row takes part in Eq. (7), by least squares, instead of one; a soft label need not be known, since its
     form (smoothed, one-hot or a mixture of two) settles the scale; of a batch only quotients that two neurons agree on, or
-    that lie on 8-bit levels, are claimed, which mixtures do not.
+    that lie on 8-bit levels, are claimed, which mixtures do not. Under secure aggregation without bias it is refused, since the
+    clients together are more than one sample.
     """
 
     needs: ClassVar[frozenset[Knowledge]] = frozenset({Knowledge.HEAD_GRADIENT})

@@ -29,7 +29,8 @@ class TrapWeights(ActiveAttack):
     Departures: a network that begins with convolutions gets the layer inserted before them (the paper rewrites the
     convolutions to pass the image on); s is chosen so that a natural image fires one row in `expected`; only quotients
     that two rows agree on, or that lie on 8-bit levels, are claimed, which mixtures do not. Send the next `round` for
-    other rows.
+    other rows. Under secure aggregation it gets the samples of all clients, without telling whose they are; after local
+    steps (FedAvg) as far as rows still fire alone.
     """
 
     needs: ClassVar[frozenset[Knowledge]] = frozenset({Knowledge.TAMPERED_MODEL})

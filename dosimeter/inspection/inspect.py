@@ -17,6 +17,7 @@ from dosimeter.inspection.checks import (
     lone_rows,
     parallel_rows,
     previous_round,
+    shut_out_classes,
     silenced_classes,
     trap_rows,
 )
@@ -29,6 +30,7 @@ Check = Callable[[Sent], tuple[float, str] | None]
 CHECKS: Mapping[str, Check] = {
     "head_rows": head_rows.measure,
     "head_biases": head_biases.measure,
+    "shut_out_classes": shut_out_classes.measure,
     "constant_output": constant_output.measure,
     "silenced_classes": silenced_classes.measure,
     "parallel_rows": parallel_rows.measure,

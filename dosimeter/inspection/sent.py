@@ -42,6 +42,12 @@ class Sent:
     head: LinearLayer
     reference: nn.Module | None
 
+    @property
+    def labels(self) -> Tensor:
+        """The likeliest class of each of the client's samples: (B,)."""
+        assert self.targets is not None
+        return self.targets.argmax(1) if self.targets.ndim == 2 else self.targets
+
 
 def receive_model(model: nn.Module, batch: Batch | None, reference: nn.Module | None) -> Sent:
     """Run the model once, in eval mode, and note what its layers met; refuses what is no classifier or not finite."""

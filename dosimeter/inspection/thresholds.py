@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 
 THRESHOLDS = {
-    "head_rows": 5.0,
+    "head_rows": 12.0,
     "head_biases": 12.0,
+    "shut_out_classes": 5.0,
     "constant_output": 8.5,
-    "silenced_classes": 0.6,
+    "silenced_classes": 0.8,
     "parallel_rows": 0.3,
     "trap_rows": 3.0,
     "inserted_layer": 0.9,

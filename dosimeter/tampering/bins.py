@@ -153,7 +153,7 @@ def _distinct(inputs: Tensor) -> Tensor:
     """Which samples (n, d) repeat no earlier one: what a faint sample leaves in two bins would else be claimed twice."""
     if len(inputs) == 0:
         return torch.zeros(0, dtype=torch.bool, device=inputs.device)
-    apart = torch.cdist(inputs, inputs, compute_mode="donot_use_mm_for_euclid_dist")
+    apart = torch.cdist(inputs, inputs, compute_mode="use_mm_for_euclid_dist")
     return ~torch.tril(apart <= SAME * inputs.norm(dim=1), -1).any(1)
 
 

@@ -14,6 +14,7 @@ from dosimeter.labels.batch_size import declared_or_inferred
 from dosimeter.labels.counting import counted, nearest_counts, whole_number_confidence
 from dosimeter.losses import CrossEntropy, Focal
 from dosimeter.options import mismatch
+from dosimeter.tampering.replaying import one_gradient
 from dosimeter.types import Exposure, LabelEstimate, Refused
 
 LEAST_BIAS = 4.0  # e^4: with less no class is shut out
@@ -81,6 +82,8 @@ def restore_labels(exposure: Exposure, name: str) -> LabelEstimate:
     shares = _shares(share, weight, gradient.double())  # (C,) λ / B
     size, message = declared_or_inferred(exposure.public.batch_size, shares, planted.head.weight_gradient, name)
     counts = nearest_counts(size * shares, size)
+    if not one_gradient(exposure.public.training):
+        message = "; ".join(part for part in (message, "local steps move the filter, so that the counts are not exact") if part)
     return counted(
         counts,
         scores=size * shares,

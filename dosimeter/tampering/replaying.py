@@ -66,12 +66,13 @@ class Replayer:
 def replayer_for(exposure: Exposure, layer: InsertedLayer, labels: Tensor | None = None) -> Replayer | None:
     """A replayer where a sample's weight depends on itself alone: one gradient step, no batch statistics, nothing random."""
     public = exposure.public
-    if public.batch_size is None or not _one_gradient(public.training) or _mixes_samples(layer.body):
+    if public.batch_size is None or not one_gradient(public.training) or _mixes_samples(layer.body):
         return None
     return Replayer(exposure, layer, labels)
 
 
-def _one_gradient(training: Training) -> bool:
+def one_gradient(training: Training) -> bool:
+    """Whether the update is the gradient at the model as it was sent, of one client or of several together."""
     return isinstance(training, FedSGD) or (isinstance(training, MeanOfClients) and isinstance(training.each, FedSGD))
 
 

@@ -7,6 +7,7 @@ import torch
 
 import dosimeter as dm
 from dosimeter.models.loading import load_model
+from dosimeter.tampering.inserted_layer import NATURAL
 
 
 def pictures(count: int, seed: int) -> dm.Batch:
@@ -58,7 +59,8 @@ def test_no_mixture_is_claimed_where_bins_are_scarce(model) -> None:
 def test_one_functional_finds_about_as_many_as_lie_alone(model) -> None:
     batch = pictures(30, 3)
     found, distance = attacked(model, batch, functionals=("brightness",), bins=60)
-    brightness = (batch.inputs.flatten(1).mean(1) - 0.46) / 0.15
+    mean, deviation = NATURAL["brightness"]
+    brightness = (batch.inputs.flatten(1).mean(1) - mean) / deviation
     edges = torch.special.ndtri(torch.arange(1, 60) / 60)
     bins = torch.bucketize(brightness, edges)
     alone = int((torch.bincount(bins, minlength=60) == 1).sum())

@@ -79,6 +79,53 @@ def test_half_precision_pruning_and_an_unbalanced_bias_are_honest() -> None:
     assert not inspect(leaning, data(16, 1)).suspicious
 
 
+def test_a_zero_head_is_where_fine_tuning_begins() -> None:
+    model, batch = honest("small_cnn", 11, classes=100), dm.Batch(data(16, 8).inputs, torch.arange(12) % 10)
+    nn.init.zeros_(model.fc.weight)
+    nn.init.zeros_(model.fc.bias)
+    assert not inspect(model).suspicious
+    assert not inspect(model, batch).suspicious
+    tuned = copy.deepcopy(model)
+    nn.functional.cross_entropy(tuned(batch.inputs), batch.targets).backward()
+    torch.optim.SGD(tuned.fc.parameters(), lr=0.1).step()  # the rows of the 90 classes that nobody has are now all alike
+    found = inspect(tuned, batch, model)
+    assert not found.suspicious, str(found)
+
+
+def test_features_that_are_all_small_are_no_filter() -> None:
+    model = load_model("mobilenet_v2", {}, None, 2).eval()  # untrained, its features are about 1e-10
+    assert not inspect(model).suspicious
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        nn.Sequential(nn.Flatten(), nn.Linear(768, 10)),
+        nn.Sequential(nn.Flatten(), nn.Linear(768, 4), nn.ReLU(), nn.Linear(4, 3)),
+        nn.Sequential(nn.Flatten(), nn.Linear(768, 32, bias=False), nn.ReLU(), nn.Linear(32, 10, bias=False)),
+        nn.Sequential(nn.Flatten(), nn.Linear(768, 32), nn.GELU(), nn.LayerNorm(32), nn.Linear(32, 10)),
+    ],
+    ids=["logistic regression", "tiny", "no bias", "layer norm"],
+)
+def test_plain_models_pass(model) -> None:
+    batch = data(16, 9)
+    batch = dm.Batch(batch.inputs, batch.targets % 3)
+    assert not inspect(model).suspicious
+    assert not inspect(model, batch).suspicious
+
+
+def test_a_camouflaged_filter_is_told_by_the_classes_that_it_shuts_out() -> None:
+    model, batch = honest("small_cnn", 12), data(16, 3)
+    rigged = dm.attack("gradfilt", targets=(4,), bias=9.0, camouflage=1.0, input_shape=(3, 16, 16)).tamper(model)
+    fired = {finding.check: finding for finding in inspect(rigged, batch).findings if finding.suspicious}
+    assert set(fired) == {"shut_out_classes"}
+    assert fired["shut_out_classes"].statistic == pytest.approx(9.0 - model.fc.bias[4].item(), abs=1e-5)
+    dominated = copy.deepcopy(model)
+    with torch.no_grad():
+        dominated.fc.bias.fill_(-6.8)[0] = 0.0  # one class in nine of ten samples and more
+    assert not inspect(dominated, batch).suspicious
+
+
 def test_rows_that_are_all_alike_are_as_suspicious_as_zero_ones() -> None:
     model = honest("small_cnn", 6)
     rigged = dm.attack("gradfilt", targets=(1,), bias=11.0, input_shape=(3, 16, 16)).tamper(model)

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import torch
+from torch.nn.functional import softmax
+
 from dosimeter.inspection.sent import Sent
 
 FLOOR = 1e-9
+FEWEST = 3  # classes
+QUARTILE = 0.25
 
 
 def measure(sent: Sent) -> tuple[float, str] | None:
-    """How many times the heaviest row of the last layer outweighs the lower quartile of its rows.
+    """How many times a sample of one class moves the layers below as far as one of a lighter class, the lower quartile.
 
-    Rows are taken relative to their median row, since a vector added to all of them changes no softmax: rows that are all
-    alike are as good as zero.
+    A misclassified sample moves them by its row's distance from the mean row Σ p_k W_k, so that rows that are all alike are as
+    good as zero. The classes are the client's own, where it has enough of them.
     """
     weight = sent.head.weight.double()
-    norms = (weight - weight.median(0).values).norm(dim=1)
-    if len(norms) < 3 or float(norms.max()) == 0:
+    rows = (weight - softmax(sent.logits.double(), 1).mean(0) @ weight).norm(dim=1)  # (C,)
+    if sent.targets is not None and len(held := sent.labels.unique()) >= FEWEST:
+        rows = rows[held]
+    if len(rows) < FEWEST or not bool(weight.any()):
         return None
-    ratio = float(norms.max() / norms.quantile(0.25).clamp_min(FLOOR * norms.max()))
-    return ratio, f"the heaviest row of the last layer weighs {ratio:.3g} times as much as its lighter rows"
+    ratio = float(rows.max() / torch.maximum(rows.quantile(QUARTILE), FLOOR * rows.max()).clamp_min(1e-300))
+    return ratio, f"the heaviest row of the last layer moves the layers below {ratio:.3g} times as far as its lighter rows do"

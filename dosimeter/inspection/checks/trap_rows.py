@@ -15,7 +15,7 @@ SAMPLED = 64  # rows a layer
 
 def measure(sent: Sent) -> tuple[float, str] | None:
     """Minus the decimal logarithm of how far the sorted positive weights of a typical row are from its negative ones scaled."""
-    layers = [layer for layer in sent.linear if layer.name != sent.head.name and layer.weight.shape[1] >= 16]
+    layers = [layer for layer in sent.linear if layer.weight.shape[1] >= 16]
     if not layers:
         return None
     misfits = {layer.name: _mirror_misfit(layer.weight) for layer in layers}
