@@ -1,142 +1,40 @@
 """Where the thresholds of `dosimeter inspect` come from: honest models of every kind, rigged ones of every attack.
 
-    python benchmarks/inspect_thresholds.py [--honest 500] [--rigged 200] [--seed 0]
+    python benchmarks/inspect_thresholds.py [--honest 500] [--rigged 200] [--seed 0] [--workers 1] [--data ../shared/data]
 
 Prints, for each check, the honest maximum, the 99th percentile, the least that the attacks it is made for reach, and the
-threshold in force; then the false-positive rate, the detection rate by attack and architecture, with and without data,
-and what a GradFilt that hides from one check after the other still shows.
+threshold in force; then the false-positive rate, the detection rate by attack, with and without data, and what a GradFilt
+that hides from one check after the other still shows. Images are the bundled ones, or those of `--data`.
 """
 
 from __future__ import annotations
 
 import argparse
-import copy
-from collections import Counter, defaultdict
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections import Counter
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, field
+from multiprocessing import get_context
+from pathlib import Path
 
 import torch
+from honest_models import Member, Zoo, head_of
 from torch import nn
-from torch.nn.functional import interpolate
 
 import dosimeter as dm
-from dosimeter.data.load import load_images
 from dosimeter.inspection.inspect import CHECKS, THRESHOLDS, Inspection, inspect
-from dosimeter.models.loading import load_model
 from dosimeter.types import Batch
 
-ARCHITECTURES = {
-    "fcn3": ({"hidden": (64, 48)}, {"hidden": (200, 100), "activation": "tanh"}),
-    "mlp6": ({"hidden": (96, 64, 64, 48, 32, 24)},),
-    "fcn4": ({"hidden": (128, 64, 32)},),
-    "lenet5": ({}, {"activation": "sigmoid"}),
-    "lenet_dlg": ({}, {"activation": "relu", "initialisation": "kaiming"}),
-    "small_cnn": ({"width": 8}, {"width": 8, "activation": "tanh"}),
-    "convnet": ({"width": 2},),
-    "resnet20": ({},),
-    "vgg11": ({"hidden": 32, "batch_norm": True},),
+HIDING = {
+    "Ω = 11, under the bias check": {"bias": 11.0},
+    "Ω = 11, α = 1e-3": {"bias": 11.0, "scale": 1e-3},
+    "camouflage .3, under the row check": {"camouflage": 0.3},
+    "Ω = 11, camouflage .1": {"bias": 11.0, "camouflage": 0.1},
+    "Ω = 11, camouflage 1": {"bias": 11.0, "camouflage": 1.0},
+    "Ω = 4.9, camouflage .1": {"bias": 4.9, "camouflage": 0.1},
+    "Ω = 4.9, camouflage .3": {"bias": 4.9, "camouflage": 0.3},
+    "Ω = 4.9, camouflage 1": {"bias": 4.9, "camouflage": 1.0},
+    "Ω = 4.9, equal rows instead of zero ones": {"bias": 4.9},
 }
-STATES = ("untrained", "trained", "fine-tuned", "pruned", "half precision", "weight decay", "unbalanced bias")
-SETS = ("digits", "faces", "photographs")
-LEAST = {"vgg11": 32, "lenet5": 20}  # pixels
-LARGEST = 16  # pixels, where the architecture can do with it
-TRAINED_ON = 128  # images
-
-
-@dataclass(frozen=True)
-class Member:
-    """An honest model, what it was a round before, and a client's own data."""
-
-    architecture: str
-    state: str
-    before: nn.Module
-    model: nn.Module
-    batch: Batch
-
-    @property
-    def classes(self) -> int:
-        with torch.no_grad():
-            return self.model(self.batch.inputs[:2]).shape[1]
-
-
-class Zoo:
-    """Small honest models in every state, made from a seed; each training serves all the states that follow from it."""
-
-    def __init__(self, seed: int) -> None:
-        self.rng = torch.Generator().manual_seed(seed)
-        self.sets = {name: load_images(name) for name in SETS}
-        self.waiting: list[Member] = []
-
-    def draw(self) -> Member:
-        if not self.waiting:
-            self.waiting = self.family()
-        return self.waiting.pop()
-
-    def family(self) -> list[Member]:
-        """One architecture on one data set, in every state."""
-        name = self.pick(list(ARCHITECTURES))
-        options = dict(self.pick(ARCHITECTURES[name]))
-        images = self.sets[self.pick(list(SETS))]
-        size = max(LEAST.get(name, 8), min(images.images.shape[-1], LARGEST))
-        pixels = interpolate(images.images, (size, size), mode="bilinear", antialias=True)
-        options |= {"classes": len(images.class_names), "channels": pixels.shape[1], "size": size}
-        order = torch.randperm(len(pixels), generator=self.rng)
-        chosen, own = order[:TRAINED_ON], order[-self.pick((8, 16, 32, 64)) :]
-        data, batch = Batch(pixels[chosen], images.labels[chosen]), Batch(pixels[own], images.labels[own])
-        untrained = load_model(name, options, None, int(torch.randint(10**6, (), generator=self.rng)))
-        trained = self.train(untrained, data, epochs=self.pick((2, 5)), rate=2e-3)
-        before = {state: self.bring(untrained, trained, data, state) for state in STATES}
-        after = {state: self.finish(self.next_round(model, data, state), state) for state, model in before.items()}
-        return [Member(name, state, self.finish(before[state], state).eval(), after[state].eval(), batch) for state in STATES]
-
-    def bring(self, untrained: nn.Module, trained: nn.Module, data: Batch, state: str) -> nn.Module:
-        """The model of the round before."""
-        if state == "untrained":
-            return copy.deepcopy(untrained)
-        if state == "weight decay":
-            return self.train(untrained, data, epochs=3, rate=2e-3, decay=self.pick((0.1, 1.0, 5.0)))
-        model = copy.deepcopy(trained)
-        if state == "fine-tuned":  # a new head on trained layers
-            fresh = [module for module in model.modules() if isinstance(module, nn.Linear)][-1]
-            with torch.no_grad():
-                fresh.weight.copy_(torch.randn(fresh.weight.shape, generator=self.rng) / fresh.in_features**0.5)
-        return model
-
-    def next_round(self, model: nn.Module, data: Batch, state: str) -> nn.Module:
-        if state == "untrained":
-            return copy.deepcopy(model)
-        return self.train(model, data, epochs=1, rate=self.pick((1e-4, 1e-3)), decay=0.1 if state == "weight decay" else 0.0)
-
-    def finish(self, model: nn.Module, state: str) -> nn.Module:
-        """What is done to a model after training."""
-        model = copy.deepcopy(model)
-        share, slope = self.pick((0.5, 0.8, 0.9, 0.95)), self.pick((-2.0, -4.6, -6.9))
-        head = [module for module in model.modules() if isinstance(module, nn.Linear)][-1]
-        with torch.no_grad():
-            if state == "pruned":
-                for parameter in (p for p in model.parameters() if p.ndim >= 2):
-                    cut = parameter.abs().flatten().kthvalue(max(1, int(share * parameter.numel()))).values
-                    parameter.masked_fill_(parameter.abs() <= cut, 0.0)
-            if state == "half precision":
-                for value in [*model.parameters(), *model.buffers()]:
-                    if value.is_floating_point():
-                        value.copy_(value.half().to(value))
-            if state == "unbalanced bias" and head.bias is not None:  # the logarithm of class shares down to 1 in 1,000
-                head.bias.add_(torch.linspace(0, slope, head.out_features))
-        return model
-
-    def train(self, model: nn.Module, data: Batch, *, epochs: int, rate: float, decay: float = 0.0) -> nn.Module:
-        model = copy.deepcopy(model).train()
-        optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=decay)
-        for _ in range(epochs):
-            for chosen in torch.randperm(len(data.inputs), generator=self.rng).split(32):
-                optimizer.zero_grad()
-                nn.functional.cross_entropy(model(data.inputs[chosen]), data.targets[chosen]).backward()
-                optimizer.step()
-        return model
-
-    def pick(self, choices):
-        return choices[int(torch.randint(len(choices), (), generator=self.rng))]
 
 
 def attacks(zoo: Zoo, classes: int, shape: tuple[int, ...]) -> dict[str, dm.attack]:  # pyright: ignore
@@ -154,54 +52,101 @@ def statistics(found: Inspection) -> dict[str, float]:
     return {finding.check: finding.statistic for finding in found.findings}
 
 
-def honest(zoo: Zoo, count: int) -> Iterator[tuple[Member, str, Inspection]]:
-    """Each honest model once: with data and its round before, with data alone, or with nothing, in turn."""
-    for index in range(count):
-        member, mode = zoo.draw(), ("data and round before", "data", "nothing")[index % 3]
-        batch, before = (None if mode == "nothing" else member.batch), (member.before if mode == "data and round before" else None)
-        yield member, mode, inspect(member.model, batch, before)
+@dataclass
+class Tally:
+    """What one process saw, or all of them together."""
+
+    honest: dict[str, list[float]] = field(default_factory=lambda: {check: [] for check in CHECKS})
+    tried_honest: int = 0
+    alarms: list[str] = field(default_factory=list)
+    rigged: dict[str, dict[str, list[float]]] = field(default_factory=dict)
+    tried: Counter[tuple[str, str]] = field(default_factory=Counter)
+    detected: Counter[tuple[str, str]] = field(default_factory=Counter)
+    missed: list[str] = field(default_factory=list)
+    hidden: list[tuple[str, float, float, float, tuple[str, ...]]] = field(default_factory=list)
+
+    def add(self, other: Tally) -> None:
+        for check, values in other.honest.items():
+            self.honest[check] += values
+        for label, checks in other.rigged.items():
+            for check, values in checks.items():
+                self.rigged.setdefault(label, {}).setdefault(check, []).extend(values)
+        self.tried_honest += other.tried_honest
+        self.alarms += other.alarms
+        self.tried += other.tried
+        self.detected += other.detected
+        self.missed += other.missed
+        self.hidden += other.hidden
 
 
-def stealthy(zoo: Zoo, count: int) -> None:
-    """GradFilt with Ω, α and camouflage tuned to pass one check, or with rows that are alike instead of zero."""
-    print("\na GradFilt that hides (labels right: InsAcc on the client's batch; seen by: checks that fire with data)")
-    variants = {
-        "Ω = 11, under the bias check": {"bias": 11.0},
-        "Ω = 11, α = 1e-3": {"bias": 11.0, "scale": 1e-3},
-        "camouflage .3, under the row check": {"camouflage": 0.3},
-        "Ω = 11, camouflage .1": {"bias": 11.0, "camouflage": 0.1},
-        "Ω = 11, camouflage 1": {"bias": 11.0, "camouflage": 1.0},
-        "Ω = 6, camouflage 1": {"bias": 6.0, "camouflage": 1.0},
-        "Ω = 11, equal rows instead of zero ones": {"bias": 11.0},
-    }
-    members = []
-    while len(members) < count:
+def campaign(seed: int, data: Path | None, honest: int, rigged: int, hiding: int) -> Tally:
+    torch.set_num_threads(1)
+    zoo, tally = Zoo(seed, data), Tally()
+    for index in range(honest):
+        try_honest(zoo.draw(), ("data and round before", "data", "nothing")[index % 3], tally)
+    for _ in range(rigged):
+        try_rigged(zoo, zoo.draw(), tally)
+    while hiding:
         member = zoo.draw()
-        members += [member] if member.classes > 2 else []
-    for label, options in variants.items():
-        right: list[float] = []
-        leak: list[float] = []
-        seen: Counter[str] = Counter()
-        for member in members:
-            batch = member.batch
-            attack = dm.attack("gradfilt", targets=(int(batch.targets[0]),), input_shape=tuple(batch.inputs.shape[1:]), **options)
-            rigged = attack.tamper(member.model)
-            if "equal rows" in label:
-                _level_rows(rigged, member.model)
-            exposure = dm.observe(rigged, batch)
-            right.append(float(dm.score(dm.recover_labels(exposure, "gradfilt"), batch)["insacc"][0]))
-            leak.append(_leak(attack, exposure, batch))
-            seen.update([finding.check for finding in inspect(rigged, batch).findings if finding.suspicious] or ["nothing"])
-        checks = ", ".join(f"{check} {times}/{count}" for check, times in seen.most_common())
-        error = sorted(leak)[len(leak) // 2]
-        print(f"  {label:40s} InsAcc {sum(right) / count:.2f}  separation error (median) {error:.1e}  seen by: {checks}")
+        if member.classes > 2 and bool(head_of(member.model).weight.any()):
+            try_hiding(member, tally)
+            hiding -= 1
+    return tally
+
+
+def try_honest(member: Member, mode: str, tally: Tally) -> None:
+    batch, before = (None if mode == "nothing" else member.batch), (member.before if mode == "data and round before" else None)
+    found = inspect(member.model, batch, before)
+    tally.tried_honest += 1
+    for check, statistic in statistics(found).items():
+        tally.honest[check].append(statistic)
+    fired = [f"{finding.check} {finding.statistic:.3g}" for finding in found.findings if finding.suspicious]
+    if fired:
+        tally.alarms.append(f"{member.architecture}, {member.state}, {member.classes} classes, {mode}: {', '.join(fired)}")
+
+
+def try_rigged(zoo: Zoo, member: Member, tally: Tally) -> None:
+    """Every attack on one honest model, with its data and without."""
+    batch = member.batch
+    for label, attack in attacks(zoo, member.classes, tuple(batch.inputs.shape[1:])).items():
+        changed = attack.tamper(member.model)
+        for mode, found in (("with data", inspect(changed, batch)), ("without", inspect(changed))):
+            tally.tried[label, mode] += 1
+            tally.detected[label, mode] += found.suspicious
+            if not found.suspicious:
+                tally.missed.append(f"{label} on {member.architecture}, {member.state}, {member.classes} classes, {mode}")
+            for check, statistic in statistics(found).items():
+                tally.rigged.setdefault(label, {}).setdefault(check, []).append(statistic)
+
+
+def try_hiding(member: Member, tally: Tally) -> None:
+    """GradFilt with Ω, α and camouflage tuned to pass one check, or with rows that are alike instead of zero."""
+    batch = member.batch
+    honest = _counted(member.model, batch)
+    for label, options in HIDING.items():
+        attack = dm.attack("gradfilt", targets=(int(batch.targets[0]),), input_shape=tuple(batch.inputs.shape[1:]), **options)
+        rigged = attack.tamper(member.model)
+        if "equal rows" in label:
+            _level_rows(rigged, member.model)
+        exposure = dm.observe(rigged, batch)
+        right = float(dm.score(dm.recover_labels(exposure, "gradfilt"), batch)["insacc"][0])
+        fired = tuple(finding.check for finding in inspect(rigged, batch).findings if finding.suspicious)
+        tally.hidden.append((label, right, honest, _leak(attack, exposure, batch), fired))
+
+
+def _counted(model: nn.Module, batch: Batch) -> float:
+    """InsAcc of iLRG, or of `subspace` on a head without bias: what an honest model's gradient tells of the labels."""
+    method = "subspace" if head_of(model).bias is None else "ilrg"
+    try:
+        return float(dm.score(dm.recover_labels(dm.observe(model, batch), method), batch)["insacc"][0])
+    except dm.Refused:
+        return 0.0
 
 
 def _level_rows(rigged: nn.Module, honest_model: nn.Module) -> None:
     """Add one honest row to all rows: softmax and filter stay as they are, and no row is zero."""
-    heads = [[module for module in model.modules() if isinstance(module, nn.Linear)][-1] for model in (rigged, honest_model)]
     with torch.no_grad():
-        heads[0].weight.add_(heads[1].weight[0])
+        head_of(rigged).weight.add_(head_of(honest_model).weight[0])
 
 
 def _leak(attack, exposure, batch: Batch) -> float:
@@ -214,56 +159,66 @@ def _leak(attack, exposure, batch: Batch) -> float:
     return (difference / max(sum(float(own[name].square().sum()) for name in names), 1e-30)) ** 0.5
 
 
-def table(values: dict[str, list[float]], rigged: dict[str, dict[str, list[float]]]) -> None:
+def table(tally: Tally) -> None:
     print(f"{'check':18s} {'honest p99':>11s} {'honest max':>11s} {'threshold':>10s}   least of the rigged, by attack")
     for check in CHECKS:
-        seen = torch.tensor(values[check] or [0.0], dtype=torch.float64)
-        least = ", ".join(f"{attack} {min(found[check]):.3g}" for attack, found in rigged.items() if found[check])
+        seen = torch.tensor(tally.honest[check] or [0.0], dtype=torch.float64)
+        least = ", ".join(f"{attack} {min(found[check]):.3g}" for attack, found in tally.rigged.items() if found.get(check))
         print(f"{check:18s} {float(seen.quantile(0.99)):11.4g} {float(seen.max()):11.4g} {THRESHOLDS[check]:10.4g}   {least}")
 
 
+def hidden(tally: Tally) -> None:
+    print("\na GradFilt that hides (InsAcc of its labels, and of iLRG on the honest model; error of the separated gradients)")
+    for label in HIDING:
+        rows = [row for row in tally.hidden if row[0] == label]
+        if not rows:
+            continue
+        right, honest = (sum(row[column] for row in rows) / len(rows) for column in (1, 2))
+        error = sorted(row[3] for row in rows)[len(rows) // 2]
+        unseen = sorted(row[3] for row in rows if not row[4])
+        seen = Counter(check for row in rows for check in row[4] or ("nothing",))
+        checks = ", ".join(f"{check} {times}/{len(rows)}" for check, times in seen.most_common())
+        least = f", least where unseen {unseen[0]:.1e}" if unseen else ""
+        print(f"  {label:40s} InsAcc {right:.2f} ({honest:.2f})  separation error {error:.1e} (median{least})  seen by: {checks}")
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--honest", type=int, default=500)
     parser.add_argument("--rigged", type=int, default=200)
+    parser.add_argument("--hiding", type=int, default=12)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=None, help="start nothing new after")
+    parser.add_argument("--data", type=Path, default=None)
     arguments = parser.parse_args()
-    torch.set_num_threads(1)
-    zoo = Zoo(arguments.seed)
-    values: dict[str, list[float]] = defaultdict(list)
-    alarms: list[str] = []
-    for member, mode, found in honest(zoo, arguments.honest):
-        for check, statistic in statistics(found).items():
-            values[check].append(statistic)
-        fired = [finding.check for finding in found.findings if finding.suspicious]
-        if fired:
-            alarms.append(f"{member.architecture}, {member.state}, {mode}: {', '.join(fired)}")
-    rigged: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    detected: Counter[tuple[str, str]] = Counter()
-    tried: Counter[tuple[str, str]] = Counter()
-    missed: list[str] = []
-    for _ in range(-(-arguments.rigged // 5)):
-        member = zoo.draw()
-        batch = member.batch
-        for label, attack in attacks(zoo, member.classes, tuple(batch.inputs.shape[1:])).items():
-            changed = attack.tamper(member.model)
-            for mode, found in (("with data", inspect(changed, batch)), ("without", inspect(changed))):
-                tried[label, mode] += 1
-                detected[label, mode] += found.suspicious
-                if not found.suspicious:
-                    missed.append(f"{label} on {member.architecture}, {member.state}, {member.classes} classes, {mode}")
-                for check, statistic in statistics(found).items():
-                    rigged[label][check].append(statistic)
-    table(values, rigged)
-    print(f"\nhonest models flagged: {len(alarms)} of {arguments.honest}")
-    for alarm in alarms:
+    parts = 8 * arguments.workers if arguments.workers > 1 else 1
+    counts = [
+        [len(part) for part in torch.arange(n).tensor_split(parts)] for n in (arguments.honest, arguments.rigged // 5, arguments.hiding)
+    ]
+    tally = Tally()
+    with ProcessPoolExecutor(arguments.workers, mp_context=get_context("spawn")) as pool:
+        seeds = range(1000 * arguments.seed, 1000 * arguments.seed + parts)
+        running = [pool.submit(campaign, seed, arguments.data, *part) for seed, part in zip(seeds, zip(*counts))]
+        try:
+            for done in as_completed(running, timeout=arguments.seconds):
+                if done.exception() is None:
+                    tally.add(done.result())
+                else:
+                    print(f"a part failed: {done.exception()}", flush=True)
+        except TimeoutError:
+            print(f"stopped after {arguments.seconds:g} s: what follows is of the parts that were done")
+            pool.shutdown(wait=False, cancel_futures=True)
+    table(tally)
+    print(f"\nhonest models flagged: {len(tally.alarms)} of {tally.tried_honest}")
+    for alarm in tally.alarms:
         print(f"  {alarm}")
     print("rigged models detected:")
-    for key in sorted(tried):
-        print(f"  {key[0]:20s} {key[1]:10s} {detected[key]} of {tried[key]}")
-    for line in missed[:20]:
+    for key in sorted(tally.tried):
+        print(f"  {key[0]:20s} {key[1]:10s} {tally.detected[key]} of {tally.tried[key]}")
+    for line in tally.missed[:20]:
         print(f"  missed: {line}")
-    stealthy(zoo, 12)
+    hidden(tally)
 
 
 if __name__ == "__main__":
