@@ -45,6 +45,7 @@ def reproduce(
     table: Table, library: Library, *, out: str | Path | None = None, device: str = "cpu", progress: Progress | None = None
 ) -> Reproduction:
     """Run what the folder `out` does not hold already; with `out`, each record is on disk as soon as it is made."""
+    table = replace(table, rows=tuple(_at_hand(row, library) for row in table.rows))
     _check(table, library)
     folder = None if out is None else Path(out)
     known = _known(folder)
@@ -124,6 +125,17 @@ def _known(folder: Path | None) -> dict[tuple[str, str], Record]:
         (r.config["subject"].get("trial", ""), digest({k: v for k, v in r.config.items() if k != "subject"})): r
         for r in read_records(folder)
     }
+
+
+def _at_hand(row: Row, library: Library) -> Row:
+    """An optional row whose weights are missing says so and is skipped."""
+    if not row.optional or row.skip or row.model.weights is None:
+        return row
+    try:
+        library.weights(row.model.weights)
+    except FileNotFoundError:
+        return replace(row, skip=f"the weights {row.model.weights}* are not at hand")
+    return row
 
 
 def _check(table: Table, library: Library) -> None:

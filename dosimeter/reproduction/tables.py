@@ -65,6 +65,7 @@ class RowData:
     softening: Softening | None = None
     auxiliary: Granted | None = None
     normalization: Normalization = field(default_factory=Normalization)
+    relabelled: PositiveInt | None = None  # labels of so many of the model's classes at random, whatever the images show
     trained_on: PositiveInt | None = None  # images that a model with epochs is trained on: a part of an epoch
 
     def __post_init__(self) -> None:
@@ -85,6 +86,7 @@ class Row:
     tolerance: NonNegativeFloat  # what still counts as reproduced, for quantities between 0 and 1
     factor: PositiveFloat = 10.0  # and for errors, which are compared by their ratio
     departures: tuple[str, ...] = ()
+    optional: bool = False  # left out where its weights are not at hand
     skip: str = ""  # why the row is left out
 
 

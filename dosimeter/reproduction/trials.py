@@ -37,6 +37,9 @@ def subject_of(row: Row, library: Library, seed: int, device: str) -> Subject:
         return Batch(from_pixels(from_images.images[indices], data.normalization).to(device), from_images.labels[indices].to(device))
 
     private = batch(images, chosen)
+    if data.relabelled is not None:
+        labels = arbitrary_labels(len(chosen), data.relabelled, classes, generator(seed, "labels"))
+        private = Batch(private.inputs, labels.to(device))
     if data.softening is not None:
         private = softened(private, data.softening, classes, generator(seed, "soft labels"))
     auxiliary = None
@@ -79,6 +82,14 @@ def substitutions(row: Row, library: Library) -> list[str]:
             counts = f"{int(available.min())} to {min(int(available.max()), share)}"
             said.append(f"{images.name} has {counts} auxiliary samples a class in place of {share}")
     return said
+
+
+def arbitrary_labels(size: int, present: int, classes: int, rng: Generator) -> Tensor:
+    """Labels of `present` classes drawn from all, each at least once: (B,)."""
+    if not present <= min(size, classes):
+        raise ValueError(f"data.relabelled: expected at most {min(size, classes)} classes for {size} samples of {classes}, got {present}")
+    chosen = torch.randperm(classes, generator=rng)[:present]
+    return chosen[torch.cat([torch.arange(present), torch.randint(present, (size - present,), generator=rng)])]
 
 
 def softened(batch: Batch, softening: Softening, classes: int, rng: Generator) -> Batch:

@@ -51,6 +51,17 @@ def test_every_column_sees_the_same_batches_and_scores_as_it_would_alone(small, 
     assert result.laws[0].verdict is Agreement.REPRODUCED
 
 
+def test_an_optional_row_without_its_weights_is_skipped_and_says_so(small, library):
+    small["rows"].append({"name": "trained", "optional": True, "model": {"weights": "somewhere"}})
+    result = reproduce(parsed(small, "a/b"), library)
+    cells = [cell for cell in result.cells if cell.row == "trained"]
+    assert cells
+    assert {cell.verdict for cell in cells} == {Agreement.SKIPPED}
+    small["rows"][-1]["optional"] = False
+    with pytest.raises(FileNotFoundError, match="somewhere"):
+        reproduce(parsed(small, "a/b"), library)
+
+
 def test_a_killed_run_resumes_where_it_was(small, library, tmp_path, monkeypatch):
     table = parsed(small, "a/b")
     whole = reproduce(table, library)

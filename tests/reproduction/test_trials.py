@@ -3,7 +3,7 @@ import torch
 
 from dosimeter.reproduction.library import Library
 from dosimeter.reproduction.tables import Granted, Softening, parsed
-from dosimeter.reproduction.trials import balanced, softened, subject_of, substitutions, trial_key
+from dosimeter.reproduction.trials import arbitrary_labels, balanced, softened, subject_of, substitutions, trial_key
 from dosimeter.types import Batch
 
 
@@ -58,6 +58,17 @@ def test_a_mixed_trial_has_as_many_samples_as_asked_for(small, library):
     assert targets.shape == (1, 10)
     assert (targets > 0).sum() == 2
     assert targets.sum() == pytest.approx(1.0)
+
+
+def test_arbitrary_labels_show_each_class_and_ignore_the_images(small, library, rng):
+    labels = arbitrary_labels(64, 20, 1000, rng)
+    assert len(labels) == 64
+    assert len(labels.unique()) == 20
+    with pytest.raises(ValueError, match="at most 3 classes for 3 samples"):
+        arbitrary_labels(3, 4, 10, rng)
+    own, other = (subject_of(row_of(small, batch_size=8, **data), library, 0, "cpu").batch for data in ({}, {"relabelled": 3}))
+    assert torch.equal(own.inputs, other.inputs)
+    assert len(other.targets.unique()) == 3
 
 
 def test_auxiliary_samples_are_balanced_and_never_private(rng):
