@@ -25,7 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import dosimeter as dm
-from dosimeter.matching.compiled import Compiled, precision
+from dosimeter.matching.compiled import Captured, Compiled, precision
 from dosimeter.matching.distances import Cosine
 from dosimeter.matching.optimisers import Adam
 from dosimeter.matching.paths import Eager, Evaluator, Functional
@@ -99,6 +99,8 @@ def measured(options: argparse.Namespace, batch: int, pixels: int, wanted: str, 
         if plain:
             row["training ms"] = timed(training_step(run))
             row["plain ms"] = timed(plain_step(run), repeats=10)
+            run.evaluate = Captured(run.objective)
+            row["captured ms"] = timed(attack_step(run))
         run.evaluate = Compiled(run.objective)
         began = time.perf_counter()
         attack_step(run)()
@@ -169,12 +171,12 @@ def check(options: argparse.Namespace) -> list[dict]:
                 estimate = dm.LabelEstimate(counts=torch.bincount(batch.targets, minlength=10), labels=batch.targets)
                 run = Run(exposure, estimate, torch.Generator(options.device).manual_seed(0), recipe)
                 found = {}
-                for path in (Eager, Functional, Compiled):
+                for path in (Eager, Functional, Captured, Compiled):
                     run.evaluate = path(run.objective)
                     torch.manual_seed(0)
                     with precision("fp32"):
                         found[path] = evaluated(run)
-                for path in (Functional, Compiled):
+                for path in (Functional, Captured, Compiled):
                     eager, other = found[Eager], found[path]
                     pairs = ((eager.objective, other.objective), (eager.inputs, other.inputs))
                     error = max(float((a - b).abs().max() / a.abs().max()) for a, b in pairs)

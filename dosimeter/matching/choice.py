@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from dosimeter.matching.compiled import Compiled
+from dosimeter.matching.compiled import Captured, Compiled
 from dosimeter.matching.differentiable import in_double_precision
 from dosimeter.matching.guess import Guess
 from dosimeter.matching.objective import Objective, Terms
@@ -35,17 +35,21 @@ def choose(exposure: Exposure, objective: Objective, guess: Guess, variables: Te
         return Eager(objective)
     if not objective.replayable:
         return _noted(Eager(objective), f"{objective.public.training.name} has no functional form, so the run was eager")
-    if path == "fastest":
-        return Measured(objective)
     normed = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in exposure.model.modules())
     exact = len(variables) == 1 or normed or batching_is_exact(exposure, objective.recipe, guess, variables)
     note = "" if exact else "restarts ran one by one, as PyTorch differentiates this model wrongly side by side"
-    together = exact and (
-        len(variables) == 1 or not normed
-    )  # vmap has no batching rule for batch norm: slow in eval mode, wrong in train mode
-    compiled = Compiled(objective) if together else OneByOne(Compiled(objective))
+    # vmap has no batching rule for batch norm: slow in eval mode, wrong in train mode
+    together = len(variables) == 1 or (exact and not normed)
+
+    def way(kind: type[Evaluator]) -> Evaluator:
+        return kind(objective) if together else OneByOne(kind(objective))
+
+    if path == "fastest":
+        return _noted(Measured(objective, [Eager(objective), *map(way, (Functional, Captured, Compiled))]), note)
     ladder: list[Evaluator] = [Functional(objective), Eager(objective)] if together else [Eager(objective)]
-    return _noted(WithFallback([compiled, *ladder] if path == "compiled" else ladder), note)
+    if path in ("captured", "compiled"):
+        ladder.insert(0, way(Compiled if path == "compiled" else Captured))
+    return _noted(WithFallback(ladder), note)
 
 
 def batching_is_exact(exposure: Exposure, recipe: Recipe, guess: Guess, variables: Tensor) -> bool:
@@ -74,7 +78,7 @@ class OneByOne(Evaluator):
 
     def __init__(self, single: Evaluator) -> None:
         super().__init__(single.objective)
-        self.single = single
+        self.single, self.name = single, single.name
 
     def __call__(self, inputs: Tensor, logits: Tensor | None, names: Sequence[str], terms: Terms) -> Evaluation:
         found = []
@@ -109,7 +113,7 @@ class WithFallback(Evaluator):
             except Exception as error:  # tracing fails in as many ways as there are models; the last rung is not guarded
                 failed = self.ladder.pop(0)
                 self.note = (
-                    f"{self.note}; " * bool(self.note) + f"{_name(failed)} form refused ({first_line(error)}), ran {_name(self.ladder[0])}"
+                    f"{self.note}; " * bool(self.note) + f"{failed.name} form refused ({first_line(error)}), ran {self.ladder[0].name}"
                 )
         return self.ladder[0](inputs, logits, names, terms)
 
@@ -117,27 +121,31 @@ class WithFallback(Evaluator):
 class Measured(Evaluator):
     """Times every way on the first call and stays with the fastest."""
 
-    def __init__(self, objective: Objective) -> None:
+    one_layer_set = True
+
+    def __init__(self, objective: Objective, candidates: Sequence[Evaluator]) -> None:
         super().__init__(objective)
+        self.candidates = candidates
         self.chosen: Evaluator | None = None
 
     def __call__(self, inputs: Tensor, logits: Tensor | None, names: Sequence[str], terms: Terms) -> Evaluation:
         if self.chosen is None:
-            self.chosen, self.note = self._measure(inputs, logits, names, terms)
+            self.chosen, measured = self._measure(inputs, logits, names, terms)
+            self.note = "; ".join(part for part in (self.note, measured) if part)
         return self.chosen(inputs, logits, names, terms)
 
     def _measure(self, inputs: Tensor, logits: Tensor | None, names: Sequence[str], terms: Terms) -> tuple[Evaluator, str]:
         seconds: dict[Evaluator, float] = {}
-        for candidate in (Eager(self.objective), Functional(self.objective), Compiled(self.objective)):
+        for candidate in self.candidates:
             try:
                 times = [_timed(candidate, inputs, logits, names, terms) for _ in range(8)]
             except Exception:
-                if not seconds and isinstance(candidate, Compiled):
+                if not seconds and candidate is self.candidates[-1]:
                     raise
                 continue
             seconds[candidate] = sorted(times[2:])[3]
         best = min(seconds, key=lambda candidate: seconds[candidate])
-        listed = ", ".join(f"{_name(candidate)} {1e3 * value:.1f} ms" for candidate, value in seconds.items())
+        listed = ", ".join(f"{candidate.name} {1e3 * value:.1f} ms" for candidate, value in seconds.items())
         return best, f"measured {listed}"
 
 
@@ -150,7 +158,3 @@ def _timed(evaluate: Evaluator, inputs: Tensor, logits: Tensor | None, names: Se
 def first_line(error: BaseException) -> str:
     lines = str(error).strip().splitlines()
     return lines[0][:200] if lines else type(error).__name__
-
-
-def _name(evaluator: Evaluator) -> str:
-    return type(evaluator).__name__.lower()

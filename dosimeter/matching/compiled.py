@@ -1,4 +1,4 @@
-"""The fast path: the functional form compiled once and, on a GPU, captured in a CUDA graph."""
+"""The fast paths: the functional form captured in a CUDA graph, as it is or, first, compiled."""
 
 from __future__ import annotations
 
@@ -16,18 +16,17 @@ from dosimeter.matching.recipe import Precision
 Function = Callable[..., tuple[Tensor | None, ...]]
 
 
-class Compiled(Functional):
-    """`torch.compile` over `grad(distance(grad(loss)))`; on CUDA in channels-last order and replayed as one graph.
+class Captured(Functional):
+    """The functional form in channels-last order, recorded once and replayed as one CUDA graph; on a CPU as it is.
 
-    Eager double backward cannot be compiled, the functional form can. Layers that enter over time are switched by
-    weights, so that there is one compilation; layers that never enter are not differentiated.
+    Layers that enter over time are switched by weights, so that there is one recording; layers that never enter are not
+    differentiated.
     """
 
     one_layer_set = True
 
-    def __init__(self, objective: Objective, capture: bool = True) -> None:
+    def __init__(self, objective: Objective) -> None:
         super().__init__(objective)
-        self.capture = capture
         self._ready: dict[tuple[object, ...], Function] = {}
 
     def __call__(self, inputs: Tensor, logits: Tensor | None, names: Sequence[str], terms: Terms) -> Evaluation:
@@ -58,11 +57,21 @@ class Compiled(Functional):
             found = self.evaluate(inputs, logits, buffers, names, Terms(matching, priors, layers, masks))
             return found.objective, found.distance, found.inputs, found.logits
 
-        compiled = torch.compile(step, dynamic=False)
-        return _Captured(compiled, arguments) if on_gpu and self.capture else compiled
+        function = self._translated(step)
+        return _Recorded(function, arguments) if on_gpu else function
+
+    def _translated(self, step: Function) -> Function:
+        return step
 
 
-class _Captured:
+class Compiled(Captured):
+    """The same after `torch.compile`, which takes the functional form and not eager double backward."""
+
+    def _translated(self, step: Function) -> Function:
+        return torch.compile(step, dynamic=False)
+
+
+class _Recorded:
     """A function recorded as a CUDA graph: its arguments are copied into fixed places, then the graph is replayed.
 
     While it warms up, cuDNN measures which of its algorithms is the fastest for each convolution; those are recorded.

@@ -30,7 +30,7 @@ class Evaluator(ABC):
     note: str = ""  # what the caller should be told of the way that was taken
 
     def __init__(self, objective: Objective) -> None:
-        self.objective = objective
+        self.objective, self.name = objective, type(self).__name__.lower()
 
     @abstractmethod
     def __call__(self, inputs: Tensor, logits: Tensor | None, names: Sequence[str], terms: Terms) -> Evaluation: ...

@@ -10,7 +10,7 @@ from dosimeter.matching.optimisers import Optimiser
 from dosimeter.matching.priors import Prior
 from dosimeter.matching.schedules import Layers, Rate
 
-Path = Literal["auto", "eager", "functional", "compiled", "fastest"]
+Path = Literal["auto", "eager", "functional", "captured", "compiled", "fastest"]
 Precision = Literal["fp32", "tf32", "bf16"]
 Start = Literal["normal", "uniform", "grey"]
 

@@ -5,8 +5,8 @@ import torch
 from torch import Tensor, nn
 
 import dosimeter as dm
-from dosimeter.matching.choice import WithFallback, batching_is_exact, choose
-from dosimeter.matching.compiled import Compiled
+from dosimeter.matching.choice import Measured, WithFallback, batching_is_exact, choose
+from dosimeter.matching.compiled import Captured, Compiled
 from dosimeter.matching.distances import Cosine, SquaredError
 from dosimeter.matching.guess import draw_start, make_guess
 from dosimeter.matching.objective import Objective, Terms
@@ -140,10 +140,39 @@ def test_one_mask_hides_entries_from_both_sides() -> None:
     assert float(found.distance) == pytest.approx(by_hand, rel=1e-10)
 
 
+@pytest.mark.parametrize("train", [True, False])
+def test_the_form_that_graphs_are_recorded_from_agrees_and_writes_into_no_buffer(train: bool) -> None:
+    model = seeded(Residual).double().train(train)
+    exposure = dm.observe(model, batch(), training=dm.FedAvg(steps=2, learning_rate=0.1))
+    objective, inputs = Objective(exposure, recipe(), batch().targets), numbers(1, 3, 3, 8, 8, seed=1)
+    terms = Terms(matching=torch.ones((), dtype=torch.float64), priors=inputs.new_zeros(0))
+    recorded, eager = Captured(objective), Eager(objective)(inputs, None, objective.names, terms)
+    for _ in range(2):
+        assert largest_error(eager, recorded(inputs, None, objective.names, terms)) < 1e-10
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("restarts", [1, 2])
+def test_the_measured_path_is_right_whichever_wins(restarts: int) -> None:
+    exposure = dm.observe(seeded(Residual).double().train(), batch())
+    made = recipe(restarts=restarts, path="fastest")
+    guess = make_guess(exposure, dm.LabelEstimate(counts=torch.zeros(5), labels=batch().targets), made)
+    start = draw_start(guess, None, made, torch.Generator().manual_seed(0))
+    objective = Objective(exposure, made, guess.targets)
+    inputs, _ = guess.unpack(start)
+    terms = Terms(matching=inputs.new_ones(()), priors=inputs.new_zeros(0))
+    chosen = choose(exposure, objective, guess, start)
+    assert isinstance(chosen, Measured)
+    right = Eager(objective)(inputs, None, objective.names, terms)
+    assert largest_error(right, chosen(inputs, None, objective.names, terms)) < 1e-10
+    for candidate in chosen.candidates:
+        assert largest_error(right, candidate(inputs, None, objective.names, terms)) < 1e-10
+
+
 @pytest.mark.slow
 def test_the_compiled_form_agrees_too() -> None:
-    for train, training in ((True, dm.FedSGD()), (False, dm.FedAvg(steps=3, learning_rate=0.1))):
-        model = seeded(Residual).double().train(train)
+    for seed, train, training in ((0, True, dm.FedSGD()), (1, True, dm.FedSGD()), (0, False, dm.FedAvg(steps=3, learning_rate=0.1))):
+        model = seeded(Residual, seed).double().train(train)  # the second model must not be taken for the first
         exposure = dm.observe(model, batch(), training=training)
         made = recipe(priors=(TotalVariation(weight=0.1), batch_norm_prior(model, weight=1e-3)))
         assert largest_error(evaluated(Eager, exposure, made, 1), evaluated(Compiled, exposure, made, 1)) < 1e-10
