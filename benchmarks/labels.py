@@ -3,8 +3,8 @@
     python benchmarks/labels.py [--quick] [--methods ilrg,llg] [--device cuda] [--json]
 
 The client is a bare ReLU feature layer and a head, so that the recovery is timed and not a network. Growth is the slope
-of log time against log size, over the larger half of the sizes. The last table compares soft_scalar's two searches on
-the same samples. All figures of a run are from the same machine at the same time; read the ratios, not the seconds.
+of log time against log size, over the larger half of the sizes. All figures of a run are from the same machine at the same
+time; read the ratios, not the seconds. soft_labels.py compares soft_scalar's two searches.
 """
 
 from __future__ import annotations
@@ -47,16 +47,13 @@ SLOW = {"rlg": {"batch": 16, "classes": 100, "features": 256}}  # one linear pro
 INPUTS = 64
 
 
-def exposure(batch: int, classes: int, features: int, device: str = "cpu", seed: int = 0, soft: bool = False) -> Exposure:
+def exposure(batch: int, classes: int, features: int, device: str = "cpu", seed: int = 0) -> Exposure:
     """What a client of these sizes sends, with one auxiliary sample a class (at most 2,000)."""
     rng = torch.Generator().manual_seed(seed)
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(INPUTS, features), nn.ReLU(), nn.Linear(features, classes)).eval().to(device)
     inputs = torch.rand(batch, INPUTS, generator=rng)
     labels = torch.randint(classes, (batch,), generator=rng)
-    if soft:
-        smoothing = 0.5 * torch.rand(batch, 1, generator=rng)
-        labels = (1 - smoothing) * nn.functional.one_hot(labels, classes) + smoothing / classes
     kinds = torch.arange(min(classes, 2000))
     auxiliary = dm.Batch(torch.rand(len(kinds), INPUTS, generator=rng).to(device), kinds.to(device))
     return dm.observe(model, dm.Batch(inputs.to(device), labels.to(device)), auxiliary=auxiliary)
@@ -104,20 +101,6 @@ def measure(method: str, axis: str, sizes: tuple[int, ...], device: str) -> dict
     return {"method": method, "axis": axis, "sizes": done, "seconds": times, "growth": fitted}
 
 
-def scalar_searches(samples: int, device: str) -> list[dict[str, Any]]:
-    """soft_scalar's grid against the published search, on the same samples."""
-    rows = []
-    for classes in (10, 100):
-        seen = [exposure(1, classes, 84, device, seed, soft=True) for seed in range(samples)]
-        grid = sum(seconds(lambda one=one: dm.recover_labels(one, "soft_scalar"), 1) for one in seen)
-        start = time.perf_counter()
-        for one in seen:
-            dm.recover_labels(one, "soft_scalar", search="published")
-        published = time.perf_counter() - start
-        rows.append({"classes": classes, "samples": samples, "grid": grid, "published": published, "ratio": published / grid})
-    return rows
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="small sizes only")
@@ -136,15 +119,8 @@ def main() -> None:
             if not arguments.json:
                 times = "  ".join(f"{size}: {1000 * taken:.1f} ms" for size, taken in zip(row["sizes"], row["seconds"]))
                 print(f"{method:16} {axis:9} {times}   growth {row['growth'] if row['growth'] is None else round(row['growth'], 2)}")
-    searches = scalar_searches(2 if arguments.quick else 10, arguments.device) if "soft_scalar" in arguments.methods else []
     if arguments.json:
-        print(json.dumps({"methods": rows, "scalar_searches": searches}))
-        return
-    for row in searches:
-        print(
-            f"soft_scalar, {row['classes']} classes, {row['samples']} samples: published {row['published']:.2f} s, "
-            f"grid {row['grid']:.3f} s, ratio {row['ratio']:.0f}"
-        )
+        print(json.dumps({"methods": rows}))
 
 
 if __name__ == "__main__":
