@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -15,13 +15,15 @@ from dosimeter.types import Outcome
 
 Family = Literal["smoothing", "mixup", "one_hot"]
 
-POINTS = 512  # of the grid, for each sign
+POINTS = 192  # of each of the grid's three parts, for each sign
+GENTLE, SATURATED = 7.0, 60.0  # ranges of logits from which on the softmax turns within a step, and beyond which it is one-hot
 SMALLEST = 1e-8  # error of the row r that the grid reaches down to
 POLISHED = 12  # local minima of the grid that Newton polishes
 POLISHINGS = 8  # at most
 SETTLED = 1e-4  # a step of Gauss-Newton this short is the last: the next would be its square
 CHUNK = 2**21  # label entries held at once
-DISTINCT = 1e-2  # labels further apart than this (L1) are different answers
+DISTINCT = 1e-3  # labels further apart than this (L1) are different answers
+BLURRED = 1e-2  # error bar (L1) beyond which a range of answers fits
 UNEXPLAINED = 1e-2  # relative distance from the family beyond which the answer is none
 BELIEVED = 1e-2  # relative distance between the bias's gradient and the rows' beyond which the bias is not believed
 
@@ -110,13 +112,13 @@ def read_from_bias(problem: ScalarProblem, bias_gradient: Tensor) -> Candidates 
 
 
 def grid_search(problem: ScalarProblem) -> Candidates:
-    """Every guess of a logarithmic grid at once, then Gauss-Newton from the grid's local minima.
+    """Every guess of a grid at once, then Gauss-Newton from the grid's local minima.
 
     The residual is relative, (ŷ off the family) / (s τ): the plain variance also vanishes as s → 0, where the softmax
     saturates and any label can be explained.
     """
-    size = torch.logspace(0, math.log10(SMALLEST), POINTS, dtype=torch.float64, device=problem.pull.device) / problem.temperature
-    errors = torch.stack([sign * size for sign in ((problem.sign,) if problem.sign else (1, -1))])  # (signs, POINTS)
+    size = _sizes(problem)
+    errors = torch.stack([sign * size for sign in ((problem.sign,) if problem.sign else (1, -1))])  # (signs, 3 POINTS)
     step = max(1, CHUNK // len(problem.pull))
     values = torch.cat([_distance(problem, part) for part in errors.flatten().split(step)]).reshape(errors.shape)
     lowest = _is_local_minimum(values)
@@ -139,7 +141,7 @@ def verdict(found: Candidates, problem: ScalarProblem) -> tuple[Outcome, str]:
     rivals = int((fits & ((found.labels - label).abs().sum(1) > DISTINCT)).sum())
     if rivals:
         return Outcome.AMBIGUOUS, f"{rivals + 1} scalars with different labels fit the gradient within its noise"
-    if bar > DISTINCT:
+    if bar > BLURRED:
         return Outcome.AMBIGUOUS, f"a range of scalars fits the gradient within its noise; the label may be off by {bar:.2g} (L1)"
     return Outcome.COMPLETED, ""
 
@@ -148,6 +150,23 @@ def _candidates(problem: ScalarProblem, errors: Tensor, residuals: Tensor, floor
     labels = problem.labels(errors)
     bars = (problem.labels(errors * spreads.clamp_max(0.5).exp()) - labels).abs().sum(1)
     return Candidates(errors=errors, labels=labels, residuals=residuals, floors=floors, spreads=spreads, error_bars=bars)
+
+
+def _sizes(problem: ScalarProblem) -> Tensor:
+    """|s| from its largest, 1/τ, down to `SMALLEST`: (3 POINTS,).
+
+    Logits grow as 1/s and the softmax turns when they change by about one: where their range is between `GENTLE` and
+    `SATURATED` the steps are even in 1/s, elsewhere even in log s.
+    """
+    spread = max(float(problem.pull.max() - problem.pull.min()), 1e-300)
+    gentle, saturated = (min(max(limit / spread, 1.0), 1 / SMALLEST) for limit in (GENTLE, SATURATED))
+    options: dict[str, Any] = {"dtype": torch.float64, "device": problem.pull.device}
+    inverse = [
+        torch.logspace(0, math.log10(gentle), POINTS, **options),
+        torch.linspace(gentle, saturated, POINTS, **options),
+        torch.logspace(math.log10(saturated), -math.log10(SMALLEST), POINTS, **options),
+    ]
+    return 1 / (problem.temperature * torch.cat(inverse))
 
 
 def _fitting(problem: ScalarProblem, errors: Tensor, values: Tensor) -> Tensor:

@@ -32,7 +32,7 @@ class SoftScalar(LabelRecovery):
     ever further out, with the constants of the released code; guesses are tried one at a time.
     Departures of `search="grid"`, the default: where the head's bias gradient is shared and agrees with the rows it is
     p − y itself, so that the scalar is read off and the family not needed (`use_bias=False`: the weight alone, as in the
-    paper); else all guesses of a logarithmic grid in one batch, polished by Gauss-Newton;
+    paper); else all guesses of a grid in one batch, polished by Gauss-Newton;
     the distance from the family is taken relative to the scalar, since the variance also vanishes where the softmax
     saturates; mixup and one-hot want the other entries to be zero and not only equal; ratios of rows come from whole
     rows, not one coordinate; non-negative features give the scalar's sign; labels with negative entries are dropped.

@@ -1,5 +1,7 @@
 """Soft labels from one scalar."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -66,6 +68,33 @@ def test_a_head_that_predicts_the_same_for_all_leaves_a_range_of_scalars_and_say
     estimate = recover_labels(observe(model.eval(), Batch(inputs(1), label)), "soft_scalar")
     assert estimate.outcome is Outcome.AMBIGUOUS
     assert not estimate.certified
+
+
+@pytest.mark.parametrize("family", ["smoothing", "mixup"])
+def test_what_a_sure_head_hides_is_said_and_the_bias_tells_it(expose, family):
+    hits = []
+    for seed in range(40):
+        label = soft_label(family, 10, seed)
+        torch.manual_seed(seed)
+        model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 10)).eval()
+        with torch.no_grad():
+            model[2].weight.mul_(30)
+        exposure = expose(label, model=model, seed=seed)
+        alone = recover_labels(exposure, "soft_scalar", family=family, use_bias=False)
+        hits.append(float((alone.soft - label).abs().sum()) < 1e-3)
+        assert hits[-1] or alone.outcome is Outcome.AMBIGUOUS
+        told = recover_labels(exposure, "soft_scalar", family=family)
+        assert float((told.soft - label).abs().sum()) < 1e-5
+        assert told.certified
+    assert sum(hits) >= 32
+
+
+def test_a_bias_gradient_that_disagrees_with_the_rows_is_not_believed(expose):
+    label = soft_label("smoothing", 10, 2)
+    exposure = expose(label)
+    update = exposure.update | {"2.bias": exposure.update["2.bias"].roll(1)}
+    estimate = recover_labels(replace(exposure, update=update), "soft_scalar")
+    assert float((estimate.soft - label).abs().sum()) < 1e-4
 
 
 def test_two_samples_or_another_loss_are_refused(expose):
