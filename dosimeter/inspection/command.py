@@ -76,5 +76,6 @@ def _plain(found: Inspection) -> dict[str, Any]:
         "suspicious": found.suspicious,
         "false_positive_rate": found.false_positive_rate,
         "honest_models": found.honest_models,
+        "left_out": list(found.left_out),
         "findings": [{key: str(value) if value in (float("inf"),) else value for key, value in row.items()} for row in findings],
     }

@@ -47,6 +47,7 @@ class Inspection:
     """What the checks found; suspicious as soon as one of them is."""
 
     findings: tuple[Finding, ...]
+    left_out: tuple[str, ...] = ()  # checks that have nothing to look at in this model, or with what was given
     honest_models: int = HONEST_MODELS  # that the thresholds were tried on
     false_alarms: int = FALSE_ALARMS  # honest models among them that were flagged
 
@@ -60,6 +61,8 @@ class Inspection:
 
     def __str__(self) -> str:
         lines = [_line(finding) for finding in sorted(self.findings, key=lambda one: not one.suspicious)]
+        if self.left_out:
+            lines.append(f"{'left out':>10}  {', '.join(self.left_out)}: nothing to look at in this model, or without data or round before")
         verdict = "suspicious: do not train on this model" if self.suspicious else "no sign of tampering"
         rate = f"these thresholds flagged {self.false_alarms} of {self.honest_models} honest models ({self.false_positive_rate:.1%})"
         return "\n".join([*lines, f"{verdict}; {rate}"])
@@ -80,7 +83,7 @@ def inspect(model: nn.Module, batch: Batch | None = None, reference: nn.Module |
         for name, result in measured.items()
         if result is not None
     ]
-    return Inspection(findings=tuple(findings))
+    return Inspection(findings=tuple(findings), left_out=tuple(name for name, result in measured.items() if result is None))
 
 
 def _line(finding: Finding) -> str:

@@ -13,7 +13,7 @@ from dosimeter.client import check_batch
 from dosimeter.head import input_of, locate_head
 from dosimeter.randomness import generator
 from dosimeter.tampering.input_shape import find_input_shape
-from dosimeter.types import Batch
+from dosimeter.types import Batch, Refused
 
 PROBES = 24
 COARSE = 4  # pixels a side of the patterns that probes are made of
@@ -39,8 +39,13 @@ class Sent:
     logits: Tensor  # (B, C)
     linear: tuple[LinearLayer, ...]  # in the order of execution, the head among them
     later_inputs: tuple[Tensor, ...]  # what layers with weights received after the first linear layer had seen the whole input
-    head: LinearLayer
+    head: LinearLayer | None  # the last linear layer, where it has an output for each class
     reference: nn.Module | None
+
+    @property
+    def hidden(self) -> list[LinearLayer]:
+        """The linear layers before the last one."""
+        return [layer for layer in self.linear if self.head is None or layer.name != self.head.name]
 
     @property
     def labels(self) -> Tensor:
@@ -61,8 +66,8 @@ def receive_model(model: nn.Module, batch: Batch | None, reference: nn.Module | 
         model = model.float()
     if batch is not None:
         check_batch(model, batch, "batch")
-    inputs = _probes(model, find_input_shape(model)) if batch is None else batch.inputs.to(next(model.parameters()))
-    head = locate_head(model, tuple(inputs.shape[1:]))[0]
+    inputs = _probes(model) if batch is None else batch.inputs.to(next(model.parameters()))
+    head = _head_name(model, tuple(inputs.shape[1:]))
     met: list[tuple[str, nn.Module, Tensor]] = []
     hooks = [
         module.register_forward_pre_hook(lambda m, x, name=name: met.append((name, m, x[0].detach())))
@@ -76,7 +81,11 @@ def receive_model(model: nn.Module, batch: Batch | None, reference: nn.Module | 
         for hook in hooks:
             hook.remove()
     linear = tuple(_linear(name, module, x) for name, module, x in met if isinstance(module, nn.Linear) and x.ndim == 2)
-    last = next((layer for layer in linear if layer.name == head), None)
+    if head is None:  # no layer's output is the model's: it may end in a softmax or a temperature
+        last = next((layer for layer in linear[:-2:-1] if len(layer.weight) == logits.shape[1]), None)
+    else:
+        last = next((layer for layer in linear if layer.name == head), None)
+        last = last or _linear(head, model.get_submodule(head), input_of(model, head, inputs))
     return Sent(
         model=model,
         inputs=inputs,
@@ -84,7 +93,7 @@ def receive_model(model: nn.Module, batch: Batch | None, reference: nn.Module | 
         logits=logits,
         linear=linear,
         later_inputs=_after_whole_input(met, inputs),
-        head=last or _linear(head, model.get_submodule(head), input_of(model, head, inputs)),
+        head=last,
         reference=reference,
     )
 
@@ -104,8 +113,19 @@ def _after_whole_input(met: list[tuple[str, nn.Module, Tensor]], inputs: Tensor)
     return tuple(x.flatten(1) for _, _, x in met[first + 1 :] if x.flatten(1).shape == flat.shape)
 
 
-def _probes(model: nn.Module, shape: tuple[int, ...]) -> Tensor:
+def _head_name(model: nn.Module, shape: tuple[int, ...]) -> str | None:
+    try:
+        return locate_head(model, shape)[0]
+    except Refused:
+        return None
+
+
+def _probes(model: nn.Module) -> Tensor:
     """Smooth patterns in [0, 1] of many brightnesses and contrasts: nearer to data than noise, which all looks alike."""
+    try:
+        shape = find_input_shape(model)
+    except Refused:
+        raise Refused("inspect finds no input that passes through this model; give it a batch of your own data (--data)") from None
     rng = generator(0, "inspection probes")
     brightness, contrast = torch.rand(2, PROBES, *[1] * len(shape), generator=rng)
     if len(shape) == 3:

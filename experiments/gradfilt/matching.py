@@ -47,6 +47,7 @@ PUBLISHED_5_3 = {
 }
 GROUPED = ("table", "data_set", "targets", "size", "width", "precision", "steps", "total_variation", "scale")
 SETTINGS = ("steps", "total_variation", "scale", "width", "precision", "quick", "device")  # of a job, as they are given
+DLG_STEPS = 600  # as in the thesis
 AUXILIARY = 1000  # images of which the mean is the null
 
 
@@ -114,7 +115,7 @@ def reconstruct(job: Job, data: Path, out: Path) -> str:
         found = dm.reconstruct(dm.observe(attack.tamper(model), batch), attack, seed=job.seed)
         truth, is_target = drawn.own.inputs, torch.ones(job.targets, dtype=torch.bool)
     else:
-        options = options if job.attack == "inverting_gradients" else {"steps": job.steps, "path": "eager"}
+        options = options if job.attack == "inverting_gradients" else {"steps": min(job.steps, DLG_STEPS), "path": "eager"}
         found = dm.reconstruct(dm.observe(model, batch), job.attack, labels=batch.targets, seed=job.seed, **options)
         truth, is_target = drawn.batch.inputs, drawn.batch.targets == drawn.target
     tensors = {"found": found.inputs.detach().cpu(), "truth": truth, "target": is_target, "mean": chosen.images[-AUXILIARY:].mean(0)}

@@ -126,6 +126,28 @@ def test_a_camouflaged_filter_is_told_by_the_classes_that_it_shuts_out() -> None
     assert not inspect(dominated, batch).suspicious
 
 
+def test_a_model_without_a_linear_head_is_looked_at_as_far_as_it_goes() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 10, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    found = inspect(model, data(16, 5))
+    assert not found.suspicious
+    assert {"head_rows", "head_biases", "constant_output", "previous_round"} <= set(found.left_out)
+    rigged = dm.attack("imprint", bins=100, input_shape=(3, 16, 16)).tamper(model)
+    assert inspect(rigged, data(16, 5)).suspicious
+
+
+def test_a_filter_before_a_softmax_is_seen() -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(768, 24), nn.ReLU(), nn.Linear(24, 10))
+    rigged = dm.attack("gradfilt", targets=(2,), input_shape=(3, 16, 16)).tamper(model)
+    assert not inspect(nn.Sequential(model, nn.Softmax(1))).suspicious
+    assert inspect(nn.Sequential(rigged, nn.Softmax(1))).suspicious
+
+
+def test_one_logit_is_a_classifier_too() -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(768, 24), nn.ReLU(), nn.Linear(24, 1))
+    batch = data(16, 6)
+    assert not inspect(model, dm.Batch(batch.inputs, batch.targets % 2)).suspicious
+
+
 def test_rows_that_are_all_alike_are_as_suspicious_as_zero_ones() -> None:
     model = honest("small_cnn", 6)
     rigged = dm.attack("gradfilt", targets=(1,), bias=11.0, input_shape=(3, 16, 16)).tamper(model)
@@ -188,7 +210,7 @@ def test_refusals() -> None:
         broken.fc1.weight[0, 0] = math.nan
     with pytest.raises(ValueError, match="NaN or infinite"):
         inspect(broken)
-    with pytest.raises(dm.Refused, match="input_shape"):
+    with pytest.raises(dm.Refused, match="give it a batch of your own data"):
         inspect(nn.Sequential(nn.Conv2d(3, 2, 3), nn.Flatten(), nn.Linear(7, 2)))
 
 

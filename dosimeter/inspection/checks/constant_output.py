@@ -18,7 +18,7 @@ def measure(sent: Sent) -> tuple[float, str] | None:
     Relative to the difference that a typical row of the last layer makes of them, up to 1: an untrained network, whose
     features are all alike or all small, and a last layer that is all zero, as fine-tuning begins with, hide nothing.
     """
-    if len(sent.logits) < 2 or sent.logits.shape[1] < 2:
+    if sent.head is None or len(sent.logits) < 2 or sent.logits.shape[1] < 2:
         return None
     p = softmax(sent.logits.double(), 1)
     spread = float((p.amax(0) - p.amin(0)).max())

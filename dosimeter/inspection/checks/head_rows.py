@@ -18,6 +18,8 @@ def measure(sent: Sent) -> tuple[float, str] | None:
     A misclassified sample moves them by its row's distance from the mean row Σ p_k W_k, so that rows that are all alike are as
     good as zero. The classes are the client's own, where it has enough of them.
     """
+    if sent.head is None:
+        return None
     weight = sent.head.weight.double()
     rows = (weight - softmax(sent.logits.double(), 1).mean(0) @ weight).norm(dim=1)  # (C,)
     if sent.targets is not None and len(held := sent.labels.unique()) >= FEWEST:

@@ -15,7 +15,7 @@ DOMINATED = 0.99
 
 def measure(sent: Sent) -> tuple[float, str] | None:
     """How many samples give at least 99 % of some row of the last layer's gradient. Honest confident models isolate many."""
-    if sent.targets is None:
+    if sent.head is None or sent.targets is None or sent.logits.shape[1] < 2:
         return None
     classes = sent.logits.shape[1]
     error = (softmax(sent.logits.double(), 1) - as_distribution(sent.targets, classes, torch.float64)).abs()  # (B, C)

@@ -15,8 +15,8 @@ FEWEST = 8  # samples: with fewer, honest rows are often one sample's
 def measure(sent: Sent) -> tuple[float, str] | None:
     """The share of rows of a linear layer on the raw input whose gradient comes from one sample; needs the client's data."""
     flat = sent.inputs.flatten(1)
-    layer = next((one for one in sent.linear if one.received.shape == flat.shape and torch.equal(one.received, flat)), None)
-    if layer is None or layer.name == sent.head.name or sent.targets is None or len(flat) < FEWEST:
+    layer = next((one for one in sent.hidden if one.received.shape == flat.shape and torch.equal(one.received, flat)), None)
+    if layer is None or sent.targets is None or len(flat) < FEWEST or sent.logits.shape[1] < 2:
         return None
     caught: list[Tensor] = []
     module = sent.model.get_submodule(layer.name)

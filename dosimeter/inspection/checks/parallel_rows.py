@@ -15,7 +15,7 @@ LARGEST = 8192  # rows compared
 
 def measure(sent: Sent) -> tuple[float, str] | None:
     """The largest share of a hidden linear layer's rows that are parallel to another of its rows."""
-    layers = [layer for layer in sent.linear if layer.name != sent.head.name and min(layer.weight.shape) >= 8]
+    layers = [layer for layer in sent.hidden if min(layer.weight.shape) >= 8]
     if not layers:
         return None
     shares = {layer.name: _parallel_share(layer.weight) for layer in layers}

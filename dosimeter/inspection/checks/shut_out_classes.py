@@ -11,7 +11,7 @@ def measure(sent: Sent) -> tuple[float, str] | None:
     Rare classes make biases fall off step by step, and a dominant one stands above the others; a filter drops its targets
     at once below all others.
     """
-    bias = sent.head.bias
+    bias = None if sent.head is None else sent.head.bias
     if bias is None or len(bias) < 3:
         return None
     ordered = bias.double().sort().values

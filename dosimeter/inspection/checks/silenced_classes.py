@@ -21,6 +21,8 @@ def measure(sent: Sent) -> tuple[float, str] | None:
     of the client's samples, where it has some: rows of classes that nobody has are all alike after training from zero. A last
     layer that is all zero, as fine-tuning begins with, lets no sample through and singles none out.
     """
+    if sent.head is None:
+        return None
     weight = sent.head.weight.double()
     classes = len(weight)
     if classes < 3 or not bool(weight.any()):
