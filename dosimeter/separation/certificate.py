@@ -33,7 +33,7 @@ DEVIATIONS = 8.0  # an error bar is this many standard deviations
 ROUNDINGS = 1.5  # of the model's own forward pass, in units of its epsilon
 REPEATABLE = 32.0  # a feature computed twice, in another order, differs by some epsilons: no bar is smaller than this many
 PAIR_FREEDOM = 4  # equations to spare below which one pair of classes in thousands may fit by chance
-LARGEST_MISFIT = 100.0  # residual energy over expected energy, beyond which the equations do not describe the sample
+LARGEST_MISFIT = 16.0  # residual energy over expected energy, beyond which the equations do not describe the sample
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -222,13 +222,16 @@ def _jointly(
 
 
 def _reference(equations: Equations, mass: Tensor, terms: _Terms) -> float:
-    """The mass of a sample that occurs once: the declared batch size, else what the trusted samples agree on, else the rank."""
+    """The mass of a sample that occurs once: the declared batch size, else the largest of the trusted samples, else the rank.
+
+    Samples that occur several times, or that are several alike ones, have smaller masses; and no batch is smaller than the rank.
+    """
     if terms.batch_size is not None and not terms.free_scale:
         return terms.batch_size * equations.temperature
     if len(mass) == 0:
         return equations.rank * equations.temperature
-    middle = float(mass.median())
-    return middle if terms.free_scale else max(round(middle / equations.temperature), 1) * equations.temperature
+    largest = float(mass.max())
+    return largest if terms.free_scale else max(round(largest / equations.temperature), equations.rank) * equations.temperature
 
 
 def _certified(
@@ -249,10 +252,11 @@ def _certified(
     times = reference / mass
     shared = (times > 1 - SHARE_TOLERANCE) & ((times - times.round()).abs() < SHARE_TOLERANCE)
     could_merge = times.round() > 1
-    if not _size_is_known(equations, reference, int((trusted & shared).sum()), terms):
+    trusted = trusted & shared & _room(equations, times, trusted & shared, reference, terms)
+    if not _size_is_known(equations, reference, int(trusted.sum()), terms):
         could_merge = torch.ones_like(could_merge)
     bar = torch.where(could_merge, torch.hypot(bar, hidden_difference(equations, t) / size), bar)
-    certified = trusted & shared & (bar <= CERTIFIABLE)
+    certified = trusted & (bar <= CERTIFIABLE)
     if terms.non_negative:
         certified &= features.amin(1) >= -bar * size
     return Separation(
@@ -265,6 +269,21 @@ def _certified(
         times=torch.where(certified, times.round(), 1.0).long(),  # a guess counts once
         rank=equations.rank,
     )
+
+
+def _room(equations: Equations, times: Tensor, trusted: Tensor, reference: float, terms: _Terms) -> Tensor:
+    """Which samples the dimensions that are left over leave room for: (n,) bool.
+
+    Two samples that are merely alike add a dimension each, and pass for one that occurs twice, which adds one. So a sample
+    may occur several times only where the others, one for each dimension left, still fit into the batch; where the scale and so the
+    batch size is unknown, only where none is left, and then most of the dimensions must be found for any to be one sample.
+    """
+    left = equations.rank - int(trusted.sum())
+    several = times.round() > 1
+    if terms.free_scale:
+        return torch.full_like(several, int(trusted.sum()) > left) & (~several if left else torch.ones_like(several))
+    fits = float(times[trusted].round().sum()) + left <= reference / equations.temperature + 0.5
+    return torch.ones_like(several) if fits else ~several
 
 
 def _size_is_known(equations: Equations, reference: float, found: int, terms: _Terms) -> bool:

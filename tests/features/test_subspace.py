@@ -1,5 +1,7 @@
 """The subspace method: exact on clean gradients, honest on spoilt ones."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -7,6 +9,7 @@ from torch import nn
 
 import dosimeter as dm
 from dosimeter.features.subspace import Subspace
+from dosimeter.head import find_head
 from dosimeter.registry import MODELS
 from dosimeter.types import LabelEstimate, Outcome, Refused
 
@@ -71,6 +74,99 @@ def test_smoothing_that_nobody_declared_is_found(make, strength):
     if strength:
         assert float((found.soft.sum(1) - 1).abs().max()) < 1e-5
         assert float(found.soft.amin(1).max()) == pytest.approx(strength / 100, rel=1e-3)
+
+
+def blended(size: int, classes: int, seed: int, *, one_share: bool = False) -> torch.Tensor:
+    """Labels of two random classes each, as mixup makes them: (B, C)."""
+    rng = torch.Generator().manual_seed(seed)
+    labels = nn.functional.one_hot(torch.randint(0, classes, (size,), generator=rng), classes).float()
+    share = torch.rand(1 if one_share else size, 1, generator=rng)
+    return share * labels + (1 - share) * labels.roll(1, 0)
+
+
+def soft_label_error(found, case: Case) -> torch.Tensor:
+    """L1 error of each soft label against that of the nearest true sample."""
+    nearest = torch.cdist(found.features.double(), case.features).argmin(1)
+    return (found.soft - case.labels[nearest]).abs().sum(1)
+
+
+@pytest.mark.parametrize("size", [4, 8, 16])
+@pytest.mark.parametrize("one_share", [False, True])
+def test_mixed_labels_are_found_with_their_shares(make, size, one_share):
+    """Nobody says that labels are mixed, nor how: two classes and a share a sample, and all features."""
+    for seed in range(2):
+        case = make(blended(size, 100, seed, one_share=one_share), features=256, seed=seed)
+        found = dm.recover_features(case.exposure, "subspace")
+        hard = Case(case.exposure, case.features, torch.zeros(size, dtype=torch.long))
+        assert found.complete
+        assert int(found.certified.sum()) == size
+        error = errors(replace(found, labels=torch.zeros(size, dtype=torch.long)), hard)
+        assert bool((error <= found.error_bar).all())
+        assert float(soft_label_error(found, case).max()) < 1e-4
+        assert torch.equal(found.soft.argmax(1), found.labels)
+
+
+def test_a_soft_label_is_what_the_whole_batch_leaves_of_the_probabilities(make):
+    """Y = P − B·D with D = (∇W F⁺)ᵀ needs no assumption on the labels, and agrees with the pairs that were found."""
+    case = make(blended(8, 100, 3), features=256, seed=3)
+    found = dm.recover_features(case.exposure, "subspace")
+    head = find_head(case.exposure)
+    features = found.features.double()
+    d = (head.weight_gradient.double() @ torch.linalg.pinv(features)).T
+    y = torch.softmax(head.logits(features), 1) - len(features) * d
+    assert float((y - found.soft).abs().max()) < 1e-4
+
+
+def test_labels_of_three_classes_are_not_certified_as_pairs(make):
+    rng = torch.Generator().manual_seed(0)
+    shares = torch.rand(4, 3, generator=rng)
+    labels = nn.functional.one_hot(torch.randint(0, 100, (4, 3), generator=rng), 100)
+    case = make((labels * (shares / shares.sum(1, keepdim=True))[:, :, None]).sum(1))
+    assert not bool(dm.recover_features(case.exposure, "subspace").certified.any())
+
+
+def test_soft_labels_that_are_given_are_used_as_they_are(make):
+    """Labels of five classes each, which no search could guess; a row that occurs twice stands for two samples."""
+    rng = torch.Generator().manual_seed(1)
+    soft = torch.zeros(6, 100).scatter_(1, torch.stack([torch.randperm(100, generator=rng)[:5] for _ in range(6)]), 0.2)
+    soft[5] = soft[4]
+    case = make(soft)
+    found = dm.recover_features(case.exposure, "subspace", labels=soft)
+    assert int(found.certified.sum()) == 6
+    assert float(soft_label_error(found, case).max()) < 1e-6
+    assert not bool(dm.recover_features(case.exposure, "subspace").certified.any())
+
+
+def test_labels_given_in_part_complete_a_batch_that_is_not_determined_without(make):
+    """Six samples of ten classes without a bias gradient to count by: three labels are given, three are not."""
+    for seed in range(3):
+        case = make(6, classes=10, seed=seed)
+        known = torch.where(torch.arange(6) % 2 == 0, case.labels, -1)
+        assert_all_found(dm.recover_features(case.exposure, "subspace", labels=known), case, 1e-3)
+
+
+def test_only_some_methods_take_labels_in_part(make):
+    case = make(4)
+    with pytest.raises(Refused, match="every label or none"):
+        dm.recover_features(case.exposure, "rgla", labels=torch.tensor([3, -1, 5, 6]))
+    with pytest.raises(ValueError, match="-1 for an unknown"):
+        dm.recover_features(case.exposure, "subspace", labels=torch.tensor([3, -2, 5, 6]))
+
+
+@pytest.mark.parametrize("declared", [True, False])
+def test_samples_that_are_merely_alike_are_not_taken_for_one_that_occurs_twice(declared):
+    """Their difference is a dimension of the gradient of its own, though the mean of the two solves the equations nearly."""
+    for seed in range(6):
+        rng = torch.Generator().manual_seed(seed)
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 100))
+        inputs, labels = torch.rand(8, 64, generator=rng), torch.randint(0, 100, (8,), generator=rng)
+        inputs[5:] = (inputs[:3] + 10.0 ** -(2 + seed / 2) * torch.randn(3, 64, generator=rng)).clamp(0, 1)
+        labels[5:] = labels[:3]
+        case = case_of(model, inputs, labels, declare_batch_size=declared)
+        found = dm.recover_features(case.exposure, "subspace")
+        assert false_certificates(found, case) == 0
 
 
 def test_clipping_hides_nothing(make):

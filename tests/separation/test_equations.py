@@ -1,14 +1,15 @@
 """The equations hold at the truth, their derivatives are right, and peeling leaves the others."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
-from dosimeter.separation.equations import build_equations, off_space, peeled, probabilities, slopes, weighed_errors, whole
+from dosimeter.separation.equations import blend_shares, build_equations, off_space, peeled, probabilities, slopes, weighed_errors, whole
 from dosimeter.separation.joint import _evaluate, _normal_equations, fit
 from dosimeter.separation.separate import separate
-from dosimeter.separation.single import linear_scan, polish, solve
+from dosimeter.separation.single import likeliest_pairs, linear_scan, polish, solve
 from dosimeter.separation.spectrum import factor
 
 
@@ -121,3 +122,36 @@ def test_error_bars_are_eight_standard_deviations(rng):
     ratios = torch.cat(ratios)
     assert float(ratios.max()) < 1
     assert 0.04 < float(ratios.square().mean().sqrt()) < 0.25  # one eighth, were the noise model perfect
+
+
+def test_blends_follow_the_coordinates(problem):
+    """The share of a blend is where the rest fits best, so the slopes are the derivative of the errors with that share moving along."""
+    equations, t, labels, *_ = problem
+    equations = replace(equations, blends=True)
+    span, pairs = whole(equations), labels * equations.classes + (labels + 7) % equations.classes
+
+    def errors(t):
+        return weighed_errors(equations, span, probabilities(equations, span, t), pairs)
+
+    derivative = torch.autograd.functional.jacobian(lambda row: errors(row.expand(6, -1))[0], 1.1 * t[0])
+    torch.testing.assert_close(slopes(equations, span, probabilities(equations, span, 1.1 * t), pairs)[0], derivative)
+    shares = blend_shares(equations, span, probabilities(equations, span, t), pairs)
+    torch.testing.assert_close(shares, torch.zeros_like(shares), rtol=0, atol=1e-8)  # at the truth, where labels are not mixed
+
+
+def test_the_scan_over_pairs_is_a_scan_over_every_share():
+    """Brute force: the best of a grid of shares, for each pair."""
+    rng = torch.Generator().manual_seed(0)
+    rest, errors = (torch.randn(12, 12, generator=rng, dtype=torch.float64) for _ in range(2))
+    pairs, share, score = likeliest_pairs(rest, errors)
+    grid = torch.linspace(0, 1, 2001, dtype=torch.float64)[:, None]
+    for pair, mine, value in zip(pairs.tolist(), share, score):
+        first, second = divmod(pair, 12)
+        if not torch.isfinite(value):
+            continue
+        blended = torch.linalg.vector_norm((1 - grid) * rest[first] + grid * rest[second], dim=1)
+        assert float(blended.min()) == pytest.approx(
+            float(torch.linalg.vector_norm((1 - mine) * rest[first] + mine * rest[second])), rel=1e-5
+        )
+        size = torch.linalg.vector_norm((1 - mine) * errors[first] + mine * errors[second])
+        assert float(value) == pytest.approx(float(blended.min() / size), rel=1e-5)
