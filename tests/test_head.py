@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 from dosimeter.client import observe
-from dosimeter.head import find_head, input_of, locate_head
+from dosimeter.head import copy_of, find_head, input_of, locate_head
 from dosimeter.types import Batch, Refused
 
 
@@ -64,3 +64,21 @@ def test_modes_and_buffers_survive(normed_classifier, batch):
 def test_refusals(model, sentence):
     with pytest.raises(Refused, match=sentence):
         locate_head(model, (1, 8, 8))
+
+
+def test_a_proof_is_shared_with_copies_and_dropped_when_the_model_changes():
+    model = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 4))
+    passes = []
+    model[0].register_forward_hook(lambda *_: passes.append(1))
+    assert locate_head(model, (6,)) == ("2", True)
+    twin = copy_of(model)
+    assert twin is not model
+    assert locate_head(twin, (6,)) == locate_head(model, (6,)) == ("2", True)
+    assert len(passes) == 1
+    twin[1] = nn.Tanh()
+    assert locate_head(twin, (6,)) == ("2", False)
+    assert locate_head(model, (6,)) == ("2", True)
+    with torch.no_grad():
+        model[2].weight.mul_(2)
+    locate_head(model, (6,))
+    assert len(passes) == 3
