@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -66,6 +66,7 @@ class Candidates:
     floors: Tensor  # (n,) what rounding and noise alone would leave of it
     spreads: Tensor  # (n,) what the noise may change in s, and so in the feature, relative
     error_bars: Tensor  # (n,) what it may thereby change in the label, L1
+    read: bool = False  # off the bias, without the family's help
 
 
 def scalar_problem(head: Head, temperature: float, family: Family, row: int) -> ScalarProblem:
@@ -108,7 +109,11 @@ def read_from_bias(problem: ScalarProblem, bias_gradient: Tensor) -> Candidates 
     mismatch = (seen - error * ratios).norm() / (error * ratios).norm()
     if not float(mismatch) < BELIEVED:
         return None
-    return _candidates(problem, error[None], mismatch[None], mismatch[None], mismatch[None] + problem.noise + problem.precision)
+    errors = error[None]
+    residual, _ = _residual(problem, errors)
+    floors = _noise_floors(problem, errors, problem.labels(errors)) + mismatch * ratios.norm()
+    spreads = mismatch[None] + problem.noise + problem.precision
+    return replace(_candidates(problem, errors, residual.norm(dim=1), floors, spreads), read=True)
 
 
 def grid_search(problem: ScalarProblem) -> Candidates:
@@ -135,6 +140,8 @@ def grid_search(problem: ScalarProblem) -> Candidates:
 def verdict(found: Candidates, problem: ScalarProblem) -> tuple[Outcome, str]:
     """Whether the best candidate fits, and whether it alone does."""
     label, bar = found.labels[0], float(found.error_bars[0])
+    if found.read and float(found.residuals[0]) > 10 * float(found.floors[0]):
+        return Outcome.PARTIAL, f"the bias tells the feature, but the label is no {problem.family} one: was the gradient scaled?"
     if float(found.residuals[0]) > UNEXPLAINED:
         return Outcome.PARTIAL, f"no scalar makes a {problem.family} label of this gradient; the nearest is taken"
     fits = found.residuals <= torch.maximum(found.floors, 2 * found.residuals[0])

@@ -31,7 +31,7 @@ class SoftScalar(LabelRecovery):
     `search="published"`: L-BFGS from ±1 on 1000 × the variance of Eq. (5), then a particle swarm (500 × 40) over windows
     ever further out, with the constants of the released code; guesses are tried one at a time.
     Departures of `search="grid"`, the default: where the head's bias gradient is shared and agrees with the rows it is
-    p − y itself, so that the scalar is read off and the family not needed (`use_bias=False`: the weight alone, as in the
+    p − y itself, so that the scalar is read off and the family only checked (`use_bias=False`: the weight alone, as in the
     paper); else all guesses of a grid in one batch, polished by Gauss-Newton;
     the distance from the family is taken relative to the scalar, since the variance also vanishes where the softmax
     saturates; mixup and one-hot want the other entries to be zero and not only equal; ratios of rows come from whole
@@ -75,7 +75,9 @@ def _estimate(problem: ScalarProblem, found: Candidates, head: Head) -> LabelEst
     assert gradient is not None
     label = found.labels[0]
     outcome, message = verdict(found, problem)
-    if outcome is Outcome.PARTIAL and problem.family == "one_hot":  # the softmax saturates; signs still name the label, though no feature
+    if (
+        outcome is Outcome.PARTIAL and problem.family == "one_hot" and not found.read
+    ):  # the softmax saturates; signs still name the label, though no feature
         label = torch.zeros_like(label).index_fill(0, against_the_others(gradient).argmax(), 1)
         message = "the prediction is the label to rounding: the row that points against the others names it, the scalar is unknown"
     winner = label.argmax()

@@ -89,6 +89,16 @@ def test_what_a_sure_head_hides_is_said_and_the_bias_tells_it(expose, family):
     assert sum(hits) >= 32
 
 
+def test_a_label_of_another_family_is_read_off_the_bias_but_not_certified(expose):
+    label = torch.tensor([[0.5, 0.3, 0.2, 0, 0, 0, 0, 0, 0, 0]])
+    estimate = recover_labels(expose(label), "soft_scalar")
+    assert float((estimate.soft - label).abs().sum()) < 1e-5
+    assert estimate.outcome is Outcome.PARTIAL
+    clipped = expose(soft_label("smoothing", 10, 5))
+    halved = replace(clipped, update={name: change / 2 for name, change in clipped.update.items()})
+    assert not recover_labels(halved, "soft_scalar").certified
+
+
 def test_a_bias_gradient_that_disagrees_with_the_rows_is_not_believed(expose):
     label = soft_label("smoothing", 10, 2)
     exposure = expose(label)
