@@ -75,9 +75,8 @@ def _estimate(problem: ScalarProblem, found: Candidates, head: Head) -> LabelEst
     assert gradient is not None
     label = found.labels[0]
     outcome, message = verdict(found, problem)
-    if (
-        outcome is Outcome.PARTIAL and problem.family == "one_hot" and not found.read
-    ):  # the softmax saturates; signs still name the label, though no feature
+    if outcome is Outcome.PARTIAL and problem.family == "one_hot" and not found.read:
+        # The softmax saturates; signs still name the label, though no feature.
         label = torch.zeros_like(label).index_fill(0, against_the_others(gradient).argmax(), 1)
         message = "the prediction is the label to rounding: the row that points against the others names it, the scalar is unknown"
     winner = label.argmax()
