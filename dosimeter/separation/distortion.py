@@ -47,8 +47,10 @@ def distortion_of(change: Tensor | None, public: Public) -> Distortion | None:
             low = torch.where(cut & (change > 0), defense.max_norm, low)
             high = torch.where(cut & (change < 0), -defense.max_norm, high)
         elif _rounds(defense, change):
-            reach = float(defense.step(change)) * (1.0 if defense.stochastic else 0.5)
-            live, low, high = torch.zeros_like(live), torch.maximum(low, change - reach), torch.minimum(high, change + reach)
+            reach, most = float(defense.step(change)) * (1.0 if defense.stochastic else 0.5), largest_magnitude(change)
+            live = torch.zeros_like(live)
+            low = torch.maximum(low, (change - reach).clamp_min(-most))
+            high = torch.minimum(high, (change + reach).clamp_max(most))
     variance = sum(_added(defense, change, public) ** 2 for defense in public.defenses)
     return Distortion(noise=math.sqrt(variance), live=live, low=low, high=high)
 

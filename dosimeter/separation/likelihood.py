@@ -7,8 +7,9 @@ plus its own deviation:
 
 and the gradient is ∇W = (1/B) Σ dᵢ fᵢᵀ, dᵢ = softmax(W fᵢ + b) − yᵢ, of which some entries are known up to noise and others only to lie
 between two bounds (distortion.py). g, u and v are found along with the features, by expectation maximisation; nothing is tuned to a
-data set. Given the errors dᵢ, each feature of the batch has a Gaussian posterior of B dimensions; entries of a sample's own row that
-were pruned, and features that follow a ReLU, cut its marginals; and the errors follow from the features, so the two alternate.
+data set. Given the errors dᵢ, each feature of the batch has a Gaussian posterior of B dimensions, whose marginals the bounds on a
+sample's own row cut; and the errors follow from the features, so the two alternate. After a ReLU the model above is that of the
+value before it, and the feature its positive part.
 """
 
 from __future__ import annotations
@@ -25,9 +26,10 @@ from dosimeter.separation.typical import Typical
 ITERATIONS = 100
 SETTLED = 1e-6  # relative change of the features that ends the iteration
 EXACT = 1e-4  # noise of an entry that was sent as it is, over the gradient's root mean square: keeps the posterior well conditioned
+INERTIA = 0.1  # of the typical spread against the one found: entries known by coarse bounds alone do not tell spread from mean
 LARGEST_FIT = 2**26  # features times squared batch size
-SPREAD = 0.1  # first guess of u and v
 BIAS_UNIT = 1e-5  # noise of a bias entry that was sent as it is, relative
+LEAST_DOUBT = 0.05  # of a logit: the alternation is not yet at rest while its variance already says so
 FAR = 30.0  # standard deviations beyond which a Gaussian's tail is not computed
 
 
@@ -89,25 +91,29 @@ def likely_features(problem: Problem) -> Likely:
     """Alternate the features' posterior, the errors that follow from it, and what is believed of all features."""
     noise = max(problem.distortion.noise, EXACT * _size_of_entries(problem))
     features = _first_guess(problem)
-    shared = torch.zeros_like(problem.typical.mean)
-    belief = _Belief(torch.ones_like(features[:, 0]), shared, *shared.new_full((2,), SPREAD))
-    belief.gain = _gains(problem, features, shared)
-    best, best_residual, variance = features, math.inf, torch.zeros_like(features)
+    typical = problem.typical
+    belief = _Belief(typical.gain.expand(problem.size), torch.zeros_like(typical.mean), typical.spread, typical.spread)
+    best, best_residual, variance = features, math.inf, problem.typical.size.square().expand_as(features)
     step, change = 1.0, math.inf
     for _ in range(ITERATIONS):
-        errors = _errors(problem, features)  # (B, C)
-        mean, variance = _posterior(problem, errors, belief, noise)
-        mean, variance = truncated(mean, variance, *_bounds(problem, errors, features))
+        errors = _errors(problem, features, variance)  # (B, C)
+        expected, prior = _expected(problem, belief)
+        mean, variance = _posterior(problem, errors, expected, prior, noise)
+        bounds = _bounds(problem, errors, features)
+        if problem.non_negative:
+            mean, variance, latent, doubt = rectified(*_without(mean, variance, expected, prior), expected, prior, *bounds)
+        else:
+            mean, variance = latent, doubt = truncated(mean, variance, *bounds)
         moved = float(torch.linalg.matrix_norm(mean - features) / torch.linalg.matrix_norm(mean))
         step = max(step / 2, 0.05) if moved > change else min(1.5 * step, 1.0)
         features, change = features + step * (mean - features), moved
-        _learn(belief, problem, mean, variance)
-        residual = _residual(problem, features)
+        _learn(belief, problem, latent, doubt)
+        residual = _residual(problem, features, variance)
         if residual < best_residual:
             best, best_residual = features, residual
         if moved < SETTLED:
             break
-    residual = _residual(problem, features)
+    residual = _residual(problem, features, variance)
     if not residual < 2 * best_residual + 1e-6:  # it left a better explanation behind
         features, residual = best, best_residual
     size = torch.linalg.vector_norm(features, dim=1).clamp_min(torch.finfo(features.dtype).tiny)
@@ -131,11 +137,12 @@ def _first_guess(problem: Problem) -> Tensor:
     return torch.where(told[:, None], quotient.clamp_min(0) if problem.non_negative else quotient, start)
 
 
-def _errors(problem: Problem, features: Tensor) -> Tensor:
+def _errors(problem: Problem, features: Tensor, variance: Tensor) -> Tensor:
     """dᵢ/(τB), as far as the bias gradient bears them out: (B, C).
 
     ∇b sums the errors of all samples. Where the model is sure, 1 − p hangs on the last digits of the logits, and the bias
-    gradient knows it better: each row is multiplied by the tᵢ that explain ∇b, held to 1 the tighter the smaller p is.
+    gradient knows it better: each row is multiplied by the tᵢ that explain ∇b, held to 1 the tighter the smaller p is and
+    the better the logits are known, since d log(1 − p) = −p dz.
     """
     p = torch.softmax(features @ problem.weight.T + problem.bias, 1)
     errors = (p - problem.targets) / (problem.temperature * problem.size)
@@ -150,18 +157,23 @@ def _errors(problem: Problem, features: Tensor) -> Tensor:
         scale = (whole @ sent / whole.square().sum()).clamp_min(1e-12)
         errors, rows = errors * scale, rows * scale
     noise = max(problem.bias_distortion.noise, BIAS_UNIT * float(sent.abs().max()))
-    loose = p.gather(1, problem.labels[:, None])[:, 0].clamp_min(1e-6)  # (B,)
+    doubt = (problem.weight[problem.labels].square() * variance).sum(1).sqrt().clamp(LEAST_DOUBT, 1.0)  # (B,) of the own logit
+    loose = (p.gather(1, problem.labels[:, None])[:, 0] * doubt).clamp_min(1e-6)
     normal = rows @ rows.T / noise**2 + torch.diag(loose**-2)
     shares = torch.linalg.solve(normal, rows @ sent / noise**2 + loose**-2)
     return shares.clamp(1e-3, 1e3)[:, None] * errors
 
 
-def _posterior(problem: Problem, errors: Tensor, belief: _Belief, noise: float) -> tuple[Tensor, Tensor]:
+def _expected(problem: Problem, belief: _Belief) -> tuple[Tensor, Tensor]:
+    """Mean (B, H) and variance (H,) of the features before the gradient is looked at."""
+    unit = problem.typical.size
+    return problem.typical.mean * belief.gain[:, None] + unit * belief.shared, belief.within * unit.square()
+
+
+def _posterior(problem: Problem, errors: Tensor, expected: Tensor, prior: Tensor, noise: float) -> tuple[Tensor, Tensor]:
     """Mean and variance of every feature given the live entries of its column: (B, H) each."""
     size, columns = problem.size, problem.gradient.shape[1]
-    live, unit = problem.distortion.live.to(errors), problem.typical.size  # (C, H), (H,)
-    expected = problem.typical.mean * belief.gain[:, None] + unit * belief.shared  # (B, H)
-    precision = 1 / (belief.within * unit.square()).clamp_min(torch.finfo(errors.dtype).tiny)  # (H,)
+    live, precision = problem.distortion.live.to(errors), 1 / prior  # (C, H), (H,)
     pairs = (errors[:, None] * errors).flatten(0, 1)  # (B·B, C)
     normal = (live.T @ pairs.T).view(columns, size, size) / noise**2
     normal.diagonal(dim1=1, dim2=2).add_(precision[:, None])
@@ -175,16 +187,20 @@ def _posterior(problem: Problem, errors: Tensor, belief: _Belief, noise: float) 
 
 
 def _bounds(problem: Problem, errors: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
-    """What the bounds on each sample's own row, and a ReLU, say of its features: two (B, H)."""
-    low = torch.full_like(features, 0.0 if problem.non_negative else -torch.inf)
-    high = torch.full_like(features, torch.inf)
+    """What the bounds on each sample's own row say of its features: two (B, H)."""
     own = -errors.gather(1, problem.labels[:, None])  # (B, 1), positive
     others = (errors.T @ features)[problem.labels] + own * features  # what all other samples add to the row
     cut = ~problem.distortion.live[problem.labels]
-    low = torch.where(cut, torch.maximum(low, (others - problem.distortion.high[problem.labels]) / own), low)
-    high = torch.where(cut, (others - problem.distortion.low[problem.labels]) / own, high)
-    high = torch.maximum(high, torch.zeros_like(high)) if problem.non_negative else high
+    low = torch.where(cut, (others - problem.distortion.high[problem.labels]) / own, -torch.inf)
+    high = torch.where(cut, (others - problem.distortion.low[problem.labels]) / own, torch.inf)
+    high = high.clamp_min(0) if problem.non_negative else high
     return torch.minimum(low, high), high
+
+
+def _without(mean: Tensor, variance: Tensor, expected: Tensor, prior: Tensor) -> tuple[Tensor, Tensor]:
+    """A Gaussian posterior with its prior taken out again: what the gradient alone says of each feature, mean and variance (B, H)."""
+    precision = (1 / variance - 1 / prior).clamp_min(1e-12 / prior)
+    return (mean / variance - expected / prior) / precision, 1 / precision
 
 
 def _learn(belief: _Belief, problem: Problem, features: Tensor, variance: Tensor) -> None:
@@ -195,7 +211,8 @@ def _learn(belief: _Belief, problem: Problem, features: Tensor, variance: Tensor
     trust = problem.size / (problem.size + belief.within / belief.between)
     belief.shared = trust * deviation.mean(0)
     belief.between = (belief.shared.square().mean() + belief.between * (1 - trust)).clamp_min(1e-12)
-    belief.within = ((deviation - belief.shared).square() + variance / unit.square()).mean().clamp_min(1e-12)
+    found = ((deviation - belief.shared).square() + variance / unit.square()).mean()
+    belief.within = (found + INERTIA * problem.typical.spread) / (1 + INERTIA)
 
 
 def _gains(problem: Problem, features: Tensor, shared: Tensor) -> Tensor:
@@ -204,10 +221,10 @@ def _gains(problem: Problem, features: Tensor, shared: Tensor) -> Tensor:
     return ((features / problem.typical.size - shared) @ slope) / slope.square().sum().clamp_min(1e-12)
 
 
-def _residual(problem: Problem, features: Tensor) -> float:
+def _residual(problem: Problem, features: Tensor, variance: Tensor) -> float:
     """‖∇W − (1/B) Σ dᵢ fᵢᵀ‖ / ‖∇W‖; an entry that is known by its bounds misses by what it is outside of them."""
     distortion = problem.distortion
-    explained = _errors(problem, features).T @ features
+    explained = _errors(problem, features, variance).T @ features
     allowed = torch.minimum(torch.maximum(explained, distortion.low), distortion.high)
     missing = torch.where(distortion.live, problem.gradient, allowed) - explained
     return float(torch.nan_to_num(torch.linalg.matrix_norm(missing) / torch.linalg.matrix_norm(problem.gradient), nan=torch.inf))
@@ -219,19 +236,47 @@ def _size_of_entries(problem: Problem) -> float:
 
 
 def truncated(mean: Tensor, variance: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and variance of Gaussians cut to [low, high], by the standard formulas, on the side where the tail is the smaller one."""
+    """Mean and variance of Gaussians cut to [low, high]."""
+    mean, variance, _ = _cut(mean, variance, low, high)
+    return mean, variance
+
+
+def rectified(
+    seen: Tensor, noise: Tensor, expected: Tensor, prior: Tensor, low: Tensor, high: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Mean and variance of f = max(0, a), and of a, where a ~ N(expected, prior), f was `seen` with `noise`, and low ≤ f ≤ high.
+
+    Either f = 0, as if a had been cut to the negative numbers, or f = a: both are Gaussians, weighed by how well they explain
+    what was seen.
+    """
+    variance = 1 / (1 / noise + 1 / prior)
+    above, spread, mass = _cut(variance * (seen / noise + expected / prior), variance, low.clamp_min(0), high)
+    below, doubt, dead = _cut(expected, prior.expand_as(expected), torch.full_like(low, -torch.inf), torch.zeros_like(low))
+    total = noise + prior
+    on = mass - (seen - expected).square() / (2 * total) - total.log() / 2
+    off = torch.where(low > 0, -torch.inf, dead - seen.square() / (2 * noise) - noise.log() / 2)
+    share = torch.sigmoid(on - off)  # the probability that f > 0
+    mean, latent = share * above, share * above + (1 - share) * below
+    of_mean = share * (spread + above.square()) - mean.square()
+    of_latent = share * (spread + above.square()) + (1 - share) * (doubt + below.square()) - latent.square()
+    return mean, of_mean.clamp_min(1e-30), latent, of_latent.clamp_min(1e-30)
+
+
+def _cut(mean: Tensor, variance: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean, variance and log mass of Gaussians cut to [low, high], on the side where the distribution function keeps its digits."""
     deviation = variance.sqrt()
     from_low, from_high = (((bound - mean) / deviation).clamp(-FAR, FAR) for bound in (low, high))
-    mirrored = from_low > 0  # differences of the distribution function keep their digits below 0 only
+    mirrored = from_low > 0
     a, b = torch.where(mirrored, -from_high, from_low), torch.where(mirrored, -from_low, from_high)
     mass = torch.special.ndtr(b) - torch.special.ndtr(a)
     at_a, at_b = _density(a), _density(b)
     usable = mass > 1e-13
-    mass = torch.where(usable, mass, 1.0)
-    shift = torch.where(usable, (at_a - at_b) / mass, b)  # without any mass left, the bound nearer to the mean
+    whole = torch.where(usable, mass, 1.0)
+    shift = torch.where(usable, (at_a - at_b) / whole, b)  # without any mass left, the bound nearer to the mean
     shift = torch.minimum(torch.maximum(shift, a), b)
-    shrunk = torch.where(usable, 1 + (a * at_a - b * at_b) / mass - shift.square(), 0.0).clamp(1e-12, 1)
-    return mean + deviation * torch.where(mirrored, -shift, shift), variance * shrunk
+    shrunk = torch.where(usable, 1 + (a * at_a - b * at_b) / whole - shift.square(), 0.0).clamp(1e-12, 1)
+    log_mass = torch.where(usable, whole.log(), torch.special.log_ndtr(b))
+    return mean + deviation * torch.where(mirrored, -shift, shift), variance * shrunk, log_mass
 
 
 def _density(x: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -18,20 +19,38 @@ CONTRAST = 0.25  # standard deviation of the synthetic pixels
 
 @dataclass(frozen=True, kw_only=True)
 class Typical:
-    """What features look like before any gradient is seen."""
+    """What features look like before any gradient is seen; after a ReLU, gain and spread are those of the value before it."""
 
     mean: Tensor  # (H,)
     size: Tensor  # (H,) root mean square, evened out by half, so that no feature is taken for impossible
+    gain: Tensor  # () how much of the mean a sample has
+    spread: Tensor  # () variance about gain times mean, in units of the size
 
 
 def typical_feature(exposure: Exposure, head: Head) -> Typical:
     """The features of auxiliary samples, where the server is granted some, else of synthetic inputs, in the client's mode."""
     inputs = _synthetic(exposure) if exposure.auxiliary is None else exposure.auxiliary.inputs[: 4 * INPUTS]
-    features = torch.nan_to_num(input_of(exposure.model, head.name, inputs).to(torch.float64))  # (n, H)
-    size = features.square().mean(0).sqrt()
+    return typical_of(torch.nan_to_num(input_of(exposure.model, head.name, inputs).to(torch.float64)), head.non_negative)
+
+
+def typical_of(features: Tensor, non_negative: bool) -> Typical:
+    """(n, H) -> what they have in common.
+
+    Where a share ρ of non-negative features is zero, they are the positive part of a Gaussian N(κτ, τ²) with Φ(−κ) = ρ and the
+    mean τ(κΦ(κ) + φ(κ)).
+    """
+    mean, size = features.mean(0), features.square().mean(0).sqrt()
+    one = torch.ones_like(size[0])
     if not float(size.mean()) > 0:
-        return Typical(mean=torch.zeros_like(size), size=torch.ones_like(size))
-    return Typical(mean=features.mean(0), size=(size + size.mean()) / 2)
+        return Typical(mean=torch.zeros_like(size), size=torch.ones_like(size), gain=one, spread=one)
+    size = (size + size.mean()) / 2
+    zeros = (features == 0).to(features).mean()
+    if not non_negative or float(zeros) < 0.01:
+        return Typical(mean=mean, size=size, gain=one, spread=((features - mean) / size).square().mean().clamp_min(1e-4))
+    middle = -torch.special.ndtri(zeros.clamp_max(0.99))  # κ
+    height = middle * torch.special.ndtr(middle) + torch.exp(-middle.square() / 2) / math.sqrt(2 * math.pi)
+    deviation = (mean / size).mean() / height  # τ
+    return Typical(mean=mean, size=size, gain=middle * deviation / (mean / size).mean(), spread=deviation.square())
 
 
 def _synthetic(exposure: Exposure) -> Tensor:
