@@ -45,7 +45,7 @@ PUBLISHED_5_3 = {
     "CIFAR-100": (18.49, 16.52),
     "ImageNet": (12.11, 10.26),
 }
-GROUPED = ("table", "data_set", "targets", "size", "width", "precision", "steps", "total_variation", "scale")
+GROUPED = ("table", "data_set", "model", "targets", "size", "width", "precision", "steps", "total_variation", "scale")
 SETTINGS = ("steps", "total_variation", "scale", "width", "precision", "quick", "device")  # of a job, as they are given
 DLG_STEPS = 600  # as in the thesis
 AUXILIARY = 1000  # images of which the mean is the null
@@ -57,6 +57,7 @@ class Job:
 
     table: str
     data_set: str
+    model: str
     attack: str
     targets: int
     size: int
@@ -71,7 +72,7 @@ class Job:
 
     @property
     def name(self) -> str:
-        own = f"{self.table}-{self.data_set}-{self.attack}-{self.targets}of{self.size}-seed{self.seed}"
+        own = f"{self.table}-{self.data_set}-{self.model}-{self.attack}-{self.targets}of{self.size}-seed{self.seed}"
         return f"{own}-width{self.width}-{self.precision}-steps{self.steps}-tv{self.total_variation:g}-scale{self.scale:g}"
 
 
@@ -96,20 +97,22 @@ def jobs(arguments: argparse.Namespace) -> Iterator[Job]:
                 for attack in attacks:
                     if arguments.targets and targets not in arguments.targets:
                         continue
+                    model = arguments.model or ("convnet" if table == "5.2" else MODELS[data_set])
                     given = {name: getattr(arguments, name) for name in SETTINGS}
-                    yield Job(table=table, data_set=data_set, attack=attack, targets=targets, size=size, seed=seed, **given)
+                    yield Job(table=table, data_set=data_set, model=model, attack=attack, targets=targets, size=size, seed=seed, **given)
 
 
 def reconstruct(job: Job, data: Path, out: Path) -> str:
     torch.set_num_threads(1)
     torch.backends.cudnn.allow_tf32 = False  # the client's gradient in full precision; the attack has its own setting
     began = time.monotonic()
-    model = {"model": "convnet", "width": job.width} if job.table == "5.2" else {}
-    chosen = setting(job.data_set, data, job.seed, quick=job.quick, **model)
+    width = job.width if job.model == "convnet" else None
+    chosen = setting(job.data_set, data, job.seed, quick=job.quick, model=job.model, width=width)
     drawn = draw(chosen, job.targets, job.size, torch.Generator().manual_seed(1000 * job.seed + job.targets))
     batch = dm.Batch(drawn.batch.inputs.to(job.device), drawn.batch.targets.to(job.device))
     model = chosen.model.to(job.device)
-    options = {"steps": job.steps, "total_variation": job.total_variation, "path": "eager", "precision": job.precision}
+    path = "captured" if job.device.startswith("cuda") else "eager"
+    options = {"steps": job.steps, "total_variation": job.total_variation, "path": path, "precision": job.precision}
     if job.attack == "gradfilt":
         attack = dm.attack("gradfilt", targets=(drawn.target,), scale=job.scale, input_shape=drawn.shape, **options)
         found = dm.reconstruct(dm.observe(attack.tamper(model), batch), attack, seed=job.seed)
@@ -145,11 +148,26 @@ def summary(arguments: argparse.Namespace) -> None:
             tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
         key = tuple(note[k] for k in (*GROUPED, "attack"))
         groups[key][note["seed"]] = tensors
-    columns = ("table", "data", "targets", "width", "precision", "steps", "TV", "α", "attack", "seeds", "mean PSNR", "median", "published")
+    columns = (
+        "table",
+        "data",
+        "model",
+        "targets",
+        "width",
+        "precision",
+        "steps",
+        "TV",
+        "α",
+        "attack",
+        "seeds",
+        "mean PSNR",
+        "median",
+        "published",
+    )
     print("|", " | ".join([*columns, "mean image", "foreign"]), "|")
-    print("|---" * 15 + "|")
+    print("|---" * 16 + "|")
     for key in sorted(groups):
-        table, data_set, targets, size, *chosen_settings, attack = key
+        table, data_set, model, targets, size, *chosen_settings, attack = key
         seeds = groups[key]
         own, mean, foreign = [], [], []
         for position, seed in enumerate(sorted(seeds)):
@@ -161,7 +179,7 @@ def summary(arguments: argparse.Namespace) -> None:
         values, nulls = torch.cat(own), (torch.cat(mean), torch.cat(foreign))
         position = [pair[0] for pair in COUNTS[table]].index(targets)
         published = (PUBLISHED_5_2[attack] if table == "5.2" else PUBLISHED_5_3[data_set])[position]
-        cells = (table, data_set, f"{targets} of {size}", *chosen_settings, attack, len(seeds))
+        cells = (table, data_set, model, f"{targets} of {size}", *chosen_settings, attack, len(seeds))
         figures = (float(values.mean()), float(values.median()), published, *(float(null.mean()) for null in nulls))
         print("|", " | ".join([*map(str, cells), *(f"{figure:.2f}" for figure in figures)]), "|")
 
@@ -174,6 +192,7 @@ def main() -> None:
     running.add_argument("--seeds", type=int, nargs=2, default=(0, 5), metavar=("FIRST", "END"))
     running.add_argument("--attacks", nargs="+", choices=list(PUBLISHED_5_2))
     running.add_argument("--data-sets", nargs="+", choices=list(MODELS))
+    running.add_argument("--model", help="instead of the thesis's")
     running.add_argument("--targets", type=int, nargs="+")
     running.add_argument("--steps", type=int, default=2400)
     running.add_argument("--total-variation", type=float, default=1e-4)
