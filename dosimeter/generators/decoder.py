@@ -78,7 +78,7 @@ class Decoder(nn.Module):
         maps = features.reshape(-1, *self.shape.feature)
         maps = self.stages(self.entry((maps - self.mean) / self.spread))
         if maps.shape[-2:] != self.shape.image[1:]:
-            maps = interpolate(maps, self.shape.image[1:], mode="bilinear", antialias=True)
+            maps = interpolate(maps.float(), self.shape.image[1:], mode="bilinear", antialias=True)
         return self.exit(maps).sigmoid()
 
 

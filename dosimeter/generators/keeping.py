@@ -52,15 +52,20 @@ def obtain(exposure: Exposure, settings: DecoderSettings, path: str | None) -> t
     return target, trained(target, to_pixels(exposure.auxiliary.inputs, target.normalization).clamp(0, 1), settings)
 
 
-def trained(target: Target, pixels: Tensor, settings: DecoderSettings, path: Path | None = None) -> Trained:
-    """Train a decoder on auxiliary pixels (N, channels, height, width), unless it is kept already."""
+def trained(
+    target: Target, pixels: Tensor, settings: DecoderSettings, path: Path | None = None, *, start: Trained | None = None
+) -> Trained:
+    """Train a decoder on auxiliary pixels (N, channels, height, width), from `start` on where given, unless it is kept already."""
     depends = {"backbone": target.fingerprint(), "auxiliary": _hash(pixels), "settings": describe(settings)}
+    if start is not None:
+        depends["start"] = start.facts
     path = path or default_folder() / f"decoder-{digest(depends)}.safetensors"
     if path.is_file():
         found = load_decoder(path, target)
         if all(found.facts.get(name) == json.dumps(value) for name, value in depends.items()):
             return found
-    lesson = train_decoder(target, pixels, settings, ProgressFile(path.with_suffix(".progress")))
+    keep = ProgressFile(path.with_suffix(".progress"))
+    lesson = train_decoder(target, pixels, settings, keep, start=None if start is None else start.decoder)
     shape = lesson.decoder.shape
     facts = {name: json.dumps(value) for name, value in depends.items()}
     facts |= {"kind": KIND, "shape": json.dumps(vars(shape)), "mode": "train" if target.train_mode else "eval"}

@@ -68,11 +68,8 @@ class Target:
             return input_of(self.model, self.head, from_pixels(images, self.normalization))
 
     def grouped_features(self, images: Tensor, sizes: Sequence[int], rng: Generator, *, bfloat16: bool = False) -> Tensor:
-        """Features of images that lie in batches of sizes drawn from `sizes`, since batch norm in train mode mixes a batch: (n, H).
-
-        In eval mode a sample's feature is its own, and the batches are only pieces.
-        """
-        pieces = images.split(_sizes(len(images), sizes, rng) if self.train_mode else max(sizes))
+        """Features of images that lie in batches of sizes drawn from `sizes`, since batch norm in train mode mixes a batch: (n, H)."""
+        pieces = images.split(client_batches(len(images), sizes, rng))
         return torch.cat([self.features(piece, bfloat16=bfloat16) for piece in pieces])
 
     def fingerprint(self) -> str:
@@ -87,7 +84,7 @@ class Target:
         return digest.hexdigest()[:16]
 
 
-def _sizes(total: int, sizes: Sequence[int], rng: Generator) -> list[int]:
+def client_batches(total: int, sizes: Sequence[int], rng: Generator) -> list[int]:
     """Batch sizes that add up to `total`; a last batch of one joins the one before it, as batch norm cannot train on it."""
     drawn: list[int] = []
     while sum(drawn) < total:

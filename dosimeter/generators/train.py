@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,15 +15,14 @@ from torch import Tensor
 from dosimeter.generators.decoder import Decoder, Shape, default_width
 from dosimeter.generators.losses import fine_tuning, perceptual_reason, squared_error
 from dosimeter.generators.progress_file import ProgressFile
-from dosimeter.generators.target import Target
+from dosimeter.generators.target import Target, client_batches
 from dosimeter.options import NonNegativeInt, PositiveFloat, PositiveInt, check_fields
 from dosimeter.progress import advance
 from dosimeter.randomness import generator
 from dosimeter.types import Refused
 
-HELD = {"cpu": 2**28, "cuda": 2**31}  # bytes of features that are computed and then trained on, before the next are
+HELD = {"cpu": 2**28, "cuda": 2**33}  # bytes of features that are computed and then trained on, before the next are
 WARM_UP = 0.05  # of the steps, over which the step size rises
-WORTH_COMPILING = 3000  # steps on a GPU from which on half a minute of compilation is won back
 FEWEST = 8  # auxiliary images that teach anything
 
 
@@ -43,6 +42,7 @@ class DecoderSettings:
     learning_rate: PositiveFloat = 1e-3
     client_batch_sizes: tuple[PositiveInt, ...] = (8, 16, 32, 64)  # drawn from, where the client trains in train mode
     mirrored: bool = True
+    reuse: PositiveInt = 1  # epochs that the same features are trained on, where all of them fit into memory
     precision: Literal["auto", "fp32", "bf16"] = "auto"  # auto: bf16 on a GPU
     seed: int = 0
 
@@ -62,17 +62,26 @@ class Lesson:
     notes: tuple[str, ...]
 
 
-def train_decoder(target: Target, pixels: Tensor, settings: DecoderSettings, keep: ProgressFile | None = None) -> Lesson:
+def train_decoder(
+    target: Target,
+    pixels: Tensor,
+    settings: DecoderSettings,
+    keep: ProgressFile | None = None,
+    *,
+    start: Decoder | None = None,
+    compiled: bool = False,
+) -> Lesson:
     """A decoder for `target`'s features, from auxiliary pixels (N, channels, height, width) of any size.
 
-    After every epoch the state goes to `keep`, from which a killed training resumes to the same bits on a CPU.
+    After every epoch the state goes to `keep`, from which a killed training resumes to the same bits on a CPU. `start` is a
+    decoder of the same shape to go on from; `compiled` spends a minute on compilation first.
     """
     if pixels.ndim != 4 or pixels.shape[1] != target.image_shape[0]:
         raise ValueError(f"auxiliary: expected images of {target.image_shape[0]} channels, got samples of shape {tuple(pixels.shape[1:])}")
     if len(pixels) < FEWEST:
         raise Refused(f"a decoder cannot be trained on {len(pixels)} auxiliary images; {FEWEST} are the least")
     began = time.monotonic()
-    session = _Session(target, pixels, settings)
+    session = _Session(target, pixels, settings, start, compiled)
     first = session.resume(keep)
     for epoch in range(first, session.epochs):
         session.run(epoch)
@@ -88,11 +97,19 @@ def train_decoder(target: Target, pixels: Tensor, settings: DecoderSettings, kee
     )
 
 
+class _Lot(NamedTuple):
+    """Auxiliary images whose features are at hand."""
+
+    indices: Tensor  # (n,) of the images, on the CPU
+    turned: Tensor  # (n,) bool: mirrored
+    features: Tensor  # (n, H)
+
+
 class _Session:
     """A decoder and its optimiser in motion."""
 
-    def __init__(self, target: Target, pixels: Tensor, settings: DecoderSettings) -> None:
-        self.target, self.pixels, self.settings = target, pixels, settings
+    def __init__(self, target: Target, pixels: Tensor, settings: DecoderSettings, start: Decoder | None, compiled: bool) -> None:
+        self.target, self.pixels, self.settings, self.compiled = target, pixels, settings, compiled
         self.cuda = target.device.type == "cuda"
         self.bfloat16 = settings.precision == "bf16" or (settings.precision == "auto" and self.cuda)
         self.epochs = settings.epochs + settings.fine_tuning_epochs
@@ -100,7 +117,10 @@ class _Session:
         shape = Shape(feature=target.feature_shape, image=target.image_shape, width=settings.width or default_width(target.image_shape))
         with _drawn_from(settings.seed):
             self.decoder = Decoder(shape).to(target.device)
-        self.decoder.standardise(self._sample())
+        if start is None:
+            self.decoder.standardise(self._sample())
+        else:
+            self.decoder.load_state_dict(start.state_dict())
         if self.cuda:
             self.decoder.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
             target.model.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
@@ -110,36 +130,56 @@ class _Session:
         self.notes = () if reason is None else (f"fine-tuned without LPIPS: {reason}",)
         self.step = 0
         self.error = math.inf
+        self._kept: tuple[int, _Lot] | None = None
         self._losses: dict[bool, Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]] = {}
 
     def held(self) -> int:
-        """How many images' features are computed at once."""
+        """How many images' features are held at once."""
         entries = math.prod(self.target.feature_shape) * (2 if self.bfloat16 else 4)
         size = HELD.get(self.target.device.type, HELD["cpu"]) // entries
         return max(1, min(len(self.pixels), max(size, max(self.settings.client_batch_sizes))))
 
     def run(self, epoch: int) -> None:
-        """Every image once, mirrored at random, in client batches drawn anew."""
+        """Every image once, mirrored at random, in client batches drawn anew every `reuse` epochs."""
         settings = self.settings
         tuning = epoch >= settings.epochs
         rng = generator(settings.seed, f"decoder epoch {epoch}")
         self.step = epoch * self.steps_each
         self.decoder.train()
         total = torch.zeros((), device=self.target.device)
-        for part in torch.randperm(len(self.pixels), generator=rng).split(self.held()):
-            images = self.target.images(self.pixels[part.to(self.pixels.device)])
-            if settings.mirrored:
-                turned = torch.rand(len(part), generator=rng).to(images.device) < 0.5
-                images = torch.where(turned[:, None, None, None], images.flip(-1), images)
-            sizes = [min(size, len(images)) for size in settings.client_batch_sizes]
-            features = self.target.grouped_features(images, sizes, rng, bfloat16=self.bfloat16)
-            for chosen in torch.randperm(len(part), generator=rng).split(settings.batch_size):
-                chosen = chosen.to(images.device)
+        for lot in self.lots(epoch):
+            for chosen in torch.randperm(len(lot.indices), generator=rng).split(settings.batch_size):
                 if len(chosen) > 1:  # batch norm cannot train on one
-                    total += len(chosen) * self._improve(features[chosen], images[chosen], tuning)
+                    total += len(chosen) * self._improve(lot.features[chosen.to(lot.features.device)], self.images(lot, chosen), tuning)
                 self.step += 1
                 advance(self.step, self.epochs * self.steps_each, "fine-tuning the decoder" if tuning else "training the decoder")
         self.error = float(total) / len(self.pixels)
+
+    def lots(self, epoch: int) -> Iterator[_Lot]:
+        """The auxiliary images with their features, as many at a time as are held; all at once, they are kept for `reuse` epochs."""
+        first = epoch - epoch % self.settings.reuse
+        if self._kept is not None and self._kept[0] == first:
+            yield self._kept[1]
+            return
+        rng = generator(self.settings.seed, f"decoder features {first}")
+        self._kept = None
+        for part in torch.randperm(len(self.pixels), generator=rng).split(self.held()):
+            turned = torch.rand(len(part), generator=rng) < (0.5 if self.settings.mirrored else 0.0)
+            lot = _Lot(part, turned, torch.empty(0))
+            sizes = client_batches(len(part), self.settings.client_batch_sizes, rng)
+            pieces = [
+                self.target.features(self.images(lot, piece), bfloat16=self.bfloat16) for piece in torch.arange(len(part)).split(sizes)
+            ]
+            lot = _Lot(part, turned, torch.cat(pieces))
+            if len(part) == len(self.pixels):
+                self._kept = (first, lot)
+            yield lot
+
+    def images(self, lot: _Lot, chosen: Tensor) -> Tensor:
+        """Some of a lot's images, at the model's size."""
+        images = self.target.images(self.pixels[lot.indices[chosen].to(self.pixels.device)])
+        turned = lot.turned[chosen].to(images.device)
+        return torch.where(turned[:, None, None, None], images.flip(-1), images)
 
     def _improve(self, features: Tensor, images: Tensor, tuning: bool) -> Tensor:
         """One step of Adam; the squared error before it."""
@@ -160,16 +200,15 @@ class _Session:
                 error = squared_error(drawn.to(images.dtype), images)
                 return (fine_tuning(drawn.to(images.dtype), images, perceptual=self.perceptual) if tuning else error), error
 
-            worth_it = self.cuda and self.epochs * self.steps_each >= WORTH_COMPILING
-            self._losses[tuning] = torch.compile(loss) if worth_it else loss  # pyright: ignore[reportArgumentType]
+            self._losses[tuning] = torch.compile(loss) if self.compiled else loss  # pyright: ignore[reportArgumentType]
         return self._losses[tuning]
 
     def _sample(self) -> Tensor:
         """Features of enough auxiliary images to take their moments."""
         rng = generator(self.settings.seed, "decoder moments")
         chosen = torch.randperm(len(self.pixels), generator=rng)[: min(self.held(), 512)]
-        sizes = [min(size, len(chosen)) for size in self.settings.client_batch_sizes]
-        return self.target.grouped_features(self.target.images(self.pixels[chosen.to(self.pixels.device)]), sizes, rng)
+        images = self.target.images(self.pixels[chosen.to(self.pixels.device)])
+        return self.target.grouped_features(images, self.settings.client_batch_sizes, rng)
 
     def state(self) -> dict[str, Tensor]:
         moments = self.optimizer.state_dict()["state"]

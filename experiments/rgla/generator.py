@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -33,15 +34,16 @@ from dosimeter.data.dataset import ImageSet
 from dosimeter.data.load import load_images
 from dosimeter.data.pixels import square
 from dosimeter.experiment import Measurement, Subject, run
-from dosimeter.generators.keeping import Trained, trained
+from dosimeter.generators.keeping import Trained, load_decoder, trained
 from dosimeter.generators.target import Target
-from dosimeter.generators.train import DecoderSettings
+from dosimeter.generators.train import DecoderSettings, train_decoder
 from dosimeter.randomness import generator
 from dosimeter.records import write_record
 from dosimeter.types import Batch, Normalization, Record
 
 BATCH_SIZES = (8, 16, 32, 64, 128, 256)
 DUPLICATES = (0, 2, 4, 6, 8)
+METHODS = ("fgla", "subspace", "rgla as published")
 KEPT_NULLS = 256  # auxiliary images beside the nearest ones, which the nulls are drawn from
 PICTURES = {
     "8: 8/8, subspace",
@@ -61,6 +63,16 @@ def read_auxiliary(folder: Path, most: int | None) -> Tensor:
     strips = [np.asarray(Image.open(path).convert("RGB")).reshape(-1, 32, 32, 3) for path in sorted(folder.glob("data_batch_*.png"))]
     images = torch.from_numpy(np.concatenate(strips)).permute(0, 3, 1, 2)
     return images[:most].float() / 255
+
+
+def epochs_within(seconds: float, view: Target, pixels: Tensor, settings: DecoderSettings) -> int:
+    """How many epochs fit into a time, by two short trials on a part of the images, the first to warm up."""
+    few = pixels[: min(len(pixels), 40 * settings.batch_size)]
+    for _ in range(2):
+        took = train_decoder(view, few, replace(settings, epochs=settings.reuse)).seconds / settings.reuse
+    each = took / len(few) * len(pixels)
+    print(f"{len(few) / took:.0f} images/s, {each:.1f} s an epoch", flush=True)
+    return max(1, int(seconds / each))
 
 
 class Bench:
@@ -86,12 +98,18 @@ class Bench:
             batch_size=options.batch_size,
             learning_rate=options.learning_rate,
             client_batch_sizes=(8, 16, 32, 64, 128, 256),
+            reuse=2,
             seed=options.seed,
         )
         began = time.perf_counter()
         view = Target.from_model(self.model, (3, self.size, self.size), Normalization())
+        start = None if options.start is None else load_decoder(options.start, view)
+        if options.decoder is not None:
+            return load_decoder(options.decoder, view)
+        if options.training_seconds:
+            settings = replace(settings, epochs=epochs_within(options.training_seconds, view, self.auxiliary, settings))
         print(f"{self.size} px: features {view.feature_shape}, {len(self.auxiliary)} auxiliary images, {settings}", flush=True)
-        found = trained(view, self.auxiliary, settings, options.out / f"decoder-{self.size}.safetensors")
+        found = trained(view, self.auxiliary, settings, options.out / f"decoder-{self.size}.safetensors", start=start)
         print(f"{self.size} px: {found.origin}, {time.perf_counter() - began:.0f} s", flush=True)
         return found
 
@@ -104,10 +122,10 @@ class Bench:
         drawn = torch.randperm(self.options.classes, generator=rng)[:size] if labels is None else labels
         return Batch(pixels, drawn.to(self.device))
 
-    def subject(self, batch: Batch, foreign: Batch | None) -> Subject:
+    def subject(self, row: str, batch: Batch, foreign: Batch | None) -> Subject:
         known = self.known(batch)
         labels = torch.zeros(len(known), dtype=torch.int64, device=self.device)
-        description = {"model": "ResNet-50, ImageNet backbone, random head, no pooling", "data": "CIFAR-100 or photographs"}
+        description = {"model": "ResNet-50, ImageNet backbone, random head, no pooling", "data": row}
         return Subject(model=self.model, batch=batch, foreign=foreign, auxiliary=Batch(known, labels), description=description)
 
     def known(self, batch: Batch) -> Tensor:
@@ -125,10 +143,10 @@ class Bench:
         for number, batch in enumerate(batches):
             terms.setdefault("labels", "given")
             other = foreign[number] if number < len(foreign) else None
-            record = run(self.subject(batch, other), Measurement(**terms, seed=self.options.seed + number))
+            record = run(self.subject(f"{name}, batch {number}", batch, other), Measurement(**terms, seed=self.options.seed + number))
             records.append(record)
-            shown = record.pictures[:8] if name in PICTURES and number == 0 else []
-            write_record(self.options.out, replace(record, pictures=shown, details=record.details | {"row": name}))
+            shown = record.pictures[:4] if name in PICTURES and number == 0 else []
+            write_record(self.options.out, replace(record, pictures=shown))
         self.print(name, records, published)
 
     def print(self, name: str, records: list[Record], published: float | None) -> None:
@@ -152,10 +170,14 @@ class Bench:
         return dm.attack(name, decoder=str(self.trained.path), **options)
 
     def methods(self, published: bool = True) -> Iterator[tuple[str, Any]]:
-        yield "fgla", self.attack("fgla")
-        yield "subspace", self.attack("rgla", features="subspace")
-        if published:
-            yield "rgla as published", self.attack("rgla", features="rgla", steps=self.options.published_steps)
+        """The methods of a row; the published one, which takes longest, only where it is asked for."""
+        for name in self.options.methods:
+            if name == "fgla":
+                yield name, self.attack("fgla")
+            elif name == "subspace":
+                yield name, self.attack("rgla", features="subspace")
+            elif published:
+                yield name, self.attack("rgla", features="rgla", steps=self.options.published_steps)
 
 
 def table8(bench: Bench) -> None:
@@ -196,6 +218,8 @@ def table10(bench: Bench) -> None:
                 published=published,
                 attack=attack,
             )
+    if "subspace" not in bench.options.methods:
+        return
     images = bench.private["CIFAR-100"]
     chosen = torch.randperm(len(images), generator=generator(bench.options.seed, "natural labels"))[:256]
     natural = Batch(square(images.images[chosen].to(bench.device), bench.size), images.labels[chosen].to(bench.device))
@@ -250,12 +274,16 @@ def main() -> None:
     parser.add_argument("--auxiliary", type=Path, required=True)
     parser.add_argument("--auxiliary-images", type=int)
     parser.add_argument("--data", type=Path, default=Path("../shared/data"))
+    parser.add_argument("--decoder", type=Path, help="a trained decoder, in place of training one")
+    parser.add_argument("--start", type=Path, help="a trained decoder to go on from")
+    parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
     parser.add_argument("--out", type=Path, default=Path("dosimeter-rgla"))
     parser.add_argument("--tables", nargs="+", default=list(TABLES), choices=list(TABLES))
     parser.add_argument("--sizes", nargs="+", type=int, default=[224])
     parser.add_argument("--classes", type=int, default=1000)
     parser.add_argument("--width", type=int, default=512)
     parser.add_argument("--epochs", type=int, default=12)
+    parser.add_argument("--training-seconds", type=float, help="as many epochs as fit, in place of --epochs")
     parser.add_argument("--fine-tuning-epochs", type=int, default=0)
     parser.add_argument("--batch-size", type=int, default=128)
     parser.add_argument("--learning-rate", type=float, default=1e-3)
@@ -270,7 +298,10 @@ def main() -> None:
         bench = Bench(options, size)
         for table in options.tables if size == options.sizes[0] else ["11"]:
             began = time.perf_counter()
-            TABLES[table](bench)
+            try:
+                TABLES[table](bench)
+            except Exception:  # the other tables are worth having
+                traceback.print_exc()
             print(f"table {table}: {time.perf_counter() - began:.0f} s", flush=True)
 
 
