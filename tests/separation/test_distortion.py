@@ -38,7 +38,7 @@ def test_live_entries_are_exact_and_the_others_lie_within_their_bounds(defense):
     assert torch.equal(change[found.live], truth[found.live])
     slack = 1e-6 * float(truth.abs().max())
     assert bool(((truth >= found.low - slack) & (truth <= found.high + slack)).all())
-    assert 0 < int((~found.live).sum())
+    assert int((~found.live).sum()) > 0
 
 
 def test_the_noise_of_several_defenses_adds_up():

