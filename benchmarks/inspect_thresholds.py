@@ -30,10 +30,10 @@ HIDING = {
     "camouflage .3, under the row check": {"camouflage": 0.3},
     "Ω = 11, camouflage .1": {"bias": 11.0, "camouflage": 0.1},
     "Ω = 11, camouflage 1": {"bias": 11.0, "camouflage": 1.0},
-    "Ω = 4.9, camouflage .1": {"bias": 4.9, "camouflage": 0.1},
-    "Ω = 4.9, camouflage .3": {"bias": 4.9, "camouflage": 0.3},
-    "Ω = 4.9, camouflage 1": {"bias": 4.9, "camouflage": 1.0},
-    "Ω = 4.9, equal rows instead of zero ones": {"bias": 4.9},
+    "Ω = 7.5, camouflage .1": {"bias": 7.5, "camouflage": 0.1},
+    "Ω = 7.5, camouflage .3": {"bias": 7.5, "camouflage": 0.3},
+    "Ω = 7.5, camouflage 1": {"bias": 7.5, "camouflage": 1.0},
+    "Ω = 7.5, equal rows instead of zero ones": {"bias": 7.5},
 }
 
 

@@ -7,7 +7,7 @@ import math
 THRESHOLDS = {
     "head_rows": 12.0,
     "head_biases": 12.0,
-    "shut_out_classes": 5.0,
+    "shut_out_classes": 8.0,  # a class of one sample in 1,000 lies 6.9 below the others
     "constant_output": 8.5,
     "silenced_classes": 0.8,
     "parallel_rows": 0.3,
@@ -17,5 +17,5 @@ THRESHOLDS = {
     "previous_round": 0.6,
     "isolated_samples": math.inf,  # said, never held against a model
 }
-HONEST_MODELS = 500  # that the thresholds were tried on, at seed 777; they were set from those of seeds 1 and 2026
-FALSE_ALARMS = 2  # among them: two pruned ones, whose lightest rows were pruned away
+HONEST_MODELS = 500  # that the thresholds were tried on after they were set: seeds 71 and 72, each with either images
+FALSE_ALARMS = 1  # among them: a pruned perceptron of five neurons and 1,000 classes
