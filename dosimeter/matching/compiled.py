@@ -72,26 +72,24 @@ class Compiled(Captured):
 
 
 class _Recorded:
-    """A function recorded as a CUDA graph: its arguments are copied into fixed places, then the graph is replayed.
-
-    While it warms up, cuDNN measures which of its algorithms is the fastest for each convolution; those are recorded.
-    """
+    """A function recorded as a CUDA graph: its arguments are copied into fixed places, then the graph is replayed."""
 
     def __init__(self, function: Function, arguments: tuple[object, ...]) -> None:
         self.function, self.places = function, _copied(arguments)  # the graph reads what the function holds, so that must live as long
-        with _measured_convolutions():
-            side = torch.cuda.Stream()
-            side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(side):
-                for _ in range(3):
-                    function(*self.places)
-            torch.cuda.current_stream().wait_stream(side)
-            self.graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self.graph):
-                self.outputs = function(*self.places)
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(3):
+                function(*self.places)
+        torch.cuda.current_stream().wait_stream(side)
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            self.outputs = function(*self.places)
 
     def __call__(self, *arguments: object) -> tuple[Tensor | None, ...]:
-        torch._foreach_copy_(_tensors(self.places), _tensors(arguments))  # pyright: ignore[reportPrivateImportUsage]
+        (images, *places), (given, *others) = _tensors(self.places), _tensors(arguments)
+        images.copy_(given)  # on its own: a difference in layout would cost all of them the fast way
+        torch._foreach_copy_(places, others)  # pyright: ignore[reportPrivateImportUsage]
         self.graph.replay()
         objective, distance, *slopes = self.outputs
         assert objective is not None
@@ -101,12 +99,18 @@ class _Recorded:
 
 def _copied(value: Any) -> Any:
     if isinstance(value, Tensor):
-        return value.detach().clone(memory_format=torch.contiguous_format)
+        place = value.detach().clone(memory_format=torch.contiguous_format)
+        return _channels_last(place) if place.ndim == 5 else place
     if isinstance(value, tuple):
         return tuple(_copied(item) for item in value)
     if isinstance(value, dict):
         return {name: _copied(item) for name, item in value.items()}
     return value
+
+
+def _channels_last(images: Tensor) -> Tensor:
+    """(R, B, channels, height, width) with each restart's batch in channels-last order; values stay."""
+    return images.permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3)
 
 
 def _tensors(value: object) -> list[Tensor]:
@@ -117,16 +121,6 @@ def _tensors(value: object) -> list[Tensor]:
     if isinstance(value, dict):
         return [tensor for item in value.values() for tensor in _tensors(item)]
     return []
-
-
-@contextmanager
-def _measured_convolutions() -> Iterator[None]:
-    before = torch.backends.cudnn.benchmark
-    torch.backends.cudnn.benchmark = True
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.benchmark = before
 
 
 @contextmanager
