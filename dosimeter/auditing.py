@@ -137,10 +137,12 @@ def run_suite(
     out: str | Path | None = None,
     progress: Callable[[Progress], None] | None = None,
     checkpoint_every: float | None = None,
+    beside: Sequence[Subject] = (),
 ) -> Audit:
     """Carry out every measurement of the suite; those that the folder `out` holds already are taken from there.
 
     There every long attack keeps its state and a picture of it too, each `checkpoint_every` seconds, and resumes from it.
+    Records of the subjects `beside` this one may lie there as well; of any others they may not.
     """
     labels = _chosen(LABELS, suite.labels, suite.budget)
     features = _chosen(FEATURES, suite.features, suite.budget)
@@ -154,7 +156,7 @@ def run_suite(
     countering = [attack for attack in attacks if suite.adaptive and adapt(attack, exposure).changed]
     total = len(labels) + len(features) + len(attacks) + len(countering)
     folder = None if out is None else Path(out)
-    known = known_records(folder, subject)
+    known = known_records(folder, subject, *beside)
     records: list[Record] = []
 
     def carry_out(measurement: Measurement) -> Record:
@@ -204,13 +206,14 @@ def _run_or_record_crash(subject: Subject, measurement: Measurement, attempts: i
         return failed(subject, measurement, Outcome.CRASHED, f"crashed with {type(error).__name__}: {error}")
 
 
-def known_records(folder: Path | None, subject: Subject) -> dict[str, Record]:
+def known_records(folder: Path | None, *subjects: Subject) -> dict[str, Record]:
     """The records that an earlier, perhaps killed, run of the same audit left in the folder."""
     if folder is None or not (folder / FILE_NAME).exists():
         return {}
     known = {record.key: record for record in read_records(folder)}
+    descriptions = [describe(subject.description) for subject in subjects]
     for record in known.values():
-        if record.config["subject"] != describe(subject.description):
+        if record.config["subject"] not in descriptions:
             raise ValueError(f"{folder}: holds the records of another model or batch; choose another folder or remove it")
     return known
 

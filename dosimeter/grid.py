@@ -5,20 +5,24 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
+from inspect import Parameter
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
+
 from dosimeter.auditing import Audit, AuditConfig, Progress, Suite, known_records, run_suite
 from dosimeter.build import attack, defense, feature_recovery, label_recovery
-from dosimeter.config import describe, digest
+from dosimeter.config import construct, describe, digest, override
 from dosimeter.experiment import Setting, Subject, facts_of, versions
 from dosimeter.interfaces import Attack, Defense, FeatureRecovery, LabelRecovery
-from dosimeter.options import OptionError
+from dosimeter.options import OptionError, PositiveInt
 from dosimeter.progress import Listener, listening
+from dosimeter.randomness import generator
 from dosimeter.records import write_record
-from dosimeter.registry import DEFENSES
-from dosimeter.subjects import DataConfig, ModelConfig
-from dosimeter.types import Outcome, Record, Refused
+from dosimeter.registry import DEFENSES, options_of
+from dosimeter.subjects import DataConfig, ModelConfig, fingerprint
+from dosimeter.types import Batch, Outcome, Record, Refused
 from dosimeter.utility import Federation, Utility, measure_utility
 from dosimeter.verdicts import UTILITY
 
@@ -49,7 +53,9 @@ class DefenseGrid(AuditConfig):
     """An audit of many defenses as a TOML file describes it: each entry of `grid` is a list of defenses, tried together.
 
     "all" stands for ten defenses at two strengths each. What `defenses` names is in force in every cell, before the cell's own.
-    The methods default to a few strong ones and the data to small images, so that the whole grid takes minutes.
+    Every cell is audited on `batches` private batches, so that no advice rests on one draw; those after the first are held-out
+    images, and each has its own seed. The methods default to a few strong ones and the data to small images, so that the whole
+    grid takes minutes.
     """
 
     labels: Literal["all"] | tuple[LabelRecovery, ...] = field(
@@ -62,6 +68,7 @@ class DefenseGrid(AuditConfig):
     model: ModelConfig = field(default_factory=lambda: ModelConfig(options={"activation": "relu"}))
     data: SmallImages = field(default_factory=SmallImages)
     grid: Literal["all"] | tuple[tuple[Defense, ...], ...] = "all"
+    batches: PositiveInt = 3
     federation: Federation = field(default_factory=Federation)
 
     @property
@@ -72,19 +79,31 @@ class DefenseGrid(AuditConfig):
 
 
 def grid_of(text: str) -> Literal["all"] | tuple[tuple[Defense, ...], ...]:
-    """The grid that `--defenses` names: all, or the defenses of a list."""
-    return "all" if text == "all" else strengths([name.strip() for name in text.split(",")])
+    """The grid that `--defenses` names: all, or the defenses of a list, each with options of its own or in its usual strengths.
+
+    `pruning,gaussian_noise:std=0.1,dpsgd:max_norm=1:noise_multiplier=0.5`: commas part defenses, colons their options.
+    """
+    return "all" if text.strip() == "all" else strengths([item.strip() for item in text.split(",") if item.strip()])
 
 
-def strengths(names: Sequence[str]) -> tuple[tuple[Defense, ...], ...]:
-    """The mild and the strong setting of each named defense."""
-    for name in names:
-        DEFENSES.entry(name, "defenses")
-        if name not in STRENGTHS:
-            raise OptionError(
-                "defenses", f"{name!r} has no strengths to choose from here; give them in a TOML grid, or take of: {', '.join(STRENGTHS)}"
-            )
-    return tuple((defense(name, **options),) for name in names for options in STRENGTHS[name])
+def strengths(items: Sequence[str]) -> tuple[tuple[Defense, ...], ...]:
+    """A cell for each setting of each item: as its options say, else mild and strong, else as it is without options."""
+    if not items:
+        raise OptionError("defenses", "expected all, or defenses parted by commas, got none")
+    return tuple((built,) for item in items for built in _settings(item))
+
+
+def _settings(item: str) -> list[Defense]:
+    name, *words = item.split(":")
+    entry = DEFENSES.entry(name, "defenses")
+    if words:
+        return [construct(Defense, override({"name": name}, words), "defenses")]
+    if name in STRENGTHS:
+        return [defense(name, **options) for options in STRENGTHS[name]]
+    required = [option.name for option in options_of(entry) if option.default is Parameter.empty]
+    if required:
+        raise OptionError("defenses", f"{name!r} has no usual strength; say it, as in {name}:{':'.join(f'{one}=...' for one in required)}")
+    return [defense(name)]
 
 
 def run_grid(
@@ -94,25 +113,44 @@ def run_grid(
     folder = None if out is None else Path(out)
     suite: dict[str, Any] = {item.name: getattr(grid, item.name) for item in fields(Suite)}
     cells, records = grid.cells, []
+    subjects = _subjects(subject, grid)
     undefended: Record | None = None
     for number, defenses in enumerate(cells):
         setting = Suite(**{**suite, "defenses": defenses})
         shown = None if progress is None else _within(progress, number, len(cells), defenses)
         refusal = ""
         try:
-            records.extend(run_suite(subject, setting, out=folder, progress=shown).records)
+            for draw, drawn in enumerate(subjects):
+                seeded = replace(setting, seed=setting.seed + draw)
+                records.extend(run_suite(drawn, seeded, out=folder, progress=shown, beside=subjects).records)
         except Refused as refused:
             if number == 0:
                 raise
             refusal = str(refused)
-        cost = _utility_record(subject, setting, grid.federation, folder, undefended, refusal, shown)
+        cost = _utility_record(subjects, setting, grid.federation, folder, undefended, refusal, shown)
         undefended = undefended or cost
         records.append(cost)
     return Audit(records=tuple(records))
 
 
+def _subjects(subject: Subject, grid: DefenseGrid) -> list[Subject]:
+    """The subject with its own batch, and with others drawn alike from the held-out images, as far as these reach."""
+    subjects, held_out, size = [subject], subject.held_out, len(subject.batch.inputs)
+    left = torch.arange(0 if held_out is None or held_out.targets.ndim != 1 else len(held_out.inputs))
+    while held_out is not None and len(subjects) < grid.batches and len(left) >= size:
+        labels, rng = held_out.targets[left].cpu(), generator(grid.seed + len(subjects), "private batch")
+        try:
+            chosen = left[grid.data.sampler(labels, size, int(held_out.targets.max()) + 1, rng)]
+        except ValueError:  # too few are left to draw alike
+            break
+        batch = Batch(held_out.inputs[chosen], held_out.targets[chosen])
+        subjects.append(replace(subject, batch=batch, description=subject.description | fingerprint(subject.model, batch)))
+        left = left[~torch.isin(left, chosen)]
+    return subjects
+
+
 def _utility_record(
-    subject: Subject,
+    subjects: Sequence[Subject],
     setting: Suite,
     federation: Federation,
     folder: Path | None,
@@ -121,9 +159,10 @@ def _utility_record(
     progress: Callable[[Progress], None] | None,
 ) -> Record:
     """What these defenses cost, measured here or found in the folder."""
+    subject = subjects[0]
     plain = Setting(**{item.name: getattr(setting, item.name) for item in fields(Setting)})
     config = {"subject": describe(subject.description), **describe(plain), UTILITY: describe(federation)}
-    record = known_records(folder, subject).get(digest(config))
+    record = known_records(folder, *subjects).get(digest(config))
     if record is not None and record.outcome != Outcome.CRASHED:
         return record
     began = time.perf_counter()

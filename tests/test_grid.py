@@ -11,12 +11,14 @@ from dosimeter.config import construct
 from dosimeter.grid import STRENGTHS, DefenseGrid, SmallImages, grid_of, run_grid
 from dosimeter.records import FILE_NAME, read_records
 from dosimeter.registry import DEFENSES
+from dosimeter.report.settings import group_by_setting
 from dosimeter.subjects import prepare
 from dosimeter.types import Refused
 from dosimeter.utility import Federation
 
 TINY = {
     "adaptive": False,
+    "batches": 1,
     "labels": (dm.label_recovery("ilrg"),),
     "features": (),
     "attacks": (dm.attack("inverting_gradients", steps=2),),
@@ -109,8 +111,43 @@ def test_named_defenses():
     assert [cell[0].ratio for cell in grid_of("pruning, soteria")] == [0.9, 0.99, 0.4, 0.9]
     with pytest.raises(ValueError, match="defenses: no defense named 'prune'"):
         grid_of("prune")
-    with pytest.raises(ValueError, match="defenses: 'only_layer' has no strengths to choose from here"):
+    (alone,) = grid_of("sign")
+    assert alone == (dm.defense("sign"),)
+    given = grid_of("gaussian_noise:std=0.1, dpsgd:max_norm=1:noise_multiplier=0.5,only_layer:layer=fc")
+    assert given == (
+        (dm.defense("gaussian_noise", std=0.1),),
+        (dm.defense("dpsgd", max_norm=1.0, noise_multiplier=0.5),),
+        (dm.defense("only_layer", layer="fc"),),
+    )
+    with pytest.raises(ValueError, match="defenses: 'only_layer' has no usual strength; say it, as in only_layer:layer="):
         grid_of("only_layer")
+    with pytest.raises(ValueError, match=r"defenses.std: expected .*, got -1"):
+        grid_of("gaussian_noise:std=-1")
+    with pytest.raises(ValueError, match="defenses: unknown option 'strength'; options are: std, relative"):
+        grid_of("gaussian_noise:strength=1")
+    with pytest.raises(ValueError, match="defenses: expected all, or defenses parted by commas, got none"):
+        grid_of(" , ")
+
+
+def test_every_registered_defense_can_be_named():
+    for name in DEFENSES:
+        try:
+            assert grid_of(name)
+        except ValueError as refusal:
+            assert f"{name}:" in str(refusal)  # noqa: PT017
+
+
+def test_a_grid_rests_on_several_batches(subject, tmp_path):
+    grid = DefenseGrid(**{**TINY, "batches": 3, "attacks": (), "grid": ((dm.defense("pruning", ratio=0.9),),)})
+    result = run_grid(subject, grid, out=tmp_path)
+    assert [record.surface for record in result.records] == ["labels", "labels", "labels", "utility"] * 2
+    drawn = {record.config["subject"]["batch_hash"] for record in result.records if record.surface == "labels"}
+    assert len(drawn) == 3
+    assert [record.seed for record in result.records] == [0, 1, 2, 0] * 2
+    again = run_grid(subject, grid, out=tmp_path)
+    assert [record.key for record in again.records] == [record.key for record in result.records]
+    assert len((tmp_path / FILE_NAME).read_bytes().splitlines()) == 8
+    assert len(group_by_setting(result.records)) == 2
 
 
 def test_the_undefended_subject_must_be_sound():
@@ -127,6 +164,7 @@ WORDS = [
     'attacks=[{name="inverting_gradients", steps=2}]',
     "federation.rounds=2",
     "federation.batch_size=8",
+    "batches=1",
 ]
 
 

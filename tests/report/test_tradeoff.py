@@ -1,6 +1,7 @@
 import dataclasses
 
 import pytest
+from scipy.stats import combine_pvalues
 
 from dosimeter.report.page import render
 from dosimeter.report.tradeoff import advice, cells_of, front, leaked_share, tradeoff
@@ -124,3 +125,48 @@ def test_the_page_shows_it_and_lists_no_cost_as_a_method():
     assert "What to switch on" not in render(RECORDS[::2])
     with pytest.raises(ValueError, match="got only what the defenses cost"):
         render(RECORDS[1::2])
+
+
+def labels(found, chance, method="ilrg", seed=0, **details):
+    return dataclasses.replace(
+        BLANK,
+        key=f"l{method}{seed}",
+        surface="labels",
+        method=method,
+        seed=seed,
+        config={"subject": {"batch_hash": seed}, "seed": seed, "labels": method},
+        threat_model={"defenses": NONE, "batch_size": 4},
+        metrics={"insacc": [found]},
+        nulls={"prior": {"insacc": [0.5]}},
+        verdict="not shown at this budget",
+        details={"chance": chance, **details},
+    )
+
+
+def test_the_share_is_the_mean_over_the_batches():
+    batches = [inputs(NONE, [30.0] * 4, "leaked"), inputs(NONE, [11.0] * 4, "not shown at this budget")]
+    assert leaked_share("inputs", batches) == 0.5
+
+
+@pytest.mark.parametrize("chances", [[0.2, 0.2, 0.2], [0.1, 0.1, 0.1], [0.04, 0.5, 0.9], [0.01], [0.2, 0.01]])
+def test_batches_refute_luck_together_as_fishers_method_has_it(chances):
+    refuted = combine_pvalues(chances, method="fisher").pvalue <= 0.05
+    leak = leaked_share("labels", [labels(1.0, chance, seed=seed) for seed, chance in enumerate(chances)])
+    assert leak == (1.0 if refuted else 0.0)
+
+
+def test_luck_is_corrected_for_the_methods_tried_and_a_proof_needs_none():
+    lucky = [labels(0.75, 0.04, seed=seed) for seed in range(2)]
+    others = [labels(0.5, 1.0, method, seed) for method in ("llg", "zlg", "rlg", "idlg", "posterior", "a", "b") for seed in range(2)]
+    assert leaked_share("labels", lucky) == 0.5
+    assert leaked_share("labels", [*lucky, *others]) == 0.0
+    assert leaked_share("labels", [labels(0.75, 0.9, certified=True), *others]) == 0.5
+
+
+def test_batches_too_small_to_tell_say_so():
+    price = dataclasses.replace(cost(NONE, 0.9, 1.0), threat_model={"defenses": NONE, "batch_size": 4})
+    (cell,) = cells_of([labels(1.0, 0.2), price])
+    assert cell.leaks == {"labels": 0.0}
+    assert cell.note == "labels: ilrg came 100\u202f% of the way from guessing to perfect, which 4 samples are too few to tell from luck"
+    (cell,) = cells_of([labels(0.5, 0.9), price])
+    assert cell.note == ""
