@@ -23,8 +23,8 @@ class RGLA(DecodingAttack):
     "RGLA: Reverse Gradient Leakage Attack using Inverted Cross-Entropy Loss Function", 2023: Algorithm 1. `features="rgla"` finds
     the logits by descent, as published, and needs labels and a bias; `features="subspace"`, ours, takes the gradient apart
     exactly, with labels given, recovered or unknown, and without the batch size.
-    `refinement_steps`, ours, then moves each image on its own until the model gives it its feature; `joint_steps` moves all
-    of them together towards the whole update.
+    `refinement_steps`, ours, then moves each image on its own until the model gives it its feature, unless that makes auxiliary
+    images worse, as it does behind deep networks; `joint_steps` moves all of them together towards the whole update.
     Departures: of the decoder, see dosimeter/generators; nothing is reordered by the truth before it is scored.
     """
 

@@ -11,7 +11,7 @@ from torch import Generator, Tensor
 
 from dosimeter.generators.keeping import obtain
 from dosimeter.generators.nulls import decoder_nulls
-from dosimeter.generators.refine import Refinement
+from dosimeter.generators.refine import Refinement, gain
 from dosimeter.generators.target import Target
 from dosimeter.generators.train import DecoderSettings, decode_without_slope
 from dosimeter.interfaces import Attack
@@ -21,9 +21,11 @@ from dosimeter.matching.priors import TotalVariation
 from dosimeter.matching.recipe import Recipe
 from dosimeter.matching.schedules import Rate
 from dosimeter.matching.solve import solve
-from dosimeter.normalization import from_pixels
+from dosimeter.normalization import from_pixels, to_pixels
 from dosimeter.options import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from dosimeter.types import Exposure, FeatureEstimate, Knowledge, LabelEstimate, Outcome, Reconstruction, Refused
+
+TRIAL = 16  # auxiliary images on which a refinement must prove itself, at most
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +38,7 @@ class DecodingAttack(Attack):
     width: PositiveInt | None = None  # none: by the size of the images, 512 at 224 pixels
     epochs: PositiveInt = 30
     fine_tuning_epochs: NonNegativeInt = 0
-    refinement_steps: NonNegativeInt = 0  # of each image on its own, towards its feature
+    refinement_steps: NonNegativeInt = 0  # of each image on its own, towards its feature, where that helps on auxiliary images
     refinement_rate: PositiveFloat = 0.01
     refinement_variation: NonNegativeFloat = 0.01
     joint_steps: NonNegativeInt = 0  # of all images together, towards the whole update
@@ -58,7 +60,10 @@ class DecodingAttack(Attack):
             refinement = Refinement(
                 steps=self.refinement_steps, learning_rate=self.refinement_rate, total_variation=self.refinement_variation
             )
-            pixels, _ = refinement(target, pixels, features)
+            gained = gain(refinement, target, trained.decoder, _trial(exposure, target, len(features)))
+            if gained > 0:
+                pixels, _ = refinement(target, pixels, features)
+            notes.append(f"refinement {'gains' if gained > 0 else 'not done, as it changes'} {gained:+.1f} dB on auxiliary images")
         found = Reconstruction(
             inputs=from_pixels(pixels, target.normalization),
             labels=estimate.labels if estimate.soft is None else estimate.soft,
@@ -94,6 +99,12 @@ def jointly_refined(exposure: Exposure, found: Reconstruction, rng: Generator, *
     if moved.outcome is not Outcome.COMPLETED:
         return replace(found, message=f"not refined jointly: {moved.message}")
     return replace(moved, nulls=found.nulls, outcome=found.outcome)
+
+
+def _trial(exposure: Exposure, target: Target, count: int) -> Tensor:
+    """Auxiliary pixels (n, *image) in a batch as large as the client's, of at most `TRIAL`."""
+    assert exposure.auxiliary is not None
+    return target.images(to_pixels(exposure.auxiliary.inputs[: min(count, TRIAL)], target.normalization).clamp(0, 1))
 
 
 def _feature_error(target: Target, pixels: Tensor, features: Tensor) -> float:

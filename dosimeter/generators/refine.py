@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
+from dosimeter.generators.decoder import Decoder
 from dosimeter.generators.target import Target
+from dosimeter.generators.train import decode_without_slope
 from dosimeter.normalization import from_pixels
 from dosimeter.progress import advance
 
@@ -53,6 +55,19 @@ class Refinement:
         with torch.no_grad():
             left = ((model(best) - wanted).square().sum(1) / size).sqrt()
         return best, left
+
+
+def gain(refinement: Refinement, target: Target, decoder: Decoder, pixels: Tensor) -> float:
+    """What the refinement does to auxiliary images (n, *image) that were drawn from their own features: decibels gained, on average.
+
+    Deep features are matched by images that look nothing like the true one as well, so that a better match can be a worse
+    picture. The server finds that out on images that it has.
+    """
+    features = target.features(pixels)
+    start = decode_without_slope(decoder, features)
+    refined, _ = refinement(target, start, features)
+    before, after = ((images - pixels).square().mean((1, 2, 3)).clamp_min(1e-10) for images in (start, refined))
+    return float((10 * (before / after).log10()).mean())
 
 
 class _Watching:

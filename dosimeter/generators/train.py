@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from dosimeter.generators.decoder import Decoder, Shape, default_width
 from dosimeter.generators.losses import fine_tuning, perceptual_reason, squared_error
 from dosimeter.generators.progress_file import ProgressFile
 from dosimeter.generators.target import Target, client_batches
-from dosimeter.options import NonNegativeInt, PositiveFloat, PositiveInt, check_fields
+from dosimeter.options import Fraction, NonNegativeInt, PositiveFloat, PositiveInt, check_fields
 from dosimeter.progress import advance
 from dosimeter.randomness import generator
 from dosimeter.types import Refused
@@ -42,6 +42,7 @@ class DecoderSettings:
     learning_rate: PositiveFloat = 1e-3
     client_batch_sizes: tuple[PositiveInt, ...] = (8, 16, 32, 64)  # drawn from, where the client trains in train mode
     mirrored: bool = True
+    mosaics: Fraction = 0.0  # share of images that are four of them side by side, with finer detail than a small one scaled up has
     reuse: PositiveInt = 1  # epochs that the same features are trained on, where all of them fit into memory
     precision: Literal["auto", "fp32", "bf16"] = "auto"  # auto: bf16 on a GPU
     seed: int = 0
@@ -102,6 +103,7 @@ class _Lot(NamedTuple):
 
     indices: Tensor  # (n,) of the images, on the CPU
     turned: Tensor  # (n,) bool: mirrored
+    tiles: Tensor  # (n, 4) indices of the four images that make a mosaic in the image's place, −1 where none does
     features: Tensor  # (n, H)
 
 
@@ -165,12 +167,12 @@ class _Session:
         self._kept = None
         for part in torch.randperm(len(self.pixels), generator=rng).split(self.held()):
             turned = torch.rand(len(part), generator=rng) < (0.5 if self.settings.mirrored else 0.0)
-            lot = _Lot(part, turned, torch.empty(0))
+            lot = _Lot(part, turned, self._tiles(len(part), rng), torch.empty(0))
             sizes = client_batches(len(part), self.settings.client_batch_sizes, rng)
             pieces = [
                 self.target.features(self.images(lot, piece), bfloat16=self.bfloat16) for piece in torch.arange(len(part)).split(sizes)
             ]
-            lot = _Lot(part, turned, torch.cat(pieces))
+            lot = lot._replace(features=torch.cat(pieces))
             if len(part) == len(self.pixels):
                 self._kept = (first, lot)
             yield lot
@@ -178,8 +180,17 @@ class _Session:
     def images(self, lot: _Lot, chosen: Tensor) -> Tensor:
         """Some of a lot's images, at the model's size."""
         images = self.target.images(self.pixels[lot.indices[chosen].to(self.pixels.device)])
+        tiled = (lot.tiles[chosen, 0] >= 0).nonzero()[:, 0]
+        if len(tiled):
+            images = images.clone()
+            images[tiled.to(images.device)] = self.target.images(_mosaic(self.pixels[lot.tiles[chosen[tiled]].to(self.pixels.device)]))
         turned = lot.turned[chosen].to(images.device)
         return torch.where(turned[:, None, None, None], images.flip(-1), images)
+
+    def _tiles(self, count: int, rng: Generator) -> Tensor:
+        """Which of `count` images are mosaics, and of what: (count, 4)."""
+        drawn = torch.randint(len(self.pixels), (count, 4), generator=rng)
+        return torch.where(torch.rand(count, 1, generator=rng) < self.settings.mosaics, drawn, -1)
 
     def _improve(self, features: Tensor, images: Tensor, tuning: bool) -> Tensor:
         """One step of Adam; the squared error before it."""
@@ -240,6 +251,12 @@ def decode(decoder: Decoder, features: Tensor, piece: int = 64) -> Tensor:
 def decode_without_slope(decoder: Decoder, features: Tensor) -> Tensor:
     with torch.no_grad():
         return decode(decoder, features)
+
+
+def _mosaic(pixels: Tensor) -> Tensor:
+    """(n, 4, channels, height, width) -> (n, channels, 2 height, 2 width)."""
+    rows = [torch.cat([pixels[:, left], pixels[:, left + 1]], 3) for left in (0, 2)]
+    return torch.cat(rows, 2)
 
 
 def _rate(step: int, steps: int) -> float:

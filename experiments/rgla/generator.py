@@ -98,6 +98,7 @@ class Bench:
             batch_size=options.batch_size,
             learning_rate=options.learning_rate,
             client_batch_sizes=(8, 16, 32, 64, 128, 256),
+            mosaics=options.mosaics,
             reuse=2,
             seed=options.seed,
         )
@@ -107,7 +108,8 @@ class Bench:
         if options.decoder is not None:
             return load_decoder(options.decoder, view)
         if options.training_seconds:
-            settings = replace(settings, epochs=epochs_within(options.training_seconds, view, self.auxiliary, settings))
+            seconds = options.training_seconds[options.sizes.index(self.size)]
+            settings = replace(settings, epochs=epochs_within(seconds, view, self.auxiliary, settings))
         print(f"{self.size} px: features {view.feature_shape}, {len(self.auxiliary)} auxiliary images, {settings}", flush=True)
         found = trained(view, self.auxiliary, settings, options.out / f"decoder-{self.size}.safetensors", start=start)
         print(f"{self.size} px: {found.origin}, {time.perf_counter() - began:.0f} s", flush=True)
@@ -235,7 +237,7 @@ def table11(bench: Bench) -> None:
         bench.row(name, batches, foreign=foreign, published=published, attack=bench.attack("rgla", features="subspace"))
         if bench.size == 224 and bench.options.refinement_steps:
             refined = bench.attack("rgla", features="subspace", refinement_steps=bench.options.refinement_steps)
-            bench.row(f"{data}, subspace refined", batches[:2], attack=refined)
+            bench.row(f"{data}, subspace refined", batches[:1], attack=refined)
 
 
 def table12(bench: Bench) -> None:
@@ -283,8 +285,9 @@ def main() -> None:
     parser.add_argument("--classes", type=int, default=1000)
     parser.add_argument("--width", type=int, default=512)
     parser.add_argument("--epochs", type=int, default=12)
-    parser.add_argument("--training-seconds", type=float, help="as many epochs as fit, in place of --epochs")
+    parser.add_argument("--training-seconds", nargs="+", type=float, help="as many epochs as fit, for each size, in place of --epochs")
     parser.add_argument("--fine-tuning-epochs", type=int, default=0)
+    parser.add_argument("--mosaics", type=float, default=0.25)
     parser.add_argument("--batch-size", type=int, default=128)
     parser.add_argument("--learning-rate", type=float, default=1e-3)
     parser.add_argument("--batches", type=int, default=4)

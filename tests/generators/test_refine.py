@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from dosimeter.generators.refine import Refinement
+from dosimeter.generators.refine import Refinement, gain
 from dosimeter.generators.target import Target
+from dosimeter.generators.train import DecoderSettings, train_decoder
 from dosimeter.types import Normalization
 
 
@@ -46,3 +47,11 @@ def test_the_model_is_left_as_it_was(view, digits):
     before = {name: tensor.clone() for name, tensor in view.model.state_dict().items()}
     Refinement(steps=2)(view, digits[0][:2], view.features(digits[0][2:4]))
     assert all(torch.equal(before[name], tensor) for name, tensor in view.model.state_dict().items())
+
+
+def test_the_gain_on_auxiliary_images_tells_whether_it_helps(view, digits):
+    """Towards exact features it helps; at a huge total variation it erases the picture, and the server sees that."""
+    decoder = train_decoder(view, digits[0][500:700], DecoderSettings(width=16, epochs=3)).decoder
+    pixels = digits[0][500:508]
+    assert gain(Refinement(steps=60), view, decoder, pixels) > 3
+    assert gain(Refinement(steps=60, total_variation=1000.0, learning_rate=0.1), view, decoder, pixels) < 0

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from dosimeter.data.pixels import square
 from dosimeter.generators import train
 from dosimeter.generators.progress_file import ProgressFile
 from dosimeter.generators.target import Target
@@ -95,3 +96,16 @@ def test_what_cannot_teach_is_refused(view, digits):
         DecoderSettings(client_batch_sizes=())
     with pytest.raises(ValueError, match="epochs: expected a positive int"):
         DecoderSettings(epochs=0)
+
+
+def test_mosaics_are_four_images_side_by_side(view, digits):
+    images = digits[0][:30]
+    settings = DecoderSettings(width=8, mosaics=1.0, mirrored=False)
+    session = train._Session(view, images, settings, None, False)
+    (lot,) = session.lots(0)
+    drawn = session.images(lot, torch.tensor([2, 5]))
+    four = torch.cat([torch.cat([images[lot.tiles[5, a]] for a in pair], 2) for pair in ((0, 1), (2, 3))], 1)
+    assert torch.allclose(drawn[1], square(four[None], 8)[0], atol=1e-6)
+    plain = train._Session(view, images, DecoderSettings(width=8, mirrored=False), None, False)
+    (lot,) = plain.lots(0)
+    assert torch.equal(plain.images(lot, torch.arange(30)), images[lot.indices])
