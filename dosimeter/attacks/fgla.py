@@ -28,7 +28,7 @@ class FGLA(DecodingAttack):
     """
 
     needs: ClassVar[frozenset[Knowledge]] = DecodingAttack.needs | {Knowledge.BIAS_GRADIENT}
-    quick: ClassVar[dict[str, Any]] = {"epochs": 20}
+    quick: ClassVar[dict[str, Any]] = {"width": 32}
 
     def recover(self, exposure: Exposure, labels: LabelEstimate | None, rng: Generator) -> FeatureEstimate:
         head = find_head(exposure)

@@ -39,7 +39,7 @@ class GenerativePrior(Attack):
 
     needs: ClassVar[frozenset[Knowledge]] = frozenset({Knowledge.LABELS, Knowledge.AUXILIARY})
     matches: ClassVar = "direction"
-    quick: ClassVar[dict[str, Any]] = {"steps": 60, "epochs": 20}
+    quick: ClassVar[dict[str, Any]] = {"steps": 60, "width": 32}
 
     search: Literal["descent", "evolution"] = "descent"
     steps: PositiveInt = 500

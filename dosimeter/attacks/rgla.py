@@ -28,7 +28,7 @@ class RGLA(DecodingAttack):
     Departures: of the decoder, see dosimeter/generators; nothing is reordered by the truth before it is scored.
     """
 
-    quick: ClassVar[dict[str, Any]] = {"features": "subspace", "epochs": 20}
+    quick: ClassVar[dict[str, Any]] = {"features": "subspace", "width": 32}
 
     features: Literal["rgla", "subspace"] = "rgla"
     steps: PositiveInt | None = None  # of the published recovery; none: its own default
