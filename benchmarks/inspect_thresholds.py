@@ -88,8 +88,10 @@ def campaign(seed: int, data: Path | None, honest: int, rigged: int, hiding: int
         try_rigged(zoo, zoo.draw(), tally)
     while hiding:
         member = zoo.draw()
-        if member.classes > 2 and bool(head_of(member.model).weight.any()):
+        below = len(list(member.model.parameters())) - len(list(head_of(member.model).parameters()))
+        if member.classes > 2 and below and bool(head_of(member.model).weight.any()):
             try_hiding(member, tally)
+            zoo.waiting.clear()  # the next one is of another family
             hiding -= 1
     return tally
 

@@ -44,21 +44,23 @@ def decode(
     A bin's content is (U, S) = Σ δ_i (x_i, 1); of a bin that holds one sample, x = U/S. It is confirmed where all of x lies on
     the 256 levels of a picture's pixels, between which a mixture lies. For data without levels, where the bin of
     another functional that x falls into holds the same content, and where the model itself gives x the weight S (`replay`,
-    roughly beside an agreement, else exactly).
+    roughly beside an agreement, else exactly). Where levels confirm samples, one that lies off them needs the agreement.
     What is found is subtracted from every functional's bin, which leaves other samples alone in theirs.
     """
     state = _State(layer, weight_gradient, bias_gradient, normalization, shape)
     whole = float(state.contents.norm())
     found: list[Tensor] = []
+    pictures = False
     while True:
         rows, places = state.candidates()
         confirmed = state.on_levels(rows)
+        pictures |= bool(confirmed.any())
         if not bool(confirmed.any()):
             confirmed = state.agreeing(rows, places)
             if replay is not None and len(rows):
                 difference = replay(state.inputs(rows), state.contents[rows, -1])
                 agreed = confirmed & (difference <= ROUGHLY)
-                confirmed = agreed if bool(agreed.any()) else difference <= replay.exact
+                confirmed = agreed if pictures or bool(agreed.any()) else difference <= replay.exact
         if not bool(confirmed.any()):
             break
         found.append(state.take(rows[confirmed], places[confirmed]))

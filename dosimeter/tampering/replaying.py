@@ -14,7 +14,7 @@ from dosimeter.tampering.inserted_layer import STRENGTH, InsertedLayer
 from dosimeter.training import FedSGD, copied_buffers
 from dosimeter.types import Exposure
 
-LEAST, ONE_LABEL = 3e-4, 5e-3  # the more labels there are, the nearer a mixture's weight comes to one of theirs
+ONE_LABEL = 5e-3  # the more labels there are, the nearer a mixture's weight comes to one of theirs: 1 in 100 by chance
 TELLING = 3e-3  # relative difference up to which a label is told by its weight
 
 
@@ -27,7 +27,7 @@ class Replayer:
         self.layer, self.loss, self.shape = copy.deepcopy(layer), public.loss, public.input_shape
         self.normalization = public.normalization
         self.labels = torch.arange(public.classes) if labels is None else labels  # those that a sample may have
-        self.exact = max(LEAST, ONE_LABEL / len(self.labels))  # relative difference up to which a weight confirms a sample
+        self.exact = ONE_LABEL / len(self.labels)  # relative difference up to which a weight confirms a sample
         self.factor = STRENGTH / sum(layer.bins) / public.batch_size
 
     def __call__(self, inputs: Tensor, weights: Tensor) -> Tensor:

@@ -56,6 +56,22 @@ def test_no_mixture_is_claimed_where_bins_are_scarce(model) -> None:
         assert len(found.inputs) < 40
 
 
+@pytest.mark.parametrize("on_levels", [True, False])
+@pytest.mark.parametrize("functionals", [("brightness",), ("brightness", "cosine", "random")])
+def test_no_mixture_is_taken_for_a_sample_of_one_of_many_classes(on_levels, functionals) -> None:
+    model = load_model("small_cnn", {"size": 16, "width": 4, "classes": 1000}, None, 5)
+    for seed in range(3):
+        batch = pictures(40, 30 + seed)
+        inputs = (
+            batch.inputs
+            if on_levels
+            else (batch.inputs + torch.rand(batch.inputs.shape, generator=torch.Generator().manual_seed(seed)) / 300).clamp(0, 1)
+        )
+        found, distance = attacked(model, dm.Batch(inputs, batch.targets * 97), functionals=functionals, bins=60)
+        assert (distance < 1e-2).all()
+        assert len(found.inputs) < 40
+
+
 def test_one_functional_finds_about_as_many_as_lie_alone(model) -> None:
     batch = pictures(30, 3)
     found, distance = attacked(model, batch, functionals=("brightness",), bins=60)
