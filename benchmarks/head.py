@@ -69,6 +69,8 @@ def exactness(arguments: argparse.Namespace) -> Rows:
                 photographs(arguments.data, "resnet18", labels, 1000, seed=seed), arguments.device
             )
         for name, case in cases.items():
+            if arguments.only not in name:
+                continue
             ours = _subspace(case.exposure)
             for form, options in (("paper", {}), ("released", {"detached": True, "loss_term": 1.0})):
                 theirs = _rgla(case, arguments, **options)
@@ -120,6 +122,8 @@ def coupled(arguments: argparse.Namespace) -> Rows:
     shapes = [(size, 10, 64) for size in (5, 6, 7, 8, 9)] + [(size, 100, 512) for size in (48, 56, 64, 80, 96)]
     for size, classes, features in shapes:
         for given in (True, False):
+            if arguments.only not in f"B={size} C={classes}":
+                continue
             for seed in _seeds(arguments):
                 case = build(size, classes, features, seed=seed, device=arguments.device)
                 labels = case.labels if given else None
@@ -222,6 +226,7 @@ if __name__ == "__main__":
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--rgla-steps", type=int, default=20_000)
     parser.add_argument("--pairs", action="store_true", help="large: every label occurs twice")
+    parser.add_argument("--only", default="", help="exactness, coupled: cases whose name holds this")
     parser.add_argument("--data", type=Path)
     chosen = parser.parse_args()
     for line in next(study for study in STUDIES if study.__name__ == chosen.study)(chosen):

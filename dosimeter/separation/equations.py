@@ -143,6 +143,13 @@ def weighed_errors(equations: Equations, span: Span, p: Tensor, labels: Tensor) 
     return d - (d * along).sum(1, keepdim=True) * across
 
 
+def main_classes(equations: Equations, labels: Tensor) -> Tensor:
+    """The class that each label means, the first of a pair, the largest of a soft one: (n,)."""
+    if equations.targets is not None:
+        return equations.targets.argmax(1)[labels]
+    return labels // equations.classes if equations.blends else labels
+
+
 def blend_directions(equations: Equations, span: Span, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Where more of the second class leads, a = share · w∘(e_first − e_second), and its dual off the space, q/‖q‖² with q = (I − UUᵀ) a.
 
@@ -198,20 +205,18 @@ def mean_coordinates(equations: Equations, gradient: Tensor, bias_gradient: Tens
     return (equations.spectrum.right @ feature) / equations.spectrum.values
 
 
-def row_coordinates(equations: Equations, gradient: Tensor, bias_gradient: Tensor | None, start: Tensor, most: int) -> Tensor:
-    """Each class's row as if one sample had made it, ∇W_c/∇b_c: (m, B), the m ≤ `most` largest rows.
+def row_coordinates(equations: Equations, gradient: Tensor, bias_gradient: Tensor | None, start: Tensor) -> Tensor:
+    """Each class's row as if one sample had made it, ∇W_c/∇b_c: (C, B).
 
     Where the model is confident few samples share a row, and such a quotient is nearly one of them. Without a bias gradient
     the row is given the mean feature's length.
     """
-    along = gradient @ equations.spectrum.right.T / equations.spectrum.values  # (C, B)
-    largest = (gradient.square().sum(1) * equations.spectrum.weights.square()).topk(min(most, len(gradient))).indices
+    rows = gradient @ equations.spectrum.right.T / equations.spectrum.values  # (C, B)
     if bias_gradient is not None:
-        return along[largest] / _away_from_zero(bias_gradient[largest])[:, None]
+        return rows / _away_from_zero(bias_gradient)[:, None]
     length = torch.linalg.vector_norm(start * equations.spectrum.values)
-    rows = along[largest]
     sign = torch.sign(rows @ (start * equations.spectrum.values.square()))[:, None]
-    return sign * rows * length / torch.linalg.vector_norm(rows * equations.spectrum.values, dim=1, keepdim=True)
+    return sign * rows * length / _away_from_zero(torch.linalg.vector_norm(rows * equations.spectrum.values, dim=1, keepdim=True))
 
 
 def _away_from_zero(numbers: Tensor) -> Tensor:

@@ -12,9 +12,10 @@ from torch.nn.functional import one_hot
 from dosimeter.head import Head
 from dosimeter.interfaces import Training
 from dosimeter.losses import CrossEntropy
+from dosimeter.separation.certificate import PAIR_FREEDOM
 from dosimeter.separation.distortion import distortion_of
 from dosimeter.separation.equations import Equations, build_equations, mean_coordinates
-from dosimeter.separation.separate import Separation, separate
+from dosimeter.separation.separate import Separation, determined, separate
 from dosimeter.separation.smoothing import estimate_smoothing, with_smoothing
 from dosimeter.separation.spectrum import factor, rounding_unit
 from dosimeter.training import FedAvg, FedSGD
@@ -106,8 +107,10 @@ def _behind_distortion(problem: _Problem) -> Separation:
 def _whichever(problem: _Problem) -> Separation:
     """The declared targets where they explain the gradient; else blends, then smoothing, then whichever certifies most."""
     declared = problem.separated("declared", quick=True)
-    if declared.complete or problem.labels is not None:
-        return declared if declared.complete else problem.separated("declared")
+    if declared.complete:
+        return declared
+    if problem.labels is not None or determined(problem.equations) <= PAIR_FREEDOM:
+        return problem.separated("declared")
     half = declared.rank / 2
     if _certified(declared) >= half:
         declared = problem.separated("declared")

@@ -8,14 +8,16 @@ import torch
 from torch import Generator, Tensor
 
 from dosimeter.separation.certificate import equation_variance
-from dosimeter.separation.equations import Equations, Span, forgiving, peeled, probabilities, weighed_errors, whole
+from dosimeter.separation.equations import Equations, Span, forgiving, main_classes, off_space, peeled, probabilities, weighed_errors, whole
 from dosimeter.separation.single import linear_scan, solve
 
 PLAUSIBLE = 0.45  # linear residual above which a class is tried only when nothing better is left
 CLOSE = 1e-3  # relative distance below which two solutions of one label are the same
-MOST_STARTS = 256  # of one round
+FEWEST_STARTS, MOST_STARTS = 256, 1024  # of one round
+START_WORK = 2**25  # starts times classes times squared dimensions of one round
+LENGTHS = (0.4, 0.6, 0.8, 1.0, 1.25, 1.6, 2.0, 2.5)  # of the mean feature, tried where the mean feature itself does not do
 PAIRS_EACH = 4  # pairs of classes solved for, for each sample that is missing, where labels blend
-GOOD = 1e-6  # squared relative residual of a solution, where noise does not ask for more
+SOLVED, GOOD = 1e-12, 1e-6  # squared relative residual of a solution, at first and at last, where noise does not ask for more
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +39,7 @@ class Candidates:
 def search(
     equations: Equations,
     start: Tensor,
-    others: Tensor,
+    rows: Tensor,
     wanted: Tensor | None,
     rng: Generator,
     *,
@@ -47,7 +49,7 @@ def search(
 ) -> Candidates:
     """Candidates for all samples of the gradient, each once; `wanted` holds how often each label occurs at least, where that is known (m,).
 
-    Every round begins at `start` (B,). After one without a new sample, `others` (m, B) are tried, then `starts` random
+    Every round begins at `start` (B,). After one without a new sample, `rows` (C, B) are tried, then `starts` random
     starts a class and round; `attempts` such rounds end the search, which goes on from what is `found` already.
     """
     found = _nothing(equations) if found is None else found
@@ -56,24 +58,47 @@ def search(
         span = peeled(equations, found.t, found.errors)
         here = span.lift.T @ start
         scan = linear_scan(equations, span, here)
-        chosen = _labels_to_try(scan.score, wanted, found, equations.rank - len(found), everything=idle > 0, blends=equations.blends)
+        score = torch.minimum(scan.score, _row_scores(equations, span, rows, scan.labels)) if idle == 1 else scan.score
+        chosen = _labels_to_try(score, wanted, found, equations.rank - len(found), everything=idle > 0, blends=equations.blends)
         if len(chosen) == 0:
             idle += 1
             continue
         points, labels = scan.reached[chosen], scan.labels[chosen]
+        most = _most_starts(equations, span)
+        own = rows[main_classes(equations, labels)]
         if idle == 1:
-            rows = others[: max(1, MOST_STARTS // len(chosen))]
-            labels = labels.repeat_interleave(len(rows))
-            points = (rows @ span.lift).repeat(len(chosen), 1)
+            shared = torch.cat([_scaled(start), found.t, own])[: max(1, most // len(chosen))]
+            labels = torch.cat([labels, labels.repeat_interleave(len(shared))])
+            points = torch.cat([own, shared.repeat(len(chosen), 1)]) @ span.lift
         elif idle:
-            each = max(1, min(starts, MOST_STARTS // len(chosen)))
-            labels = labels.repeat_interleave(each)
-            points = points.repeat_interleave(each, 0) + _perturbations(equations, span, scan.upper, here, len(labels), rng)
+            each = max(1, min(starts, most // len(chosen)))
+            labels = labels.repeat(2 * each)
+            points = torch.cat([points.repeat(each, 1), (own @ span.lift).repeat(each, 1)])
+            points = points + _perturbations(equations, span, scan.upper, here, len(labels), rng)
         t, value = solve(equations, span if idle % 3 == 2 else forgiving(equations, span), points, labels)
-        new = _distinct(equations, _plausible(equations, candidates_at(equations, t @ span.lift.T, labels, value)), found, wanted)
+        solved = candidates_at(equations, t @ span.lift.T, labels, value)
+        new = _distinct(equations, _plausible(equations, solved, SOLVED if idle < max(attempts, 1) else GOOD), found, wanted)
         idle = 0 if len(new) else idle + 1
         found = _join(found, new)
     return found
+
+
+def _row_scores(equations: Equations, span: Span, rows: Tensor, labels: Tensor) -> Tensor:
+    """The relative residual of each label at its class's own row of the gradient: small where one sample rules that row, (m,)."""
+    p = probabilities(equations, span, rows[main_classes(equations, labels)] @ span.lift)
+    error = weighed_errors(equations, span, p, labels)
+    return torch.linalg.vector_norm(off_space(span, error), dim=1) / torch.linalg.vector_norm(error, dim=1)
+
+
+def _scaled(start: Tensor) -> Tensor:
+    """The mean feature at several lengths, which is what sets samples apart where the features are nearly collinear: (n, B)."""
+    return start * start.new_tensor(LENGTHS)[:, None]
+
+
+def _most_starts(equations: Equations, span: Span) -> int:
+    """How many starts of a round are worth their time."""
+    each = equations.classes * span.logits.shape[1] ** 2
+    return max(FEWEST_STARTS, min(MOST_STARTS, START_WORK // each))
 
 
 def candidates_at(equations: Equations, t: Tensor, labels: Tensor, value: Tensor) -> Candidates:
@@ -116,13 +141,13 @@ def _perturbations(equations: Equations, span: Span, upper: Tensor, start: Tenso
     return step * (wanted * size / length)[:, None]
 
 
-def _plausible(equations: Equations, candidates: Candidates) -> Candidates:
+def _plausible(equations: Equations, candidates: Candidates, good: float) -> Candidates:
     """Those whose residual the noise explains and that carry about one sample's share of the gradient, best first."""
     p = probabilities(equations, whole(equations), candidates.t)
     size = weighed_errors(equations, whole(equations), p, candidates.labels).square().sum(1)
     noise = 10 * equation_variance(equations, candidates.t, p, candidates.errors).sum(1) / size
     share = (candidates.t * candidates.errors).sum(1) / (equations.rank * equations.temperature)
-    good = (candidates.value < noise.clamp(GOOD, 1e-2)) & (share > 0.05) & (share < 20)
+    good = (candidates.value < noise.clamp(good, 1e-2)) & (share > 0.05) & (share < 20)
     kept = candidates[good.nonzero()[:, 0]]
     return kept[kept.value.argsort()]
 

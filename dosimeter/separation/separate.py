@@ -31,7 +31,6 @@ LARGEST_JOINT = {"cpu": 64, "cuda": 128}  # its normal matrix has rank² rows
 JOINT_MISFIT = 5.0  # residual energy of a joint fit over what the noise explains, beyond which it is no solution
 JOINT_STARTS = 40  # random starts of the joint fit at most, fewer where one is costly
 JOINT_WORK = 500_000  # cube of the rank times starts
-MOST_ROWS = 24  # rows of the gradient that a search begins at, when the mean feature does not do
 SHARE_TOLERANCE = 0.1  # how far a sample's share of the gradient may be from a whole number of samples
 
 
@@ -83,7 +82,7 @@ def separate(
     if counts is None or int(counts.sum()) < equations.rank:
         expected = expected_counts(equations, start, bias_gradient)
         hint = expected if expected is not None and (counts is None or bool((expected >= counts).all())) else counts
-    rows = row_coordinates(equations, gradient, bias_gradient, start, MOST_ROWS)
+    rows = row_coordinates(equations, gradient, bias_gradient, start)
     terms = _Terms(
         rows=rows,
         batch_size=batch_size,
@@ -133,7 +132,7 @@ def expected_counts(equations: Equations, start: Tensor, bias_gradient: Tensor |
 
 @dataclass(frozen=True, kw_only=True)
 class _Terms:
-    rows: Tensor  # (m, B)
+    rows: Tensor  # (C, B)
     batch_size: int | None
     free_scale: bool
     non_negative: bool
