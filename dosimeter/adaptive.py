@@ -12,6 +12,7 @@ from torch import Tensor
 from dosimeter.defenses.clipping import Clipping
 from dosimeter.defenses.dpsgd import DPSGD
 from dosimeter.defenses.gaussian_noise import GaussianNoise
+from dosimeter.defenses.head_withheld import HeadWithheld
 from dosimeter.defenses.laplace_noise import LaplaceNoise
 from dosimeter.defenses.local_iterations import LocalIterations
 from dosimeter.defenses.low_rank import LowRank
@@ -21,7 +22,11 @@ from dosimeter.defenses.pruning import Pruning
 from dosimeter.defenses.quantisation import Quantisation
 from dosimeter.defenses.secure_aggregation import SecureAggregation
 from dosimeter.defenses.soteria import Soteria
+from dosimeter.features.subspace import Subspace as SubspaceFeatures
 from dosimeter.interfaces import Attack, Defense, Method
+from dosimeter.labels.gradient_bridge import GradientBridge
+from dosimeter.labels.subspace import Subspace as SubspaceLabels
+from dosimeter.separation.distortion import distorts
 from dosimeter.training import Gradient, Replayable
 from dosimeter.types import Exposure, Update
 
@@ -74,12 +79,12 @@ def adapt(method: Kind, exposure: Exposure) -> Adapted[Kind]:
 
     An attack that matches the update by replaying the client's training replays the defenses with it, as far as they can be
     replayed. Label and feature recoveries read the head's gradient as it is: those that can cope with a defense do so by
-    themselves, and say so in their own message.
+    themselves, as the notes say.
     """
     defenses = exposure.public.defenses
     reads_features = getattr(method, "features", None) is not None  # of the head's gradient as it was sent
     if not defenses or not isinstance(method, Attack) or method.matches == "nothing" or reads_features:
-        notes = tuple(f"{defense.name}: {method.name} has no counter of its own here" for defense in defenses)
+        notes = tuple(f"{defense.name}: {_of_itself(method, defense)}" for defense in defenses)
         return Adapted(method=method, exposure=exposure, notes=notes, changed=False)
     plan = _Plan(exposure)
     for defense in defenses:
@@ -95,6 +100,20 @@ def adapt(method: Kind, exposure: Exposure) -> Adapted[Kind]:
         public = replace(exposure.public, training=Countered(each=training, after=tuple(plan.after)))
         exposure = replace(plan.exposure, public=public)
     return Adapted(method=adapted, exposure=exposure, notes=tuple(plan.notes), changed=bool(plan.after or plan.options))
+
+
+def _of_itself(method: Method, defense: Defense) -> str:
+    """What a method that is not rewritten does about a defense."""
+    if isinstance(method, (SubspaceFeatures, SubspaceLabels)):
+        if isinstance(defense, Clipping) and defense.mode != "value":
+            return f"{method.name} is free of the gradient's scale"
+        if isinstance(method, SubspaceFeatures) and distorts(defense):
+            return f"what {method.name} cannot prove it guesses, as the most likely features under what this defense is known to do"
+        if isinstance(defense, Mixup):
+            return f"{method.name} takes samples of two labels apart"
+    if isinstance(method, GradientBridge) and isinstance(defense, HeadWithheld):
+        return f"{method.name} does without the head"
+    return f"{method.name} has no counter of its own here"
 
 
 def trusted(defenses: Sequence[Defense]) -> tuple[str, ...]:

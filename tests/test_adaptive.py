@@ -111,9 +111,25 @@ def test_every_defense_gets_its_sentence(classifier, batch):
     for name in DEFENSES:
         defense = dm.defense(name, **options.get(name, {}))
         exposure = dm.observe(classifier.train(name in ("dropout", "precode")), batch, defenses=(defense,))
-        for attack in (WHOLE, DIRECTION, dm.label_recovery("ilrg")):
+        for attack in (WHOLE, DIRECTION, dm.label_recovery("ilrg"), dm.label_recovery("subspace"), dm.feature_recovery("subspace")):
             (note,) = adapt(attack, exposure).notes
             assert note.startswith(f"{name}: ")
+
+
+@pytest.mark.parametrize(
+    ("method", "defense", "said"),
+    [
+        (dm.feature_recovery("subspace"), dm.defense("pruning", ratio=0.9), "it guesses, as the most likely features"),
+        (dm.feature_recovery("subspace"), dm.defense("clipping", max_norm=1.0), "is free of the gradient's scale"),
+        (dm.feature_recovery("subspace"), dm.defense("mixup"), "takes samples of two labels apart"),
+        (dm.label_recovery("gradient_bridge"), dm.defense("head_withheld"), "does without the head"),
+        (dm.feature_recovery("quotient"), dm.defense("pruning", ratio=0.9), "has no counter of its own here"),
+    ],
+)
+def test_recoveries_say_what_they_do_of_themselves(classifier, batch, method, defense, said):
+    adapted = adapt(method, dm.observe(classifier, batch, defenses=(defense,)))
+    assert said in adapted.notes[0]
+    assert not adapted.changed
 
 
 def test_the_server_trusts_what_pruning_leaves(classifier):

@@ -32,7 +32,7 @@ class Distortion:
 
 def distortion_of(change: Tensor | None, public: Public) -> Distortion | None:
     """What the public defenses did to a layer that was sent as `change`; None where they left its entries alone."""
-    if change is None or not any(_distorts(defense) for defense in public.defenses):
+    if change is None or not any(distorts(defense) for defense in public.defenses):
         return None
     live = torch.ones_like(change, dtype=torch.bool)
     low, high = torch.full_like(change, -torch.inf), torch.full_like(change, torch.inf)
@@ -60,7 +60,8 @@ def _rounds(defense: Defense, change: Tensor) -> TypeGuard[Quantisation]:
     return isinstance(defense, Quantisation) and defense.bits < 32 and change.ndim > 1 and change.numel() > 0
 
 
-def _distorts(defense: Defense) -> bool:
+def distorts(defense: Defense) -> bool:
+    """Whether a defense leaves entries of the gradient noisy, or known by bounds only."""
     match defense:
         case Pruning():
             return defense.ratio > 0

@@ -283,6 +283,43 @@ def test_degenerate_batches_pass_or_are_refused_with_a_reason(name, training_cla
             assert all(torch.isfinite(change).all() for change in exposure.update.values())
 
 
+@st.composite
+def subjects(draw):
+    """A small classifier of random width and dtype, in either mode, and a batch of images with hard or soft labels."""
+    torch.manual_seed(draw(st.integers(0, 2**20)))
+    channels, side, classes = draw(st.integers(1, 3)), draw(st.integers(3, 7)), draw(st.integers(2, 6))
+    dtype, bias = draw(st.sampled_from([torch.float32, torch.float64])), draw(st.booleans())
+    layers = [nn.Conv2d(channels, draw(st.integers(1, 4)), 3, padding=1, bias=bias), nn.ReLU(), nn.Flatten()]
+    model = nn.Sequential(*layers, nn.LazyLinear(5), nn.ReLU(), nn.Linear(5, classes, bias=bias))
+    size = draw(st.integers(1, 5))
+    inputs = torch.rand(size, channels, side, side)
+    model(inputs)  # gives the lazy layer its shape
+    targets = torch.randint(0, classes, (size,)) if draw(st.booleans()) else torch.rand(size, classes, dtype=dtype).softmax(1)
+    inputs = inputs * draw(st.sampled_from([0.0, 1.0]))  # all black is degenerate
+    return model.to(dtype).train(draw(st.booleans())), dm.Batch(inputs.to(dtype), targets)
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+@settings(max_examples=10, deadline=None)
+@given(subject=subjects(), seed=st.integers(0, 99))
+def test_any_small_model_and_batch_pass_or_are_refused_with_a_reason(name, subject, seed):
+    model, batch = subject
+    defense = dm.defense(name, **EXAMPLES[name])
+    before, state = batch.inputs.clone(), copy.deepcopy(model.state_dict())
+    try:
+        exposure = dm.observe(model, batch, defenses=(defense,), seed=seed)
+    except dm.Refused as refusal:
+        assert len(str(refusal)) > 20  # noqa: PT017
+        return
+    parameters = dict(exposure.model.named_parameters())
+    assert exposure.update.keys() <= parameters.keys()
+    for key, change in exposure.update.items():
+        assert (change.shape, change.dtype) == (parameters[key].shape, parameters[key].dtype)
+        assert bool(torch.isfinite(change).all())
+    assert torch.equal(batch.inputs, before)
+    assert _same_bits(dict(model.state_dict()), dict(state))
+
+
 @pytest.mark.parametrize("name", ["head_withheld", "bias_withheld", "bias_free_head", "dropout", "precode", "soteria"])
 def test_a_model_without_a_head_is_refused(name, batch):
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10), nn.Softmax(1))
