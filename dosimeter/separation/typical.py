@@ -54,7 +54,7 @@ def typical_of(features: Tensor, non_negative: bool) -> Typical:
 
 
 def _synthetic(exposure: Exposure) -> Tensor:
-    """Images with the spectrum of natural ones, amplitude 1/frequency (Field, J. Opt. Soc. Am. A 1987); other shapes are white."""
+    """Images with the spectrum of natural ones, an amplitude of 1/frequency; other shapes are white."""
     parameter = next(exposure.model.parameters())
     noise = torch.randn(INPUTS, *exposure.public.input_shape, generator=generator(0, "typical inputs"))
     if noise.ndim == 4:
