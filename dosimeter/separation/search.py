@@ -45,6 +45,7 @@ def search(
     *,
     attempts: int,
     starts: int,
+    free_scale: bool = False,
     found: Candidates | None = None,
 ) -> Candidates:
     """Candidates for all samples of the gradient, each once; `wanted` holds how often each label occurs at least, where that is known (m,).
@@ -77,7 +78,8 @@ def search(
             points = points + _perturbations(equations, span, scan.upper, here, len(labels), rng)
         t, value = solve(equations, span if idle % 3 == 2 else forgiving(equations, span), points, labels)
         solved = candidates_at(equations, t @ span.lift.T, labels, value)
-        new = _distinct(equations, _plausible(equations, solved, SOLVED if idle < max(attempts, 1) else GOOD), found, wanted)
+        solved = _plausible(equations, solved, SOLVED if idle < max(attempts, 1) else GOOD, free_scale=free_scale)
+        new = _distinct(equations, solved, found, wanted)
         idle = 0 if len(new) else idle + 1
         found = _join(found, new)
     return found
@@ -141,13 +143,13 @@ def _perturbations(equations: Equations, span: Span, upper: Tensor, start: Tenso
     return step * (wanted * size / length)[:, None]
 
 
-def _plausible(equations: Equations, candidates: Candidates, good: float) -> Candidates:
+def _plausible(equations: Equations, candidates: Candidates, threshold: float, *, free_scale: bool) -> Candidates:
     """Those whose residual the noise explains and that carry about one sample's share of the gradient, best first."""
     p = probabilities(equations, whole(equations), candidates.t)
     size = weighed_errors(equations, whole(equations), p, candidates.labels).square().sum(1)
     noise = 10 * equation_variance(equations, candidates.t, p, candidates.errors).sum(1) / size
     share = (candidates.t * candidates.errors).sum(1) / (equations.rank * equations.temperature)
-    good = (candidates.value < noise.clamp(good, 1e-2)) & (share > 0.05) & (share < 20)
+    good = (candidates.value < noise.clamp(threshold, 1e-2)) & (share > 0 if free_scale else (share > 0.05) & (share < 20))
     kept = candidates[good.nonzero()[:, 0]]
     return kept[kept.value.argsort()]
 

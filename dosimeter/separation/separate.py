@@ -151,7 +151,9 @@ def _candidates(equations: Equations, known: Separation) -> Candidates:
 
 def _separate(equations: Equations, start: Tensor, counts: Tensor | None, terms: _Terms, rng: Generator) -> Separation:
     attempts = terms.attempts if determined(equations) >= 0 else -1
-    found = search(equations, start, terms.rows, counts, rng, attempts=attempts, starts=terms.starts, found=terms.found)
+    found = search(
+        equations, start, terms.rows, counts, rng, attempts=attempts, starts=terms.starts, free_scale=terms.free_scale, found=terms.found
+    )
     t, inverse = polish(equations, whole(equations), found.t, found.labels)
     labels, single = found.labels, assess(equations, t, found.labels, inverse)
     keep = _once(equations, t, labels, single)
@@ -288,10 +290,11 @@ def _room(equations: Equations, times: Tensor, trusted: Tensor, reference: float
 def _size_is_known(equations: Equations, reference: float, found: int, terms: _Terms) -> bool:
     """Whether a sample that takes one share is one sample: the size is declared, or the shares say that it is the rank.
 
-    In the second case all of them would have to be several alike samples, and as many each, for one of them to be.
+    In the second case all of them would have to be several alike samples, and as many each, for one of them to be. Where the
+    scale is unknown, both must be so: as many equal shares as samples are declared.
     """
     if terms.free_scale:
-        return False
+        return terms.batch_size == equations.rank == found
     adds_up = found >= max(3, equations.rank / 2) and abs(reference / equations.temperature - equations.rank) < 0.5
     return terms.batch_size is not None or adds_up
 
