@@ -5,13 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Generator
+from torch import Generator, Tensor
 
 from dosimeter.head import find_head
 from dosimeter.interfaces import LabelRecovery
+from dosimeter.losses import CrossEntropy
 from dosimeter.options import NonNegativeInt, PositiveInt
 from dosimeter.registry import LABELS
 from dosimeter.separation.exposed import separate_head
+from dosimeter.separation.separate import Separation
 from dosimeter.types import Exposure, Knowledge, LabelEstimate, Outcome
 
 
@@ -23,7 +25,8 @@ class Subspace(LabelRecovery):
     Ours; in no paper. See the feature recovery of the same name: labels come free, since every class is tried and only a
     sample's own fits. Works on trained models too, without auxiliary data, batch size or bias.
     The counts are certified where as many samples are certified as the gradient has dimensions. Otherwise guesses fill the
-    counts up to the batch size, in the order of their residuals, and the outcome says so.
+    counts up to the batch size, in the order of their residuals, and the outcome says so. Labels that mixup or undeclared smoothing
+    made soft come back as such; the counts are then those of their largest entries.
     """
 
     needs = frozenset({Knowledge.HEAD_GRADIENT, Knowledge.SOFTMAX_LOSS})
@@ -51,6 +54,7 @@ class Subspace(LabelRecovery):
         return LabelEstimate(
             counts=counts,
             labels=torch.repeat_interleave(torch.arange(classes, device=counts.device), counts),
+            soft=_soft_labels(found, exposure),
             scores=scores,
             certified=found.complete,
             confidence=certified / found.rank if found.rank else 0.0,
@@ -59,7 +63,16 @@ class Subspace(LabelRecovery):
         )
 
 
-def _fitted(labels: torch.Tensor, size: int) -> torch.Tensor:
+def _soft_labels(found: Separation, exposure: Exposure) -> Tensor | None:
+    """The targets in the order of their largest classes, where the batch is complete and the loss does not soften them itself: (B, C)."""
+    loss = exposure.public.loss
+    if found.soft is None or not found.complete or not isinstance(loss, CrossEntropy) or loss.smoothing > 0:
+        return None
+    order = torch.argsort(found.labels, stable=True)
+    return torch.repeat_interleave(found.soft[order], found.times[order], 0)
+
+
+def _fitted(labels: Tensor, size: int) -> Tensor:
     """The first `size` labels, or all of them and the last ones again until there are as many: (size,)."""
     if len(labels) == 0:
         return labels.new_zeros(size)

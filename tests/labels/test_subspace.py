@@ -42,3 +42,15 @@ def test_agrees_with_the_row_of_negative_signs_for_distinct_labels(expose):
 def test_other_losses_are_refused(expose):
     with pytest.raises(Refused, match="cross-entropy"):
         recover_labels(expose([1, 2], loss=Focal()), Subspace())
+
+
+def test_mixed_labels_come_back_as_soft_ones(expose):
+    rng = torch.Generator().manual_seed(5)
+    hard = torch.nn.functional.one_hot(torch.tensor([3, 17, 25, 8]), 60).float()
+    share = 0.5 + 0.4 * torch.rand(4, 1, generator=rng)
+    soft = share * hard + (1 - share) * hard.roll(1, 0)
+    found = recover_labels(expose(soft, classes=60), "subspace")
+    assert found.certified
+    order = soft.argmax(1).argsort()
+    assert torch.equal(found.labels, soft.argmax(1)[order])
+    assert float((found.soft - soft[order]).abs().max()) < 1e-4
