@@ -43,6 +43,7 @@ from dosimeter.types import Batch, Normalization, Record
 
 BATCH_SIZES = (8, 16, 32, 64, 128, 256)
 DUPLICATES = (0, 2, 4, 6, 8)
+COMPARED = 64  # images that every row of Table 10 shows, which are compared between batch sizes
 METHODS = ("fgla", "subspace", "rgla as published")
 KEPT_NULLS = 256  # auxiliary images beside the nearest ones, which the nulls are drawn from
 PICTURES = {
@@ -115,14 +116,21 @@ class Bench:
         print(f"{self.size} px: {found.origin}, {time.perf_counter() - began:.0f} s", flush=True)
         return found
 
-    def batch(self, data: str, size: int, number: int, labels: Tensor | None = None) -> Batch:
-        """A private batch; labels are drawn at random from all classes unless they are given."""
+    def batch(self, data: str, size: int, number: int, labels: Tensor | None = None, *, foreign: bool = False) -> Batch:
+        """The images of one fixed order in batches, so that rows of other sizes show the same ones; foreign batches come from its end.
+
+        Labels are drawn at random from all classes, each once, unless they are given.
+        """
         images: ImageSet = self.private[data]
-        rng = generator(self.options.seed, f"private {data} {size} {number}")
-        chosen = torch.randperm(len(images), generator=rng)[:size]
+        order = self.order(data)
+        chosen = (order.flip(0) if foreign else order)[number * size : (number + 1) * size]
         pixels = square(images.images[chosen].to(self.device), self.size)
+        rng = generator(self.options.seed, f"labels {size} {number} {foreign}")
         drawn = torch.randperm(self.options.classes, generator=rng)[:size] if labels is None else labels
         return Batch(pixels, drawn.to(self.device))
+
+    def order(self, data: str) -> Tensor:
+        return torch.randperm(len(self.private[data]), generator=generator(self.options.seed, f"private {data}"))
 
     def subject(self, row: str, batch: Batch, foreign: Batch | None) -> Subject:
         known = self.known(batch)
@@ -156,6 +164,7 @@ class Bench:
         for metric in ("psnr", "ssim", "lpips"):
             values = [v for r in records for v in r.metrics.get(metric, ()) if v is not None and v == v]
             row |= {metric: _round(sum(values) / len(values)) if values else None}
+        row["first_64"] = _mean([v for r in records for v in r.metrics.get("psnr", ())][:COMPARED])
         row["median"] = _median([v for r in records for v in r.metrics.get("psnr", ())])
         names = list(dict.fromkeys(null for r in records for null in r.nulls))
         row["nulls"] = {null: _mean([v for r in records for v in r.nulls.get(null, {}).get("psnr", ())]) for null in names}
@@ -189,11 +198,11 @@ def table8(bench: Bench) -> None:
         labels = torch.arange(8) + 100
         labels[:equal] = 99
         batches = [bench.batch("CIFAR-100", 8, number, labels) for number in numbers]
-        foreign = [bench.batch("CIFAR-100", 8, 1000 + number, labels) for number in numbers]
+        foreign = [bench.batch("CIFAR-100", 8, number, labels, foreign=True) for number in numbers]
         for name, attack in bench.methods(published=equal in (0, 8)):
             few = 1 if name == "rgla as published" else len(batches)
             published = paper.get(name, (None,) * 5)[position]
-            others = () if name == "rgla as published" else foreign
+            others = foreign if name == "subspace" else ()
             bench.row(f"8: {equal}/8, {name}", batches[:few], foreign=others, published=published, attack=attack)
 
 
@@ -208,10 +217,10 @@ def table9(bench: Bench) -> None:
 def table10(bench: Bench) -> None:
     paper = {"fgla": (18.43, 18.42, 18.41, 18.33, 18.17, 18.09), "rgla as published": (19.24, 19.08, 18.92, 18.75, 18.69, 18.57)}
     for position, size in enumerate(BATCH_SIZES):
-        count = max(1, min(bench.options.batches, 256 // size))
+        count = max(1, COMPARED // size)
         batches = [bench.batch("CIFAR-100", size, number) for number in range(count)]
         for name, attack in bench.methods(published=size == 256):
-            foreign = [bench.batch("CIFAR-100", size, 1000)] if name == "subspace" else []
+            foreign = [bench.batch("CIFAR-100", size, 0, foreign=True)] if name == "subspace" else []
             published = paper.get(name, (None,) * 6)[position]
             bench.row(
                 f"10: B={size}, {name}",
@@ -222,16 +231,14 @@ def table10(bench: Bench) -> None:
             )
     if "subspace" not in bench.options.methods:
         return
-    images = bench.private["CIFAR-100"]
-    chosen = torch.randperm(len(images), generator=generator(bench.options.seed, "natural labels"))[:256]
-    natural = Batch(square(images.images[chosen].to(bench.device), bench.size), images.labels[chosen].to(bench.device))
+    natural = bench.batch("CIFAR-100", 256, 0, bench.private["CIFAR-100"].labels[bench.order("CIFAR-100")[:256]])
     bench.row("10: B=256, CIFAR-100's own labels, subspace", [natural], attack=bench.attack("rgla", features="subspace"))
 
 
 def table11(bench: Bench) -> None:
     for data in ("photographs", "CIFAR-100"):
         batches = [bench.batch(data, 8, number) for number in range(bench.options.batches)]
-        foreign = [bench.batch(data, 8, 1000 + number) for number in range(bench.options.batches)]
+        foreign = [bench.batch(data, 8, number, foreign=True) for number in range(bench.options.batches)]
         published = {224: 18.80, 336: 16.75}.get(bench.size) if data == "photographs" else None
         name = f"{data}, subspace" if bench.size == 224 else f"11: {data} at {bench.size} px, subspace"
         bench.row(name, batches, foreign=foreign, published=published, attack=bench.attack("rgla", features="subspace"))
