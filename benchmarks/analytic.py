@@ -34,8 +34,8 @@ TRAPPED = {
 def imprint(arguments: argparse.Namespace) -> None:
     """64 images into 1,000 bins."""
     for file, size, models in (
-        ("cifar100.npz", None, ("resnet20", "resnet18")),
         ("imagenet_photos.zip", 224, ("resnet18", "mobilenet_v2")),
+        ("cifar100.npz", None, ("resnet20", "resnet18")),
     ):
         images = load_images(arguments.data / file, size=size).images
         for name in models:
