@@ -31,6 +31,7 @@ from dosimeter.training import Gradient, Replayable
 from dosimeter.types import Exposure, Update
 
 TRUSTED = ("subspace", "ilrg", "posterior", "llg", "zlg", "idlg")  # where no label recovery proves itself
+TRUSTED_WHEN_NOISY = ("ilrg", "posterior", "llg", "zlg", "idlg", "subspace")  # what subspace proves comes first anyway
 TRUSTED_WHEN_PRUNED = ("llg", "idlg", "subspace", "ilrg", "posterior", "zlg")  # those that do without the bias, which pruning empties
 
 Kind = TypeVar("Kind", bound=Method)
@@ -118,7 +119,9 @@ def _of_itself(method: Method, defense: Defense) -> str:
 
 def trusted(defenses: Sequence[Defense]) -> tuple[str, ...]:
     """Label recoveries in the order in which a server that knows the defenses trusts them, where none proves itself."""
-    return TRUSTED_WHEN_PRUNED if any(isinstance(d, Pruning) and d.ratio > 0 for d in defenses) else TRUSTED
+    if any(isinstance(defense, Pruning) and defense.ratio > 0 for defense in defenses):
+        return TRUSTED_WHEN_PRUNED
+    return TRUSTED_WHEN_NOISY if any(distorts(defense) for defense in defenses) else TRUSTED
 
 
 def _counter(defense: Defense, method: Attack, plan: _Plan) -> None:

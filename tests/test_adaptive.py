@@ -136,6 +136,7 @@ def test_the_server_trusts_what_pruning_leaves(classifier):
     assert trusted(())[0] == "subspace"
     assert trusted((dm.defense("pruning", ratio=0.9),))[0] == "llg"
     assert trusted((dm.defense("pruning", ratio=0.0),)) == trusted(())
+    assert trusted((dm.defense("gaussian_noise", std=0.1),))[0] == "ilrg"
 
 
 def test_an_audit_shows_both_and_the_record_says_which(subject):

@@ -16,6 +16,7 @@ from dosimeter.defenses.laplace_noise import LaplaceNoise
 from dosimeter.defenses.outgoing import largest_magnitude
 from dosimeter.defenses.pruning import Pruning
 from dosimeter.defenses.quantisation import Quantisation
+from dosimeter.defenses.soteria import Soteria
 from dosimeter.interfaces import Defense
 from dosimeter.types import Public
 
@@ -46,6 +47,8 @@ def distortion_of(change: Tensor | None, public: Public) -> Distortion | None:
             live = live & ~cut
             low = torch.where(cut & (change > 0), defense.max_norm, low)
             high = torch.where(cut & (change < 0), -defense.max_norm, high)
+        elif isinstance(defense, Soteria) and change.ndim > 1:
+            live = live & change.any(0)  # whole columns are gone, and may have held anything
         elif _rounds(defense, change):
             reach, most = float(defense.step(change)) * (1.0 if defense.stochastic else 0.5), largest_magnitude(change)
             live = torch.zeros_like(live)
@@ -63,7 +66,7 @@ def _rounds(defense: Defense, change: Tensor) -> TypeGuard[Quantisation]:
 def distorts(defense: Defense) -> bool:
     """Whether a defense leaves entries of the gradient noisy, or known by bounds only."""
     match defense:
-        case Pruning():
+        case Pruning() | Soteria():
             return defense.ratio > 0
         case Clipping():
             return defense.mode == "value"

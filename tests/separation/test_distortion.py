@@ -28,6 +28,7 @@ def sent(*defenses):
         dm.defense("clipping", max_norm=0.01, mode="value"),
         dm.defense("quantisation", bits=2),
         dm.defense("quantisation", bits=4, stochastic=True),
+        dm.defense("soteria", ratio=0.3),
     ],
 )
 def test_live_entries_are_exact_and_the_others_lie_within_their_bounds(defense):

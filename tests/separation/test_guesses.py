@@ -45,6 +45,12 @@ def test_closer_than_rgla_and_quotient_with_the_same_labels(defense, seed):
     assert own < error(dm.recover_features(exposure, "quotient", labels=labels), truth)
 
 
+def test_columns_that_soteria_took_out_are_filled_with_what_is_typical():
+    exposure, truth, labels = exposed(2, dm.defense("soteria", ratio=0.4))
+    found = dm.recover_features(exposure, "subspace", labels=labels)
+    assert error(found, truth) < error(dm.recover_features(exposure, "quotient", labels=labels), truth)
+
+
 def test_labels_are_read_off_the_rows():
     exposure, truth, labels = exposed(3, dm.defense("pruning", ratio=0.95))
     found = dm.recover_features(exposure, "subspace")
