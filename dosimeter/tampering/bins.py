@@ -58,9 +58,10 @@ def decode(
         if not bool(confirmed.any()):
             confirmed = state.agreeing(rows, places)
             if replay is not None and len(rows):
-                difference = replay(state.inputs(rows), state.contents[rows, -1])
-                agreed = confirmed & (difference <= ROUGHLY)
-                confirmed = agreed if pictures or bool(agreed.any()) else difference <= replay.exact
+                agreeing = confirmed.nonzero().flatten()
+                confirmed = state.replayed(rows, agreeing[_first_of_each(places[agreeing])], replay, ROUGHLY)
+                if not pictures and not bool(confirmed.any()):
+                    confirmed = state.replayed(rows, torch.arange(len(rows), device=rows.device), replay, replay.exact)
         if not bool(confirmed.any()):
             break
         found.append(state.take(rows[confirmed], places[confirmed]))
@@ -140,6 +141,13 @@ class _State:
         tolerance = AGREEMENT * own.norm(dim=1) + self.noise
         same = torch.stack([(self.contents[column] - own).norm(dim=1) <= tolerance for column in places.T], 1) if len(rows) else places > 0
         return (same & (places != rows[:, None])).any(1)
+
+    def replayed(self, rows: Tensor, chosen: Tensor, replay: Replayer, tolerance: float) -> Tensor:
+        """Which rows (n,), of those `chosen` by index, hold the weight that the model gives their inputs: (n,)."""
+        confirmed = torch.zeros(len(rows), dtype=torch.bool, device=rows.device)
+        if len(chosen):
+            confirmed[chosen] = replay(self.inputs(rows[chosen]), self.contents[rows[chosen], -1]) <= tolerance
+        return confirmed
 
     def take(self, rows: Tensor, places: Tensor) -> Tensor:
         """Subtract each confirmed sample from the bins that it lies in, once; returns what was taken: (n, d + 1)."""
