@@ -13,7 +13,7 @@ from dosimeter.separation.single import linear_scan, solve
 
 PLAUSIBLE = 0.45  # linear residual above which a class is tried only when nothing better is left
 CLOSE = 1e-3  # relative distance below which two solutions of one label are the same
-FEWEST_STARTS, MOST_STARTS = 256, 1024  # of one round
+FEWEST_STARTS, MOST_STARTS = 256, 512  # of one round
 START_WORK = 2**25  # starts times classes times squared dimensions of one round
 LENGTHS = (0.4, 0.6, 0.8, 1.0, 1.25, 1.6, 2.0, 2.5)  # of the mean feature, tried where the mean feature itself does not do
 PAIRS_EACH = 4  # pairs of classes solved for, for each sample that is missing, where labels blend
