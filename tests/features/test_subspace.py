@@ -174,6 +174,16 @@ def test_clipping_hides_nothing(make):
     case = make(8, defenses=(dm.defense("clipping", max_norm=0.05),))
     found = dm.recover_features(case.exposure, "subspace")
     assert_all_found(found, case, 1e-4)
+    assert float(found.error_bar.max()) < 1e-4  # as many equal shares as declared samples leave no room for a hidden twin
+
+
+def test_clipping_then_noise_leaves_certificates(make):
+    defenses = (dm.defense("clipping", max_norm=0.5), dm.defense("gaussian_noise", std=1e-7))
+    for seed in range(3):
+        case = make(8, seed=seed, defenses=defenses)
+        found = dm.recover_features(case.exposure, "subspace")
+        assert int(found.certified.sum()) == 8
+        assert false_certificates(found, case) == 0
 
 
 def test_a_sample_that_occurs_twice_is_returned_twice():
@@ -318,6 +328,19 @@ def test_collinear_float32_features_stay_within_their_bars(shared_data):
         assert false_certificates(found, case) == 0
         certified += int(found.certified.sum())
     assert certified >= 58
+
+
+@pytest.mark.slow
+def test_a_residual_net_that_is_sure_of_itself_before_it_is_trained(shared_data):
+    """A ResNet-20 in eval mode: a mean top probability of .5 to 1, features nearly collinear and of very different lengths."""
+    certified = 0
+    for seed in (1, 1001, 1002, 1005):
+        labels = torch.randint(0, 100, (16,), generator=torch.Generator().manual_seed(seed))
+        case = real_case(shared_data, 100, labels, train=False, dtype=torch.float64, seed=seed, network="resnet20")
+        found = dm.recover_features(case.exposure, "subspace")
+        assert false_certificates(found, case) == 0
+        certified += int(found.certified.sum())
+    assert certified >= 52  # the last of them, at .98, leaves half of its samples open
 
 
 @pytest.mark.slow
