@@ -110,10 +110,12 @@ def read_from_bias(problem: ScalarProblem, bias_gradient: Tensor) -> Candidates 
     if not float(mismatch) < BELIEVED:
         return None
     errors = error[None]
-    residual, _ = _residual(problem, errors)
-    floors = _noise_floors(problem, errors, problem.labels(errors)) + mismatch * ratios.norm()
-    spreads = mismatch[None] + problem.noise + problem.precision
-    return replace(_candidates(problem, errors, residual.norm(dim=1), floors, spreads), read=True)
+    found = _candidates(problem, errors, mismatch[None], mismatch[None], mismatch[None] + problem.noise + problem.precision)
+    label, scale = found.labels.clone(), (problem.temperature * error).abs()
+    misfit = _off_family(label, _largest(label, problem.free), problem).norm(dim=1)
+    largest_logit = (problem.pull / error + problem.bias).abs().max()
+    floor = found.error_bars + problem.precision * (2 + 4 * largest_logit)  # of the label itself
+    return replace(found, residuals=misfit / scale, floors=floor / scale, read=True)
 
 
 def grid_search(problem: ScalarProblem) -> Candidates:
@@ -139,23 +141,24 @@ def grid_search(problem: ScalarProblem) -> Candidates:
 
 def verdict(found: Candidates, problem: ScalarProblem) -> tuple[Outcome, str]:
     """Whether the best candidate fits, and whether it alone does."""
-    label, bar = found.labels[0], float(found.error_bars[0])
-    if found.read and float(found.residuals[0]) > 10 * float(found.floors[0]):
+    label, bar, residual = found.labels[0], float(found.error_bars[0]), float(found.residuals[0])
+    if found.read and residual > 10 * float(found.floors[0]):
         return Outcome.PARTIAL, f"the bias tells the feature, but the label is no {problem.family} one: was the gradient scaled?"
-    if float(found.residuals[0]) > UNEXPLAINED:
+    if not found.read and residual > UNEXPLAINED:
         return Outcome.PARTIAL, f"no scalar makes a {problem.family} label of this gradient; the nearest is taken"
-    fits = found.residuals <= torch.maximum(found.floors, 2 * found.residuals[0])
-    rivals = int((fits & ((found.labels - label).abs().sum(1) > DISTINCT)).sum())
-    if rivals:
-        return Outcome.AMBIGUOUS, f"{rivals + 1} scalars with different labels fit the gradient within its noise"
+    if len(found.errors) > 1:
+        fits = found.residuals <= torch.maximum(found.floors, 2 * found.residuals[0])
+        rivals = int((fits & ((found.labels - label).abs().sum(1) > DISTINCT)).sum())
+        if rivals:
+            return Outcome.AMBIGUOUS, f"{rivals + 1} scalars with different labels fit the gradient within its noise"
     if bar > BLURRED:
         return Outcome.AMBIGUOUS, f"a range of scalars fits the gradient within its noise; the label may be off by {bar:.2g} (L1)"
     return Outcome.COMPLETED, ""
 
 
 def _candidates(problem: ScalarProblem, errors: Tensor, residuals: Tensor, floors: Tensor, spreads: Tensor) -> Candidates:
-    labels = problem.labels(errors)
-    bars = (problem.labels(errors * spreads.clamp_max(0.5).exp()) - labels).abs().sum(1)
+    labels, shifted = problem.labels(torch.cat([errors, errors * spreads.clamp_max(0.5).exp()])).chunk(2)
+    bars = (shifted - labels).abs().sum(1)
     return Candidates(errors=errors, labels=labels, residuals=residuals, floors=floors, spreads=spreads, error_bars=bars)
 
 
