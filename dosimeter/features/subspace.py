@@ -13,7 +13,7 @@ from dosimeter.options import NonNegativeInt, PositiveInt
 from dosimeter.registry import FEATURES
 from dosimeter.separation.exposed import Targets, sends_one_gradient, separate_head
 from dosimeter.separation.guesses import with_likely_guesses
-from dosimeter.separation.separate import Separation
+from dosimeter.separation.verdict import Separation
 from dosimeter.types import Exposure, FeatureEstimate, Knowledge, LabelEstimate, Outcome
 
 

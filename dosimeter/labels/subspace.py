@@ -13,7 +13,7 @@ from dosimeter.losses import CrossEntropy
 from dosimeter.options import NonNegativeInt, PositiveInt
 from dosimeter.registry import LABELS
 from dosimeter.separation.exposed import separate_head
-from dosimeter.separation.separate import Separation
+from dosimeter.separation.verdict import Separation
 from dosimeter.types import Exposure, Knowledge, LabelEstimate, Outcome
 
 

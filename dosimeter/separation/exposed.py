@@ -15,9 +15,10 @@ from dosimeter.losses import CrossEntropy
 from dosimeter.separation.certificate import PAIR_FREEDOM
 from dosimeter.separation.distortion import distortion_of
 from dosimeter.separation.equations import Equations, build_equations, mean_coordinates
-from dosimeter.separation.separate import Separation, determined, separate
+from dosimeter.separation.separate import determined, separate
 from dosimeter.separation.smoothing import estimate_smoothing, with_smoothing
 from dosimeter.separation.spectrum import factor, rounding_unit
+from dosimeter.separation.verdict import Separation
 from dosimeter.training import FedAvg, FedSGD
 from dosimeter.types import Exposure, LabelEstimate, Public, Refused
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Generator, Tensor
-from torch.nn.functional import one_hot
 
 from dosimeter.separation.certificate import LARGEST_MISFIT, Assessment, assess
 from dosimeter.separation.equations import (
@@ -23,35 +22,13 @@ from dosimeter.separation.equations import (
 from dosimeter.separation.joint import fit, guess
 from dosimeter.separation.search import Candidates, candidates_at, search, still_wanted
 from dosimeter.separation.single import linear_scan, polish, solve
-from dosimeter.separation.spectrum import ROUNDING_SLACK
+from dosimeter.separation.verdict import CERTIFIABLE, SHARE_TOLERANCE, Separation, Terms, judged, nothing_found, share_of_one, with_blends
 
-CERTIFIABLE = 1e-2  # the largest error bar of a certified sample
 REFINE_ABOVE = 1e-4  # error bar above which the joint fit is worth its time
 LARGEST_JOINT = {"cpu": 64, "cuda": 128}  # its normal matrix has rank² rows
 JOINT_MISFIT = 5.0  # residual energy of a joint fit over what the noise explains, beyond which it is no solution
 JOINT_STARTS = 40  # random starts of the joint fit at most, fewer where one is costly
 JOINT_WORK = 500_000  # cube of the rank times starts
-SHARE_TOLERANCE = 0.1  # how far a sample's share of the gradient may be from a whole number of samples
-
-
-@dataclass(frozen=True, kw_only=True)
-class Separation:
-    """The samples found, guesses among them; one entry a distinct sample."""
-
-    features: Tensor  # (n, H)
-    labels: Tensor  # (n,)
-    residual: Tensor  # (n,) ‖(I − UUᵀ) w∘d‖ / ‖w∘d‖
-    error_bar: Tensor  # (n,) on the relative feature error
-    isolated: Tensor  # (n,) bool
-    certified: Tensor  # (n,) bool
-    times: Tensor  # (n,) how often the sample occurs
-    rank: int
-    soft: Tensor | None = None  # (n, C) the target that the loss aims at, where that is not one class
-
-    @property
-    def complete(self) -> bool:
-        """As many certified, distinct samples as the gradient has dimensions: nothing is left over."""
-        return self.rank > 0 and int(self.certified.sum()) == self.rank
 
 
 def separate(
@@ -76,29 +53,27 @@ def separate(
     starts find, one by one; known: an earlier result, whose certified samples of one class are not looked for again.
     """
     if equations.rank == 0 or saturated(equations, batch_size):
-        return _nothing(equations)
+        return nothing_found(equations)
     start = mean_coordinates(equations, gradient, bias_gradient)
     hint = counts
     if counts is None or int(counts.sum()) < equations.rank:
         expected = expected_counts(equations, start, bias_gradient)
         hint = expected if expected is not None and (counts is None or bool((expected >= counts).all())) else counts
     rows = row_coordinates(equations, gradient, bias_gradient, start)
-    terms = _Terms(
+    plan = _Plan(
+        terms=Terms(batch_size=batch_size, free_scale=free_scale, non_negative=non_negative),
         rows=rows,
-        batch_size=batch_size,
-        free_scale=free_scale,
-        non_negative=non_negative,
         attempts=0 if quick else attempts,
         starts=starts,
         jointly=not quick and not equations.blends,
         found=None if known is None else _candidates(equations, known),
     )
-    best = _separate(equations, start, hint, terms, rng)
+    best = _separate(equations, start, hint, plan, rng)
     if quick:
         return best
     wrong = 2 * int(best.certified.sum()) < equations.rank  # labels given may be wrong, and so may a hint be
     if hint is not None and wrong and determined(equations) >= 2:
-        again = _separate(equations, start, None, terms, rng)
+        again = _separate(equations, start, None, plan, rng)
         best = max(best, again, key=lambda result: int(result.certified.sum()))
     return best
 
@@ -131,11 +106,9 @@ def expected_counts(equations: Equations, start: Tensor, bias_gradient: Tensor |
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Terms:
+class _Plan:
+    terms: Terms
     rows: Tensor  # (C, B)
-    batch_size: int | None
-    free_scale: bool
-    non_negative: bool
     attempts: int
     starts: int
     jointly: bool
@@ -149,10 +122,10 @@ def _candidates(equations: Equations, known: Separation) -> Candidates:
     return candidates_at(equations, t, labels * (equations.classes + 1) if equations.blends else labels, torch.zeros_like(t[:, 0]))
 
 
-def _separate(equations: Equations, start: Tensor, counts: Tensor | None, terms: _Terms, rng: Generator) -> Separation:
-    attempts = terms.attempts if determined(equations) >= 0 else -1
+def _separate(equations: Equations, start: Tensor, counts: Tensor | None, plan: _Plan, rng: Generator) -> Separation:
+    attempts = plan.attempts if determined(equations) >= 0 else -1
     found = search(
-        equations, start, terms.rows, counts, rng, attempts=attempts, starts=terms.starts, free_scale=terms.free_scale, found=terms.found
+        equations, start, plan.rows, counts, rng, attempts=attempts, starts=plan.starts, free_scale=plan.terms.free_scale, found=plan.found
     )
     t, inverse = polish(equations, whole(equations), found.t, found.labels)
     labels, single = found.labels, assess(equations, t, found.labels, inverse)
@@ -162,25 +135,16 @@ def _separate(equations: Equations, start: Tensor, counts: Tensor | None, terms:
     if equations.blends:
         trusted &= single.second_bar <= CERTIFIABLE / 2
         trusted &= (single.second_share >= -single.second_bar) & (single.second_share <= 1 + single.second_bar)
-    result = _certified(equations, t, labels, single.residual, single.error_bar, single.isolated, single.mass, trusted, terms)
+    result = judged(equations, t, labels, single.residual, single.error_bar, single.isolated, single.mass, trusted, plan.terms)
     if equations.blends:
-        result = _with_blends(equations, result, labels, single)
-    if not terms.jointly:
+        result = with_blends(equations, result, labels, single)
+    if not plan.jointly:
         return result
     fine = result.complete and bool((single.error_bar <= REFINE_ABOVE).all())
     if fine or equations.rank > LARGEST_JOINT.get(t.device.type, 64):
         return result
-    joint = _jointly(equations, t, labels, single, trusted, start, counts, terms, rng)
+    joint = _jointly(equations, t, labels, single, trusted, start, counts, plan, rng)
     return result if joint is None or joint.certified.sum() < result.certified.sum() else joint
-
-
-def _with_blends(equations: Equations, result: Separation, labels: Tensor, single: Assessment) -> Separation:
-    """Pairs of classes as soft labels; a share that its bar does not tell from none or all is none or all."""
-    share = torch.where(single.second_share <= single.second_bar, 0.0, single.second_share)
-    share = torch.where(share >= 1 - single.second_bar, 1.0, share)
-    first, second = labels // equations.classes, labels % equations.classes
-    soft = (1 - share)[:, None] * one_hot(first, equations.classes) + share[:, None] * one_hot(second, equations.classes)
-    return replace(result, labels=torch.where(share > 0.5, second, first), soft=equations.share * soft + equations.even)
 
 
 def _jointly(
@@ -191,17 +155,17 @@ def _jointly(
     trusted: Tensor,
     start: Tensor,
     counts: Tensor | None,
-    terms: _Terms,
+    plan: _Plan,
     rng: Generator,
 ) -> Separation | None:
     """The whole batch refined at once, missing samples begun as guesses; None where that does not explain the gradient.
 
     Only where the batch has as many samples as the gradient has dimensions: then each takes the same share.
     """
-    mass = _reference(equations, single.mass[trusted], terms)
-    if abs(mass / equations.temperature - equations.rank) > 0.5 and not terms.free_scale:
+    mass = share_of_one(equations, single.mass[trusted], plan.terms)
+    if abs(mass / equations.temperature - equations.rank) > 0.5 and not plan.terms.free_scale:
         return None
-    if terms.free_scale and bool(((single.mass[trusted] / mass - 1).abs() > SHARE_TOLERANCE).any()):
+    if plan.terms.free_scale and bool(((single.mass[trusted] / mass - 1).abs() > SHARE_TOLERANCE).any()):
         return None
     begin, labels = _completed(equations, t, labels, single.errors, start, counts)
     starts = JOINT_STARTS if determined(equations) < 2 else 2  # samples that are determined alone would mostly have been found
@@ -210,7 +174,7 @@ def _jointly(
             if counts is not None and int(counts.sum()) >= equations.rank:
                 labels = torch.repeat_interleave(torch.arange(len(counts), device=counts.device), counts)[: equations.rank]
             begin = guess(equations, start, labels, mass, 0.1 + 0.1 * (attempt % 8), rng)
-        joint = fit(equations, begin, labels, mass, free_scale=terms.free_scale)
+        joint = fit(equations, begin, labels, mass, free_scale=plan.terms.free_scale)
         if joint.misfit <= JOINT_MISFIT and int((joint.error_bar < 1).sum()) > equations.rank // 2:
             break
     else:
@@ -219,101 +183,12 @@ def _jointly(
     residual = torch.linalg.vector_norm(off_space(whole(equations), error), dim=1) / torch.linalg.vector_norm(error, dim=1)
     trusted = (joint.error_bar <= CERTIFIABLE) & joint.isolated
     mass_each = torch.full_like(joint.error_bar, joint.mass)
-    return _certified(equations, joint.t, labels, residual, joint.error_bar, joint.isolated, mass_each, trusted, terms)
-
-
-def _reference(equations: Equations, mass: Tensor, terms: _Terms) -> float:
-    """The mass of a sample that occurs once: the declared batch size, else the largest of the trusted samples, else the rank.
-
-    Samples that occur several times, or that are several alike ones, have smaller masses; and no batch is smaller than the rank.
-    """
-    if terms.batch_size is not None and not terms.free_scale:
-        return terms.batch_size * equations.temperature
-    if len(mass) == 0:
-        return equations.rank * equations.temperature
-    largest = float(mass.max())
-    return largest if terms.free_scale else max(round(largest / equations.temperature), equations.rank) * equations.temperature
-
-
-def _certified(
-    equations: Equations,
-    t: Tensor,
-    labels: Tensor,
-    residual: Tensor,
-    bar: Tensor,
-    isolated: Tensor,
-    mass: Tensor,
-    trusted: Tensor,
-    terms: _Terms,
-) -> Separation:
-    """The verdict: each sample's share of the gradient must be a whole number of samples, and no twin may hide in the noise."""
-    features = t @ equations.basis
-    size = torch.linalg.vector_norm(features, dim=1)
-    reference = _reference(equations, mass[trusted], terms)
-    times = reference / mass
-    shared = (times > 1 - SHARE_TOLERANCE) & ((times - times.round()).abs() < SHARE_TOLERANCE)
-    could_merge = times.round() > 1
-    trusted = trusted & shared & _room(equations, times, trusted & shared, reference, terms)
-    if not _size_is_known(equations, reference, int(trusted.sum()), terms):
-        could_merge = torch.ones_like(could_merge)
-    bar = torch.where(could_merge, torch.hypot(bar, hidden_difference(equations, t) / size), bar)
-    certified = trusted & (bar <= CERTIFIABLE)
-    if terms.non_negative:
-        certified &= features.amin(1) >= -bar * size
-    return Separation(
-        features=features,
-        labels=labels,
-        residual=residual,
-        error_bar=bar,
-        isolated=isolated,
-        certified=certified,
-        times=torch.where(certified, times.round(), 1.0).long(),  # a guess counts once
-        rank=equations.rank,
-    )
-
-
-def _room(equations: Equations, times: Tensor, trusted: Tensor, reference: float, terms: _Terms) -> Tensor:
-    """Which samples the dimensions that are left over leave room for: (n,) bool.
-
-    Two samples that are merely alike add a dimension each, and pass for one that occurs twice, which adds one. So a sample
-    may occur several times only where the others, one for each dimension left, still fit into the batch; where the scale and so the
-    batch size is unknown, only where none is left, and then most of the dimensions must be found for any to be one sample.
-    """
-    left = equations.rank - int(trusted.sum())
-    several = times.round() > 1
-    if terms.free_scale:
-        return torch.full_like(several, int(trusted.sum()) > left) & (~several if left else torch.ones_like(several))
-    fits = float(times[trusted].round().sum()) + left <= reference / equations.temperature + 0.5
-    return torch.ones_like(several) if fits else ~several
-
-
-def _size_is_known(equations: Equations, reference: float, found: int, terms: _Terms) -> bool:
-    """Whether a sample that takes one share is one sample: the size is declared, or the shares say that it is the rank.
-
-    In the second case all of them would have to be several alike samples, and as many each, for one of them to be. Where the
-    scale is unknown, both must be so: as many equal shares as samples are declared.
-    """
-    if terms.free_scale:
-        return terms.batch_size == equations.rank == found
-    adds_up = found >= max(3, equations.rank / 2) and abs(reference / equations.temperature - equations.rank) < 0.5
-    return terms.batch_size is not None or adds_up
+    return judged(equations, joint.t, labels, residual, joint.error_bar, joint.isolated, mass_each, trusted, plan.terms)
 
 
 def determined(equations: Equations) -> int:
     """By how many equations one sample's own equations outnumber its unknowns."""
     return equations.classes - 1 - 2 * equations.rank - equations.blends
-
-
-def hidden_difference(equations: Equations, t: Tensor) -> Tensor:
-    """How far apart two samples of one label may be and still pass for one sample that occurs twice: (n,).
-
-    With features f ± δ the gradient holds their mean twice, and (M δ)(δᵀ)/B besides, M = w∘∂p/∂f; below the smallest signal
-    that the spectrum keeps, ‖M δ‖ ‖δ‖ ≤ B · threshold, that part is lost in the noise.
-    """
-    spectrum = equations.spectrum
-    p = probabilities(equations, whole(equations), t)
-    lever = (spectrum.weights * p).square() @ equations.weight.square().mean(1)  # ‖M δ‖² / ‖δ‖² for a δ of random direction
-    return (equations.rank * ROUNDING_SLACK * spectrum.edge / lever.sqrt().clamp_min(1e-30)).sqrt()
 
 
 def _completed(
@@ -345,12 +220,3 @@ def _once(equations: Equations, t: Tensor, labels: Tensor, single: Assessment) -
 
 def _pick(assessment: Assessment, index: Tensor) -> Assessment:
     return Assessment(**{field.name: getattr(assessment, field.name)[index] for field in fields(assessment)})
-
-
-def _nothing(equations: Equations) -> Separation:
-    empty = equations.basis.new_empty(0)
-    labels, no = empty.long(), empty.bool()
-    features = empty.view(0, equations.weight.shape[1])
-    return Separation(
-        features=features, labels=labels, residual=empty, error_bar=empty, isolated=no, certified=no, times=labels, rank=equations.rank
-    )
