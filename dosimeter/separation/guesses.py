@@ -14,7 +14,7 @@ from dosimeter.separation.distortion import distortion_of
 from dosimeter.separation.exposed import may_be_scaled, scaled_by_layer, sends_one_gradient
 from dosimeter.separation.likelihood import Likely, Problem, fits, likely_features
 from dosimeter.separation.separate import Separation
-from dosimeter.separation.typical import typical_feature
+from dosimeter.separation.typical import Typical, typical_feature
 from dosimeter.types import Exposure, LabelEstimate
 
 SIGNIFICANT = 5.0  # standard deviations
@@ -60,11 +60,14 @@ def _problem(exposure: Exposure, head: Head, labels: LabelEstimate | None) -> Pr
         return None
     if not bool(gradient.any()) or not bool(torch.isfinite(gradient).all()):
         return None
-    typical = typical_feature(exposure, head)
     bias_gradient = None if head.bias_gradient is None or scaled_by_layer(public) else head.bias_gradient.detach().to(torch.float64)
-    against, noise = -(gradient @ typical.mean), distortion.noise * float(torch.linalg.vector_norm(typical.mean))
     bias_distortion = distortion_of(bias_gradient, public)
-    if not head.non_negative and bias_gradient is not None and bias_distortion is not None:  # rows of either sign tell nothing
+    typical = typical_feature(exposure, head)
+    alike = typical is None and _one_sign(gradient)
+    typical = typical or _even(gradient, public.batch_size, alike)
+    non_negative = head.non_negative or alike
+    against, noise = -(gradient @ typical.mean), distortion.noise * float(torch.linalg.vector_norm(typical.mean))
+    if not non_negative and bias_gradient is not None and bias_distortion is not None:  # rows of either sign tell nothing
         against, noise = -bias_gradient, bias_distortion.noise
     ids, soft = _labels(against, noise, public.batch_size, labels)
     if not fits(len(ids), gradient.shape[1]):
@@ -80,9 +83,22 @@ def _problem(exposure: Exposure, head: Head, labels: LabelEstimate | None) -> Pr
         bias_gradient=bias_gradient,
         bias_distortion=bias_distortion,
         typical=typical,
-        non_negative=head.non_negative,
+        non_negative=non_negative,
         free_scale=may_be_scaled(public),
     )
+
+
+def _one_sign(gradient: Tensor) -> bool:
+    """Whether the largest entries, which are those of the samples' own rows, all point one way: then no feature is negative."""
+    largest = gradient.flatten()[gradient.abs().flatten().topk(max(1, gradient.numel() // 1000)).indices]
+    return bool((largest < 0).all())
+
+
+def _even(gradient: Tensor, size: int | None, one_sign: bool) -> Typical:
+    """Where nothing is known of the features: all alike, and Gaussian about zero before any ReLU, the largest at three deviations."""
+    largest = gradient.abs().flatten().topk(max(1, gradient.numel() // 1000)).values.median() * (size or 1)
+    each = (largest / 3).expand(gradient.shape[1])
+    return Typical(mean=each * one_sign, size=each, gain=torch.zeros_like(largest), spread=torch.ones_like(largest))
 
 
 def _labels(against: Tensor, noise: float, size: int | None, given: LabelEstimate | None) -> tuple[Tensor, Tensor | None]:

@@ -26,6 +26,7 @@ from dosimeter.separation.typical import Typical
 ITERATIONS = 100
 SETTLED = 1e-6  # relative change of the features that ends the iteration
 EXACT = 1e-4  # noise of an entry that was sent as it is, over the gradient's root mean square: keeps the posterior well conditioned
+ANNEALED = 0.3  # noise that the first iteration assumes at least, over the gradient's root mean square; halved with each one
 INERTIA = 0.1  # of the typical spread against the one found: entries known by coarse bounds alone do not tell spread from mean
 LARGEST_FIT = 2**26  # features times squared batch size
 BIAS_UNIT = 1e-5  # noise of a bias entry that was sent as it is, relative
@@ -89,16 +90,18 @@ def fits(size: int, features: int) -> bool:
 
 def likely_features(problem: Problem) -> Likely:
     """Alternate the features' posterior, the errors that follow from it, and what is believed of all features."""
-    noise = max(problem.distortion.noise, EXACT * _size_of_entries(problem))
+    entry = _size_of_entries(problem)
+    noise = max(problem.distortion.noise, EXACT * entry)
     features = _first_guess(problem)
     typical = problem.typical
-    belief = _Belief(typical.gain.expand(problem.size), torch.zeros_like(typical.mean), typical.spread, typical.spread)
+    belief = _Belief(typical.gain.expand(problem.size), torch.zeros_like(typical.mean), typical.spread / 10, typical.spread)
     best, best_residual, variance = features, math.inf, problem.typical.size.square().expand_as(features)
     step, change = 1.0, math.inf
-    for _ in range(ITERATIONS):
+    for iteration in range(ITERATIONS):
+        heat = ANNEALED * entry * 0.5**iteration  # errors that are still wrong must not be trusted to the last digit
         errors = _errors(problem, features, variance)  # (B, C)
         expected, prior = _expected(problem, belief)
-        mean, variance = _posterior(problem, errors, expected, prior, noise)
+        mean, variance = _posterior(problem, errors, expected, prior, max(noise, heat))
         bounds = _bounds(problem, errors, features)
         if problem.non_negative:
             mean, variance, latent, doubt = rectified(*_without(mean, variance, expected, prior), expected, prior, *bounds)
@@ -111,7 +114,7 @@ def likely_features(problem: Problem) -> Likely:
         residual = _residual(problem, features, variance)
         if residual < best_residual:
             best, best_residual = features, residual
-        if moved < SETTLED:
+        if moved < SETTLED and heat <= noise:
             break
     residual = _residual(problem, features, variance)
     if not residual < 2 * best_residual + 1e-6:  # it left a better explanation behind

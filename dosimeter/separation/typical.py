@@ -27,10 +27,17 @@ class Typical:
     spread: Tensor  # () variance about gain times mean, in units of the size
 
 
-def typical_feature(exposure: Exposure, head: Head) -> Typical:
-    """The features of auxiliary samples, where the server is granted some, else of synthetic inputs, in the client's mode."""
-    inputs = _synthetic(exposure) if exposure.auxiliary is None else exposure.auxiliary.inputs[: 4 * INPUTS]
-    return typical_of(torch.nan_to_num(input_of(exposure.model, head.name, inputs).to(torch.float64)), head.non_negative)
+def typical_feature(exposure: Exposure, head: Head) -> Typical | None:
+    """The features of auxiliary samples, where the server is granted some, else of synthetic inputs, in the client's mode.
+
+    None where nothing is known: without auxiliary samples, inputs that are no images and go straight into the head may be anything.
+    """
+    granted = exposure.auxiliary is not None
+    inputs = exposure.auxiliary.inputs[: 4 * INPUTS] if exposure.auxiliary is not None else _synthetic(exposure)
+    features = torch.nan_to_num(input_of(exposure.model, head.name, inputs).to(torch.float64))
+    if not granted and inputs.ndim == 2 and features.shape == inputs.shape and torch.equal(features, inputs.to(torch.float64)):
+        return None
+    return typical_of(features, head.non_negative)
 
 
 def typical_of(features: Tensor, non_negative: bool) -> Typical:

@@ -45,6 +45,19 @@ def test_closer_than_rgla_and_quotient_with_the_same_labels(defense, seed):
     assert own < error(dm.recover_features(exposure, "quotient", labels=labels), truth)
 
 
+@pytest.mark.parametrize("kind", ["pooled", "sparse"])
+@pytest.mark.parametrize("defense", STRONG[:4], ids=str)
+def test_a_head_on_features_of_which_nothing_is_known(kind, defense):
+    rng = torch.Generator().manual_seed(11)
+    torch.manual_seed(11)
+    drawn = torch.randn(SIZE, 256, generator=rng)
+    features = (0.8 + 0.3 * drawn if kind == "pooled" else drawn).clamp_min(0)
+    model, labels = nn.Linear(256, CLASSES), torch.randperm(CLASSES, generator=rng)[:SIZE].sort().values
+    exposure = dm.observe(model, dm.Batch(features, labels), defenses=(defense,))
+    own = error(dm.recover_features(exposure, "subspace", labels=labels), features.double())
+    assert own < error(dm.recover_features(exposure, "rgla", labels=labels, steps=600, learning_rate=0.02), features.double())
+
+
 def test_columns_that_soteria_took_out_are_filled_with_what_is_typical():
     exposure, truth, labels = exposed(2, dm.defense("soteria", ratio=0.4))
     found = dm.recover_features(exposure, "subspace", labels=labels)

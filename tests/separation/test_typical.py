@@ -55,6 +55,11 @@ def test_synthetic_images_come_close_to_auxiliary_ones():
     assert float(torch.cosine_similarity(typical_feature(exposure, head).mean, truth, dim=0)) > 0.9
 
 
+def test_nothing_is_known_of_inputs_that_are_the_features():
+    exposure = dm.observe(nn.Linear(20, 10), dm.Batch(torch.rand(4, 20), torch.arange(4)))
+    assert typical_feature(exposure, find_head(exposure)) is None
+
+
 def test_inputs_that_are_not_images_get_white_noise():
     exposure = exposed(shape=(192,))
     assert bool(torch.isfinite(typical_feature(exposure, find_head(exposure)).mean).all())
