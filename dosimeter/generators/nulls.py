@@ -11,7 +11,7 @@ from dosimeter.generators.train import decode_without_slope
 from dosimeter.normalization import from_pixels, to_pixels
 from dosimeter.types import Exposure
 
-MOMENTS = 256  # auxiliary images that the mean feature is taken over at most
+MOMENTS = 64  # auxiliary images that the mean feature is taken over at most
 
 
 def decoder_nulls(

