@@ -33,6 +33,7 @@ def main() -> None:
     parser.add_argument("what", choices=("dlg", "inverting_gradients"))
     parser.add_argument("--seeds", type=int, nargs=2, default=(0, 10), metavar=("FIRST", "END"))
     parser.add_argument("--model", default="lenet5")
+    parser.add_argument("--width", type=int, default=None, help="of the ConvNet: 64 is the paper's, fewer channels are for CPUs")
     parser.add_argument("--weights", default=None)
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--steps", type=int, default=None)
@@ -66,7 +67,7 @@ def inverting_gradients(options: argparse.Namespace) -> None:
     mean_image = cifar("train")[0].mean(0, keepdim=True)
     gains = []
     for seed in range(*options.seeds):
-        model = seeded_model(options.model, seed)
+        model = seeded_model(options.model, seed, **({} if options.width is None else {"width": options.width}))
         if options.weights:
             load_cifar_weights(model, options.weights)
         model = model.to(options.device)
