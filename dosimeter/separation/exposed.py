@@ -65,9 +65,8 @@ def separate_head(
     if any(defense.name == "mixup" for defense in public.defenses):
         targets = "mixed"
     if targets == "any" and distortion_of(gradient, public) is not None:
-        result = _behind_distortion(problem)
-    else:
-        result = _whichever(problem) if targets == "any" else problem.separated(targets)
+        targets = "declared"  # what is spoilt looks like any target
+    result = _whichever(problem) if targets == "any" else problem.separated(targets)
     if not sends_one_gradient(public.training):
         result = replace(result, certified=torch.zeros_like(result.certified))
     return result
@@ -97,12 +96,6 @@ class _Problem:
         if not 0 < self.equations.rank < self.equations.classes - 1:
             return 1 - self.equations.share
         return estimate_smoothing(self.equations, mean_coordinates(self.equations, self.gradient, self.bias_gradient))
-
-
-def _behind_distortion(problem: _Problem) -> Separation:
-    """Declared targets only, and a long search only where a quick one proves something: what is spoilt looks like any target."""
-    quick = problem.separated("declared", quick=True)
-    return quick if quick.complete or not _certified(quick) else problem.separated("declared")
 
 
 def _whichever(problem: _Problem) -> Separation:
