@@ -16,11 +16,11 @@ import time
 from pathlib import Path
 
 import torch
+from isolation import bins_of, freed
 from settings import MODELS, Drawn, draw, setting
 from torch import Tensor, nn
 
 import dosimeter as dm
-from dosimeter.tampering.inserted_layer import InsertedLayer
 
 HITS = 40.0  # dB
 PUBLISHED_STYLE = 20.0  # dB: about what a count that takes mixtures for hits must accept
@@ -96,25 +96,10 @@ def _isolated(model: nn.Module, drawn: Drawn, device: str, options: dict) -> tup
     attack = dm.attack("gradfilt", targets=(drawn.target,), input_shape=drawn.shape, **options)
     rigged = attack.tamper(model)
     found = dm.reconstruct(observed(rigged, drawn.batch, device), attack)
-    reachable = _reachable(rigged, drawn.own.inputs.to(device))
+    reachable = freed(bins_of(rigged, drawn.own.inputs.to(device)))
     if len(found.inputs) == 0:
         return torch.zeros(len(drawn.own.inputs)), 0, reachable
     return dm.score(found, drawn.own, metrics=["psnr"])["psnr"].nan_to_num(0.0).float().cpu(), len(found.inputs), reachable
-
-
-def _reachable(layer: InsertedLayer, inputs: Tensor) -> float:
-    """The share of samples that lie alone in a bin, once those that do have been taken out of the others, and so on."""
-    with torch.no_grad():
-        parts = (layer.rows(inputs.flatten(1)) > 0).split(layer.bins, 1)
-    bins = [part.sum(1) for part in parts]  # (n,) each: how many edges of a functional lie below a sample
-    left = torch.ones(len(inputs), dtype=torch.bool, device=inputs.device)
-    while True:
-        alone = torch.zeros_like(left)
-        for places in bins:
-            alone |= left & (torch.bincount(places[left], minlength=int(places.max()) + 1)[places] == 1)
-        if not bool(alone.any()):
-            return 1 - float(left.double().mean())
-        left &= ~alone
 
 
 def observed(model: nn.Module, batch: dm.Batch, device: str) -> dm.Exposure:
