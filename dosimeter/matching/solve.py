@@ -47,6 +47,20 @@ def solve(
         return run.gave_up(Outcome.IMPOSSIBLE, f"the model's gradient cannot be differentiated once more: {first_line(error)}")
 
 
+def start_distance(exposure: Exposure, labels: LabelEstimate | None, rng: Generator, recipe: Recipe) -> float:
+    """How far the recipe's first guess is from the client's update, mean over restarts; `rng` is left as it was."""
+    own = torch.Generator(rng.device)
+    own.set_state(rng.get_state())
+    run = Run(exposure, labels, own, recipe)
+    names, terms = run.terms(0.0)
+    try:
+        with _own_random_numbers(own, run.device), precision(recipe.precision):
+            distance = Eager(run.objective)(*run.guess.unpack(run.variables), names, terms).distance
+    except (RuntimeError, NotImplementedError):  # what cannot be differentiated is found out, and told of, by `solve`
+        return 1.0
+    return float(distance.nan_to_num(1.0, 1.0, 1.0).mean())
+
+
 class Run:
     """One attack in motion: R restarts side by side, each with the best guess it has met."""
 

@@ -63,6 +63,21 @@ def test_the_objective_is_the_cosine_distance_plus_total_variation(digits: dm.Ba
     assert found.objective == pytest.approx(distance + 0.5 * variation, rel=1e-4)
 
 
+def test_without_a_weight_total_variation_is_measured_in_the_distance_at_the_start(digits: dm.Batch) -> None:
+    exposure = dm.observe(small_net(), digits)
+    start = dm.reconstruct(
+        exposure, "inverting_gradients", labels=digits.targets, restarts=2, steps=1, learning_rate=1e-12, total_variation=0.0
+    )
+    assert start.distance is not None
+    mean = sum(start.restarts) / 2  # without a prior the objective is the distance
+    own, given = (
+        dm.reconstruct(exposure, "inverting_gradients", labels=digits.targets, restarts=2, steps=20, total_variation=weight)
+        for weight in (None, 0.03 * mean)
+    )
+    assert torch.allclose(own.inputs, given.inputs, atol=1e-5)
+    assert own.objective == pytest.approx(given.objective, rel=1e-5)
+
+
 def test_a_soft_label_estimate_is_used_as_it_is(digits: dm.Batch) -> None:
     soft = torch.full((4, 10), 0.05)
     soft[torch.arange(4), digits.targets] = 0.55
