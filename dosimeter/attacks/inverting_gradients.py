@@ -19,7 +19,7 @@ from dosimeter.options import Fraction, NonNegativeFloat, PositiveFloat, Positiv
 from dosimeter.registry import ATTACKS
 from dosimeter.types import Exposure, Knowledge, LabelEstimate, Reconstruction
 
-VARIATION = 0.03
+VARIATION, SHARE = 0.01, 0.1  # the total variation's weight, and its largest share of the distance at the start
 
 
 @ATTACKS.register("inverting_gradients")
@@ -31,7 +31,7 @@ class InvertingGradients(Attack):
     cosine distance over the whole update plus total variation; Adam on the sign of the gradient, step .1 cut to a tenth
     at 3/8, 5/8 and 7/8 of the steps, inputs boxed to the data range after every step. Labels stay fixed, soft estimates as they are.
     Departures: the published runs weigh total variation by 1e-6 to 1e-1, chosen by setting, and the released command line by 1e-4. Here
-    the weight is, unless given, .03 of the distance at the start, which a server can measure: on untrained networks in eval mode
+    the weight is, unless given, .01 or, if less, a tenth of the distance at the start, which a server can measure: on untrained networks in eval mode
     that distance runs from 5e-4 to .5, and a fixed weight drowns the match in one and does nothing in another. Restarts run
     side by side, each keeps its guess of the lowest objective, prior included, and the lowest of those is returned; the released
     code keeps last guesses and compares their distances alone.
@@ -47,7 +47,7 @@ class InvertingGradients(Attack):
     steps: PositiveInt = 4800
     restarts: PositiveInt = 1
     learning_rate: PositiveFloat = 0.1
-    total_variation: NonNegativeFloat | None = None  # none: .03 of the distance at the start
+    total_variation: NonNegativeFloat | None = None  # none: .01, at most .1 of the distance at the start
     total_variation_form: Literal["l1", "isotropic"] = "l1"
     sign: Literal["raw", "signed", "soft"] = "signed"
     features: str | None = None
@@ -82,7 +82,7 @@ class InvertingGradients(Attack):
         )
         weight = self.total_variation
         if weight is None:
-            weight = VARIATION * start_distance(exposure, labels, rng, recipe)
+            weight = min(VARIATION, SHARE * start_distance(exposure, labels, rng, recipe))
         if weight:
             variation = TotalVariation(weight=weight, form=self.total_variation_form)
             recipe = replace(recipe, priors=(variation, *term.priors))
