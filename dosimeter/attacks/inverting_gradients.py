@@ -31,10 +31,10 @@ class InvertingGradients(Attack):
     cosine distance over the whole update plus total variation; Adam on the sign of the gradient, step .1 cut to a tenth
     at 3/8, 5/8 and 7/8 of the steps, inputs boxed to the data range after every step. Labels stay fixed, soft estimates as they are.
     Departures: the published runs weigh total variation by 1e-6 to 1e-1, chosen by setting, and the released command line by 1e-4. Here
-    the weight is, unless given, .01 or, if less, a tenth of the distance at the start, which a server can measure: on untrained networks in eval mode
-    that distance runs from 5e-4 to .5, and a fixed weight drowns the match in one and does nothing in another. Restarts run
-    side by side, each keeps its guess of the lowest objective, prior included, and the lowest of those is returned; the released
-    code keeps last guesses and compares their distances alone.
+    the weight is, unless given, .01 or, if less, a tenth of the distance at the start, which a server can measure: on untrained
+    networks in eval mode that distance runs from 5e-4 to .5, and one weight drowns the match in one of them and does nothing in
+    another. Restarts run side by side, each keeps its guess of the lowest objective, prior included, and the lowest of those is
+    returned; the released code keeps last guesses and compares their distances alone.
     `features` names a feature recovery whose certified features are matched too, or "labels" for those that the label recovery
     found: Wang et al., "Towards Eliminating Hard Label Constraints in Gradient Inversion Attacks", ICLR 2024, Eq. (8), with
     β = `feature_weight` and α = `head_weight`. For `feature_start` of the steps they alone are matched.
