@@ -95,14 +95,15 @@ def twin(shared_data, tmp_path_factory):
         model = CifarResNet(3, 1, 100, "relu", True).train()
         model.pool = nn.Identity()
         model.linear = nn.Linear(64 * 8 * 8, 100)
-    settings = DecoderSettings(width=64, epochs=5, batch_size=25, learning_rate=2e-3)
+    settings = DecoderSettings(width=64, epochs=8, batch_size=25, learning_rate=2e-3, reuse=2)
     view = Target.from_model(model, (3, 32, 32), dm.Normalization())
     assert view.feature_shape == (64, 8, 8)
-    decoder = trained(view, pixels[:1500], settings, tmp_path_factory.mktemp("twin") / "decoder.safetensors")
-    auxiliary = dm.Batch(pixels[:1500], torch.zeros(1500, dtype=torch.int64))
+    decoder = trained(view, pixels, settings, tmp_path_factory.mktemp("twin") / "decoder.safetensors")
+    auxiliary = dm.Batch(pixels, torch.zeros(len(pixels), dtype=torch.int64))
 
     def drawn(batch_size, labels, method, number=0, **options):
-        chosen = torch.randperm(len(hidden), generator=torch.Generator().manual_seed(100 * batch_size + number))[:batch_size]
+        order = torch.randperm(len(hidden), generator=torch.Generator().manual_seed(1))
+        chosen = order[number * batch_size : (number + 1) * batch_size]
         batch = dm.Batch(hidden[chosen], labels)
         exposure = dm.observe(model, batch, auxiliary=auxiliary)
         given = labels if options.pop("given", True) else None
@@ -116,7 +117,10 @@ def twin(shared_data, tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_table_8_the_more_labels_are_equal_the_more_fgla_loses_and_exact_features_nothing(twin):
-    """The same eight pictures under distinct labels and under one: fgla loses 5 dB and more, rgla 2 at most, subspace .3 at most."""
+    """The same eight pictures under distinct labels and under one: fgla loses 5 dB and more, rgla 2 at most, subspace .3 at most.
+
+    Means over two batches.
+    """
     distinct, equal = torch.arange(8) + 20, torch.full((8,), 7)
     loss = {}
     for name, method, options in (
@@ -124,7 +128,8 @@ def test_table_8_the_more_labels_are_equal_the_more_fgla_loses_and_exact_feature
         ("rgla", "rgla", {}),
         ("subspace", "rgla", {"features": "subspace", "given": False}),
     ):
-        loss[name] = twin(8, distinct, method, **options)[0] - twin(8, equal, method, **options)[0]
+        drop = [twin(8, distinct, method, number, **options)[0] - twin(8, equal, method, number, **options)[0] for number in (0, 1)]
+        loss[name] = sum(drop) / 2
     assert loss["fgla"] >= 5
     assert loss["rgla"] <= 2
     assert abs(loss["subspace"]) <= 0.3
@@ -133,12 +138,16 @@ def test_table_8_the_more_labels_are_equal_the_more_fgla_loses_and_exact_feature
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_table_10_a_larger_batch_costs_exact_features_little_and_the_nulls_stay_behind(twin):
-    """The mean over as many pictures at each batch size, labels unknown; every figure 3 dB and more above its best null."""
+    """The mean over the same 64 pictures at each batch size, labels unknown.
+
+    Every figure stands 4 dB above all nulls but the nearest auxiliary image, which knows the truth, and 2 dB above that.
+    """
     rows = {}
     for size in (8, 16, 32):
         labels = torch.randperm(100, generator=torch.Generator().manual_seed(size))[:size]
         runs = [twin(size, labels, "rgla", number, features="subspace", given=False) for number in range(64 // size)]
         rows[size] = sum(run[0] for run in runs) / len(runs)
         best = {name: sum(run[1][name] for run in runs) / len(runs) for name in runs[0][1]}
-        assert rows[size] >= max(best.values()) + 3
+        assert rows[size] >= best.pop("nearest") + 2
+        assert rows[size] >= max(best.values()) + 4
     assert rows[8] - rows[32] <= 0.3
