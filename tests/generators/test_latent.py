@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import dosimeter as dm
+from dosimeter.generators import nulls as nulls_of
 from dosimeter.generators.keeping import obtain
 from dosimeter.generators.latent import Latent, descend, evaluate, evolve
 from dosimeter.generators.nulls import decoder_nulls
@@ -71,8 +72,9 @@ def test_both_searches_lower_the_objective(exposure, latent, digits, rng):
     assert min(evolved) < 0.6 * evolved[0]
 
 
-def test_nulls_of_the_decoder(exposure, latent, rng):
+def test_nulls_of_the_decoder(exposure, latent, rng, monkeypatch):
     """The mean feature gives one picture, foreign features those of auxiliary images, shuffled ones keep each entry once."""
+    monkeypatch.setattr(nulls_of, "MOMENTS", 256)  # all of the auxiliary images, as the latent space is taken from
     features = torch.arange(2 * 256.0).reshape(2, 256)
     nulls = decoder_nulls(exposure, latent.target, latent.decoder, rng, count=2, features=features)
     assert set(nulls) == {"foreign features", "mean feature", "shuffled features"}
