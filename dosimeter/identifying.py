@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
 from dosimeter.head import find_head
 from dosimeter.randomness import generator
+from dosimeter.separation.distortion import distortion_of
 from dosimeter.separation.spectrum import Spectrum, factor, noise_edge, rounding_unit
 from dosimeter.types import Exposure, Refused
 
@@ -48,7 +49,7 @@ def identifiability(exposure: Exposure) -> Identifiability:
     size = exposure.public.batch_size
     layers = []
     for name, module in exposure.model.named_modules():
-        change = exposure.update.get(f"{name}.weight" if name else "weight")
+        change = exposure.update.get(_weight_of(name))
         if change is None or not isinstance(module, (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)):
             continue
         layers.append(_layer(name, module, change, is_head=name == head_name, size=size))
@@ -56,8 +57,19 @@ def identifiability(exposure: Exposure) -> Identifiability:
     if not layers or layers[-1].kind != "head":
         return Identifiability(layers=tuple(layers), batch_size=size, separable=None, sentence="the client sent no head gradient")
     last = layers[-1]
+    if size is None and last.rank > 0 and distortion_of(exposure.update[_weight_of(last.name)], exposure.public) is not None:
+        directions = "1 direction" if last.rank == 1 else f"{last.rank} directions"
+        behind = (
+            f"behind the defenses in force the head's gradient shows {directions} above its noise; that need not be the number of samples"
+        )
+        last = replace(last, sentence=behind)
+        return Identifiability(layers=(*layers[:-1], last), batch_size=None, separable=last.rank, sentence=behind)
     known = size if size is not None else (last.rank if last.rank < last.bound else None)
     return Identifiability(layers=tuple(layers), batch_size=known, separable=last.rank, sentence=last.sentence)
+
+
+def _weight_of(name: str) -> str:
+    return f"{name}.weight" if name else "weight"
 
 
 def _layer(name: str, module: nn.Module, change: Tensor, *, is_head: bool, size: int | None) -> LayerIdentifiability:
@@ -114,6 +126,8 @@ def _head_sentence(rank: int, bound: int, classes: int, features: int, size: int
         return f"at most {rank} of {of} can be separated by this head: the others repeat them or lie below the noise"
     if rank == bound:
         return f"the head's gradient has full rank, {rank}: the batch has at least that many samples"
+    if rank == 1:
+        return "the head's gradient holds 1 sample"
     alone = "each on its own" if 2 * rank <= classes - 1 else "all of them together"
     return f"the head's gradient holds {rank} samples, which are determined {alone}"
 

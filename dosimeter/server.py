@@ -66,6 +66,8 @@ def as_label_estimate(labels: Labels, classes: int) -> LabelEstimate | None:
         raise ValueError(
             f"labels: expected (B,) class ids or (B, {classes}) soft labels, got {labels.dtype} of shape {tuple(labels.shape)}"
         )
+    if soft is not None and not bool((torch.isfinite(soft) & (soft >= 0)).all()):
+        raise ValueError("labels: soft labels must be finite and not negative")
     if len(ids) == 0 or int(ids.min()) < -1 or int(ids.max()) >= max(classes, 2):
         raise ValueError(f"labels: expected at least one class id in 0..{classes - 1}, or -1 for an unknown one")
     return LabelEstimate(counts=torch.bincount(ids[ids >= 0], minlength=classes), labels=ids, soft=soft)

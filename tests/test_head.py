@@ -53,9 +53,22 @@ def test_modes_and_buffers_survive(normed_classifier, batch):
     assert torch.equal(running, model[1].running_mean)
 
 
+class Capped(nn.Module):
+    """Logits bent towards ±c."""
+
+    def __init__(self, cap: float) -> None:
+        super().__init__()
+        self.linear, self.cap = nn.Linear(64, 3), cap
+
+    def forward(self, x):
+        return self.cap * torch.tanh(self.linear(x.flatten(1)) / self.cap)
+
+
 @pytest.mark.parametrize(
     ("model", "sentence"),
     [
+        (Capped(8.0), "something follows it"),
+        (Capped(50.0), "something follows it"),
         (nn.Sequential(nn.Conv2d(1, 3, 8), nn.Flatten()), "has no linear layer"),
         (nn.Sequential(nn.Flatten(), nn.Linear(64, 3), nn.Softmax(1)), "something follows it"),
         (nn.Sequential(nn.Flatten(), nn.Linear(64, 3), nn.ReLU()), "something follows it"),

@@ -54,3 +54,9 @@ def test_inner_layers_are_listed_and_a_withheld_head_is_said():
     assert found.sentence == "the client sent no head gradient"
     assert [layer.kind for layer in found.layers] == ["linear"]
     assert "every sample's input" in found.layers[0].sentence
+
+
+def test_behind_a_defense_the_rank_is_not_taken_for_the_batch_size():
+    found = identifiability(exposed(5, defenses=(dm.defense("clipping", max_norm=0.01, mode="value"),), declare_batch_size=False))
+    assert found.batch_size is None
+    assert "need not be the number of samples" in found.sentence

@@ -30,6 +30,7 @@ class Subspace(FeatureRecovery):
     `targets` is what the samples may aim at: what the loss and given labels have them "declared" to; targets "smoothed" by a
     strength that nobody declares, one for all samples, which is one more unknown; "mixed" by mixup, the two classes of each sample and
     their shares unknown (a scan over all pairs, then one equation less); or "any" of these, in this order, as far as needed.
+    Of a sample that occurs several times a blended target is not certified, since one input under several labels looks the same.
     `soft` holds the targets that the loss aimed at, where they are not simply classes. Labels may be given in part (-1 for
     an unknown one) and softly (one row a sample).
     Neither labels, nor the batch size, nor a bias, nor the gradient's scale are needed.
@@ -48,11 +49,11 @@ class Subspace(FeatureRecovery):
     def __call__(self, exposure: Exposure, labels: LabelEstimate | None, rng: Generator) -> FeatureEstimate:
         head = find_head(exposure)
         assert head.weight_gradient is not None
-        found = separate_head(
+        proved = separate_head(
             exposure, head, labels, rng, method=self.name, attempts=self.attempts, starts=self.starts, targets=self.targets
         )
-        found, likely = with_likely_guesses(found, exposure, head, labels)
-        outcome, message = _verdict(found, exposure, head)
+        found, likely = with_likely_guesses(proved, exposure, head, labels)
+        outcome, message = _verdict(found, proved.rank, exposure, head)
         message = message if likely is None else f"{message}; {likely.sentence}"
         each = torch.repeat_interleave(torch.arange(len(found.labels), device=found.labels.device), found.times)
         dtype = torch.promote_types(head.weight_gradient.dtype, torch.float32)
@@ -70,20 +71,17 @@ class Subspace(FeatureRecovery):
         )
 
 
-def _verdict(found: Separation, exposure: Exposure, head: Head) -> tuple[Outcome, str]:
+def _verdict(found: Separation, dimensions: int, exposure: Exposure, head: Head) -> tuple[Outcome, str]:
     certified, rank = int(found.certified.sum()), found.rank
     if not sends_one_gradient(exposure.public.training):
         return Outcome.PARTIAL, f"guesses only: the update sums gradients of {exposure.public.training.name}'s local steps"
     if rank == 0:
         return Outcome.SINGULAR, "no direction of the head's gradient stands above its noise"
     if found.complete:
-        return Outcome.COMPLETED, f"all {certified} dimensions of the gradient are accounted for"
-    bound = min(head.classes - 1, head.features)
-    if rank >= bound:
-        return (
-            Outcome.SINGULAR,
-            f"the gradient has full rank, {rank} = min(classes − 1, features): any batch of at least {rank} samples looks like this",
-        )
+        return Outcome.COMPLETED, f"every dimension of the gradient, {certified} in all, is accounted for"
+    if dimensions >= min(head.classes - 1, head.features):
+        full = f"the gradient has full rank, {dimensions} = min(classes − 1, features)"
+        return Outcome.SINGULAR, f"{full}: any batch of at least {dimensions} samples looks like this"
     if certified:
         return Outcome.PARTIAL, f"{certified} of {rank} samples are certified; the others are guesses"
     return Outcome.AMBIGUOUS, f"none of {rank} samples could be certified: the noise or the conditioning leaves them open"

@@ -127,6 +127,9 @@ def _labelled(equations: Equations, labels: LabelEstimate) -> tuple[Equations, T
     """The equations with the labels that are given, and how often each occurs; soft ones are targets as they are."""
     if labels.soft is None:
         return equations, labels.counts
+    sums = labels.soft.sum(1)
+    if bool(((sums - 1).abs() > 1e-3).any()):
+        raise ValueError(f"labels: each soft label must sum to 1, got sums of {float(sums.min()):.3g} to {float(sums.max()):.3g}")
     rows, counts = labels.soft.to(equations.weight).unique(dim=0, return_counts=True)
     return replace(equations, targets=rows), counts
 

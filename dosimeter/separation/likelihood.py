@@ -31,6 +31,7 @@ INERTIA = 0.1  # of the typical spread against the one found: entries known by c
 LARGEST_FIT = 2**26  # features times squared batch size
 BIAS_UNIT = 1e-5  # noise of a bias entry that was sent as it is, relative
 LEAST_DOUBT = 0.05  # of a logit: the alternation is not yet at rest while its variance already says so
+UNEXPLAINED = 0.05  # share of the gradient that may be left over, beyond what the noise explains, for the spreads to be believed
 FAR = 30.0  # standard deviations beyond which a Gaussian's tail is not computed
 
 
@@ -61,7 +62,7 @@ class Likely:
     """The mean of the features' posterior, and its spread."""
 
     features: Tensor  # (B, H)
-    spread: Tensor  # (B,) expected relative feature error
+    spread: Tensor  # (B,) expected relative feature error, infinite where the model does not explain the gradient
     residual: float  # of the gradient, relative
     seen: Tensor  # (B,) share of the entries of each sample's own row that were sent, up to noise
 
@@ -70,7 +71,12 @@ class Likely:
         """What the guesses rest on."""
         sent = float(self.seen.median())
         rest = "" if sent == 1 else f"; {sent:.1%} of a sample's own row was sent as it is, of the rest only bounds are known"
-        return f"guesses are the most likely features behind the defenses, expected to be off by {float(self.spread.median()):.2g}{rest}"
+        off = float(self.spread.median())
+        known = f"expected to be off by {off:.2g}" if math.isfinite(off) else "by how much they are off is not known"
+        left = (
+            "" if math.isfinite(off) else f", but leave {self.residual:.0%} of the gradient unexplained: labels may be others than assumed"
+        )
+        return f"guesses are the most likely features behind the defenses{left}, {known}{rest}"
 
 
 @dataclass
@@ -120,9 +126,10 @@ def likely_features(problem: Problem) -> Likely:
     if not residual < 2 * best_residual + 1e-6:  # it left a better explanation behind
         features, residual = best, best_residual
     size = torch.linalg.vector_norm(features, dim=1).clamp_min(torch.finfo(features.dtype).tiny)
+    spread = variance.sum(1).sqrt() / size
     return Likely(
         features=features,
-        spread=variance.sum(1).sqrt() / size,
+        spread=spread if _explained(problem, residual, noise) else torch.full_like(spread, math.inf),
         residual=residual,
         seen=problem.distortion.live[problem.labels].double().mean(1),
     )
@@ -231,6 +238,12 @@ def _residual(problem: Problem, features: Tensor, variance: Tensor) -> float:
     allowed = torch.minimum(torch.maximum(explained, distortion.low), distortion.high)
     missing = torch.where(distortion.live, problem.gradient, allowed) - explained
     return float(torch.nan_to_num(torch.linalg.matrix_norm(missing) / torch.linalg.matrix_norm(problem.gradient), nan=torch.inf))
+
+
+def _explained(problem: Problem, residual: float, noise: float) -> bool:
+    """Whether no more is left of the gradient than the noise on its live entries, and little besides, accounts for."""
+    expected = noise * float(problem.distortion.live.sum()) ** 0.5 / float(torch.linalg.matrix_norm(problem.gradient))
+    return residual**2 - expected**2 <= max(UNEXPLAINED, expected) ** 2
 
 
 def _size_of_entries(problem: Problem) -> float:

@@ -46,7 +46,8 @@ def _solve(equations: Equations, span: Span, t: Tensor, label: Tensor, strength:
         scale = torch.linalg.vector_norm(jacobian, dim=0).clamp_min(torch.finfo(t.dtype).tiny)
         level = jacobian / scale
         eye = torch.eye(level.shape[1], dtype=t.dtype, device=t.device)
-        step = torch.linalg.solve(level.T @ level + (damping + 1e-14) * eye, level.T @ residual) / scale
+        solved, failed = torch.linalg.solve_ex(level.T @ level + (damping + 1e-14) * eye, level.T @ residual)
+        step = torch.where(failed > 0, torch.nan, solved) / scale  # a singular one is damped more, as one that leads uphill
         trial, wanted = t - step[:-1], strength - float(step[-1])
         after, _, after_size = _linearised(equations, span, trial, label, wanted)
         if float(after.square().sum() / after_size) < value:

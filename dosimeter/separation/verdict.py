@@ -135,12 +135,18 @@ def hidden_difference(equations: Equations, t: Tensor) -> Tensor:
 
 
 def with_blends(equations: Equations, result: Separation, labels: Tensor, single: Assessment) -> Separation:
-    """Pairs of classes as soft labels; a share that its bar does not tell from none or all is none or all."""
+    """Pairs of classes as soft labels; a share that its bar does not tell from none or all is none or all.
+
+    Even shares go by the lower class. A blended sample that occurs several times is not certified: copies of one input with different labels look the same.
+    """
     share = torch.where(single.second_share <= single.second_bar, 0.0, single.second_share)
     share = torch.where(share >= 1 - single.second_bar, 1.0, share)
     first, second = labels // equations.classes, labels % equations.classes
     soft = (1 - share)[:, None] * one_hot(first, equations.classes) + share[:, None] * one_hot(second, equations.classes)
-    return replace(result, labels=torch.where(share > 0.5, second, first), soft=equations.share * soft + equations.even)
+    even = (share - 0.5).abs() <= single.second_bar
+    label = torch.where(even, torch.minimum(first, second), torch.where(share > 0.5, second, first))
+    one_target = (result.times == 1) | (share == 0) | (share == 1)
+    return replace(result, labels=label, soft=equations.share * soft + equations.even, certified=result.certified & one_target)
 
 
 def nothing_found(equations: Equations) -> Separation:

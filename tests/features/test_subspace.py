@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn.functional import one_hot
 
 import dosimeter as dm
 from dosimeter.features.subspace import Subspace
@@ -197,6 +198,46 @@ def test_a_sample_that_occurs_twice_is_returned_twice():
     assert int(found.certified.sum()) == 7
     assert found.batch_size == 7
     assert float(errors(found, case).max()) < 1e-3
+
+
+@pytest.mark.parametrize("declared", [True, False])
+def test_one_input_under_two_labels_is_not_taken_for_two_blended_ones(declared):
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 100)).eval()
+    inputs = torch.rand(4, 64, generator=torch.Generator().manual_seed(0))
+    inputs[1] = inputs[0]
+    case = case_of(model, inputs, torch.tensor([3, 60, 8, 41]), declare_batch_size=declared)
+    found = dm.recover_features(case.exposure, "subspace")
+    assert false_certificates(found, case) == 0
+    assert not found.complete
+    assert not dm.recover_labels(case.exposure, "subspace").certified
+    told = dm.recover_features(case.exposure, "subspace", labels=case.labels)
+    assert false_certificates(told, case) == 0
+
+
+def test_even_blends_go_by_the_lower_class(make):
+    targets = 0.5 * (one_hot(torch.tensor([30, 9, 71]), 100) + one_hot(torch.tensor([12, 55, 8]), 100)).float()
+    found = dm.recover_features(make(targets).exposure, "subspace")
+    assert found.labels.sort().values.tolist() == [8, 9, 12]
+    assert bool(found.certified.all())
+
+
+def test_the_message_tells_the_rank_of_the_gradient_and_not_the_batch_size(make):
+    case = make(8, classes=5, defenses=(dm.defense("gaussian_noise", std=1e-4),))
+    assert "full rank, 4 = " in dm.recover_features(case.exposure, "subspace").message
+
+
+def test_guesses_that_leave_the_gradient_unexplained_have_no_error_bar(make):
+    found = dm.recover_features(make(4, defenses=(dm.defense("clipping", max_norm=1e-3, mode="value"),)).exposure, "subspace")
+    assert not bool(torch.isfinite(found.error_bar).any())
+    assert "unexplained" in found.message
+
+
+@pytest.mark.parametrize("soft", [torch.full((4, 100), torch.nan), torch.full((4, 100), 0.02), torch.full((4, 100), -0.01)])
+def test_soft_labels_that_are_none_are_refused(make, soft):
+    with pytest.raises(ValueError, match="soft label"):
+        dm.recover_features(make(4).exposure, "subspace", labels=soft)
 
 
 def test_given_labels_carry_a_batch_that_single_samples_do_not_determine(make):
