@@ -137,7 +137,8 @@ def hidden_difference(equations: Equations, t: Tensor) -> Tensor:
 def with_blends(equations: Equations, result: Separation, labels: Tensor, single: Assessment) -> Separation:
     """Pairs of classes as soft labels; a share that its bar does not tell from none or all is none or all.
 
-    Even shares go by the lower class. A blended sample that occurs several times is not certified: copies of one input with different labels look the same.
+    Even shares go by the lower class. A blended sample that occurs several times is not certified: copies of one input with
+    different labels look the same.
     """
     share = torch.where(single.second_share <= single.second_bar, 0.0, single.second_share)
     share = torch.where(share >= 1 - single.second_bar, 1.0, share)
