@@ -10,6 +10,7 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from dosimeter.cli import main
+from dosimeter.version import __version__
 
 FAST = ["labels=ilrg", "data.name=digits", "data.batch_size=2"]
 
@@ -172,3 +173,8 @@ def test_inspect_tells_clean_from_rigged(tmp_path, capsys):
     assert main([*words, f"model.weights={tmp_path / 'rigged.safetensors'}", "--json", "--data", "digits"]) == 1
     assert json.loads(capsys.readouterr().out)["suspicious"] is True
     assert main(["inspect", "no_such_model"]) == 2
+
+
+def test_the_package_runs_as_a_module():
+    done = subprocess.run([sys.executable, "-m", "dosimeter", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout == f"dosimeter {__version__}\n"
