@@ -56,6 +56,7 @@ def clean() -> list[Kind]:
         *kinds,
         Kind(name="one label 6 of 8 C=100 eval", draw=partial(one_label, 6, train=False)),
         Kind(name="samples that occur twice", draw=twins),
+        Kind(name="inputs that occur under two labels", draw=partial(twins, other_labels=True)),
         Kind(name="no size declared B=12 C=100", draw=partial(build, 12, 100, 512, declare_batch_size=False)),
         Kind(name="more than the rank B=12 C=10", draw=partial(build, 12, 10, 64)),
         Kind(name="temperature", draw=partial(build, 8, 100, 512, loss=dm.CrossEntropy(temperature=2.0))),
@@ -147,8 +148,8 @@ def one_label(same: int, *, seed: int, **options: Any) -> Case:
     return build(8, 100, 512, seed=seed, labels=labels, **options)
 
 
-def twins(*, seed: int) -> Case:
-    """Three samples occur twice, exactly or nearly so; there is no batch norm to tell them apart."""
+def twins(*, other_labels: bool = False, seed: int) -> Case:
+    """Three samples occur twice, exactly or nearly so, if wished under other labels; there is no batch norm to tell them apart."""
     rng = torch.Generator().manual_seed(seed)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
@@ -156,7 +157,7 @@ def twins(*, seed: int) -> Case:
     inputs, labels = torch.rand(8, 256, generator=rng), torch.randint(0, 100, (8,), generator=rng)
     apart = 10.0 ** -(1 + 6 * float(torch.rand((), generator=rng))) * (seed % 3 > 0)
     inputs[5:] = inputs[:3] + apart * torch.randn(3, 256, generator=rng)
-    labels[5:] = labels[:3]
+    labels[5:] = (labels[:3] + 7 * other_labels) % 100
     return observed(model, inputs.clamp(0, 1), labels, declare_batch_size=seed % 2 == 0)
 
 
