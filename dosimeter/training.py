@@ -79,6 +79,13 @@ class FedAvg(Replayable):
         return [epoch[step % len(epoch)] for step in range(self.steps)]
 
 
+def sends_one_gradient(training: Training) -> bool:
+    """Whether the update is one gradient of one batch; several local steps add up gradients of different weights."""
+    return isinstance(training, FedSGD) or (
+        isinstance(training, FedAvg) and training.steps in (None, 1) and training.epochs == 1 and training.mini_batch is None
+    )
+
+
 def eager_gradient(model: nn.Module, loss: Loss, create_graph: bool) -> Gradient:
     """The gradient of the mean loss by plain autograd; parameters that the loss does not reach get zeros."""
 

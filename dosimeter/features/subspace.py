@@ -11,9 +11,10 @@ from dosimeter.head import Head, find_head
 from dosimeter.interfaces import FeatureRecovery
 from dosimeter.options import NonNegativeInt, PositiveInt
 from dosimeter.registry import FEATURES
-from dosimeter.separation.exposed import Targets, sends_one_gradient, separate_head
+from dosimeter.separation.exposed import Targets, separate_head
 from dosimeter.separation.guesses import with_likely_guesses
 from dosimeter.separation.verdict import Separation
+from dosimeter.training import sends_one_gradient
 from dosimeter.types import Exposure, FeatureEstimate, Knowledge, LabelEstimate, Outcome
 
 

@@ -79,7 +79,7 @@ def present_classes(scores: Tensor, present: Tensor, weights: Tensor, total: int
     """
     outcome, message = Outcome.COMPLETED, ""
     if not bool(present.any()):
-        present, outcome = scores == scores.max(), Outcome.AMBIGUOUS
+        present, outcome = torch.zeros_like(present).index_fill(0, scores.argmax(), True), Outcome.AMBIGUOUS
         message = f"no class {rule}; the one that comes nearest is taken"
     elif total is None:
         outcome, message = Outcome.PARTIAL, "the batch size is not declared; each present class is counted once"
@@ -87,6 +87,13 @@ def present_classes(scores: Tensor, present: Tensor, weights: Tensor, total: int
         outcome, message = Outcome.AMBIGUOUS, f"{int(present.sum())} classes for {total} samples: that a class {rule} tells nothing here"
     counts = present.long() if once else apportioned(weights, present, total)
     return counted(counts, scores=scores, outcome=outcome, message=message)
+
+
+def nothing_to_read(rows: Tensor, total: int | None, gradient: str = "the head's gradient") -> LabelEstimate:
+    """What a gradient of zero says, one row a class: nothing. The samples, or one where none are declared, are spread over the classes."""
+    scores = torch.zeros(max(len(rows), 2), dtype=torch.float64, device=rows.device)
+    message = f"{gradient} is zero, and nothing tells the labels"
+    return counted(nearest_counts(scores, total or 1), scores=scores, confidence=0.0, outcome=Outcome.SINGULAR, message=message)
 
 
 def labels_of(counts: Tensor) -> Tensor:

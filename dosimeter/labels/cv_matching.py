@@ -11,7 +11,7 @@ from torch import Generator, Tensor
 from dosimeter.head import find_head
 from dosimeter.interfaces import LabelRecovery
 from dosimeter.labels.auxiliary import reference_at
-from dosimeter.labels.counting import counted, least_counts, nearest_counts
+from dosimeter.labels.counting import counted, least_counts, nearest_counts, nothing_to_read
 from dosimeter.labels.one_hot_loss import require_sign_rule
 from dosimeter.options import PositiveInt
 from dosimeter.registry import LABELS
@@ -50,6 +50,8 @@ class CVMatching(LabelRecovery):
         size = public.batch_size
         assert head.weight_gradient is not None
         assert size is not None
+        if not bool(head.weight_gradient.any()):
+            return nothing_to_read(head.weight_gradient, size)
         means = head.weight_gradient.double().mean(1)  # (C,)
         least = least_counts(head, size, public.loss) if self.bounded else torch.zeros_like(means)
         proved = int(least.sum()) == size

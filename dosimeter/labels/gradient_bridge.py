@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Generator, Tensor
@@ -10,10 +10,9 @@ from torch import Generator, Tensor
 from dosimeter.head import find_head
 from dosimeter.interfaces import LabelRecovery
 from dosimeter.labels.auxiliary import Source, reference_at
-from dosimeter.labels.batch_size import declared_or_inferred
-from dosimeter.labels.counting import counted, nearest_counts, whole_number_confidence
+from dosimeter.labels.counting import nothing_to_read
 from dosimeter.labels.layer_chain import Link, chain_to
-from dosimeter.labels.shares import class_shares
+from dosimeter.labels.shares import class_shares, counts_of
 from dosimeter.registry import LABELS
 from dosimeter.types import Exposure, LabelEstimate, Outcome, Refused
 
@@ -46,6 +45,8 @@ class GradientBridge(LabelRecovery):
         if head.classes < 2:
             raise Refused("gradient_bridge needs at least two logits; this model has one")
         first, *behind = self._shared_stack(exposure, chain_to(exposure, head.name))
+        if not bool(exposure.update[f"{first.name}.weight"].any()):
+            return nothing_to_read(head.weight, public.batch_size, f"the gradient of {first.name!r}")
         activations = reference_at(exposure, behind[0].name, self.source, rng).features.double()  # (n, N)
         gradient = self._first_gradient(exposure, first, activations, rng)  # (N,) mean ∂ℓ/∂a
         for link in behind:
@@ -56,15 +57,11 @@ class GradientBridge(LabelRecovery):
                 activations = (activations @ weight.T + (0 if link.bias is None else link.bias.double())).relu()
                 gradient = gradient if self.as_published else _where_active(gradient, activations)
         shares = class_shares(public.loss, head, activations, gradient, self.name)
-        size, message = declared_or_inferred(public.batch_size, shares, None, self.name)
-        outcome = Outcome.COMPLETED
-        if head.classes > head.features:
-            outcome = Outcome.SINGULAR
-            message = f"{message} {head.classes} classes on {head.features} features: the gradient at the logits is not determined".strip()
-        counts = nearest_counts(size * shares, size)
-        confidence = whole_number_confidence(size * shares, counts)
-        details = {"logit_gradient": gradient}
-        return counted(counts, scores=size * shares, confidence=confidence, outcome=outcome, message=message, details=details)
+        estimate = counts_of(shares, None, public, self.name, details={"logit_gradient": gradient})
+        if head.classes <= head.features:
+            return estimate
+        undetermined = f"{head.classes} classes on {head.features} features: the gradient at the logits is not determined"
+        return replace(estimate, outcome=Outcome.SINGULAR, message=f"{estimate.message} {undetermined}".strip())
 
     def _shared_stack(self, exposure: Exposure, chain: list[Link]) -> list[Link]:
         """From the hidden layer that the client shares to the head."""

@@ -8,7 +8,7 @@ from torch import Generator
 
 from dosimeter.head import find_head
 from dosimeter.interfaces import LabelRecovery
-from dosimeter.labels.counting import present_classes
+from dosimeter.labels.counting import nothing_to_read, present_classes
 from dosimeter.labels.one_hot_loss import require_sign_rule
 from dosimeter.registry import LABELS
 from dosimeter.types import Exposure, Knowledge, LabelEstimate
@@ -37,6 +37,8 @@ class GradInversion(LabelRecovery):
         rows = find_head(exposure).weight_gradient
         assert rows is not None
         size = exposure.public.batch_size
+        if not bool(rows.any()):
+            return nothing_to_read(rows, size)
         scores = -rows.amin(1).double()  # (C,)
         present = scores > 0
         if self.unique and size is not None:

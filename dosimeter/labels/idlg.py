@@ -9,7 +9,7 @@ from torch import Generator, Tensor
 
 from dosimeter.head import find_head
 from dosimeter.interfaces import LabelRecovery
-from dosimeter.labels.counting import present_classes
+from dosimeter.labels.counting import nothing_to_read, present_classes
 from dosimeter.labels.one_hot_loss import require_sign_rule
 from dosimeter.registry import LABELS
 from dosimeter.types import Exposure, Knowledge, LabelEstimate
@@ -37,6 +37,8 @@ class IDLG(LabelRecovery):
         rows = find_head(exposure).weight_gradient
         assert rows is not None
         size = exposure.public.batch_size
+        if not bool(rows.any()):
+            return nothing_to_read(rows, size)
         scores = against_the_others(rows) if size == 1 else -rows.sum(1, dtype=torch.float64)  # (C,)
         present = scores == scores.max() if size == 1 else scores > 0
         rule = "has a row of the head's gradient with a negative sum"

@@ -11,11 +11,12 @@ from torch.nn.functional import softmax
 
 from dosimeter.head import Head, find_head
 from dosimeter.interfaces import LabelRecovery, Loss
-from dosimeter.labels.batch_size import declared_or_inferred
-from dosimeter.labels.counting import counted, nearest_counts, whole_number_confidence
+from dosimeter.labels.batch_size import batch_size_of, numerical_rank
+from dosimeter.labels.counting import nearest_counts, nothing_to_read
+from dosimeter.labels.shares import counts_of
 from dosimeter.options import NonNegativeInt, PositiveInt
 from dosimeter.registry import LABELS
-from dosimeter.types import Exposure, Knowledge, LabelEstimate, Refused
+from dosimeter.types import Exposure, Knowledge, LabelEstimate, Public, Refused
 
 SMALLEST = 1e-12  # stands for a bias gradient of exactly zero (Section 3.1's ε)
 CHUNK = 2**22  # logits held at once
@@ -54,6 +55,8 @@ class ILRG(LabelRecovery):
         assert head.bias_gradient is not None
         if head.classes < 2:
             raise Refused("ilrg needs at least two logits; this model has one, for which posterior works")
+        if not bool(head.weight_gradient.any()) and not bool(head.bias_gradient.any()):
+            return nothing_to_read(head.weight_gradient, public.batch_size)
         bias_gradient = head.bias_gradient.double()
         kept = bias_gradient.argsort()[: max(self.candidates, public.batch_size or 0)].sort().values  # (n,)
         embeddings = _class_embeddings(head.weight_gradient[kept].double(), bias_gradient[kept])  # (n, H)
@@ -62,36 +65,37 @@ class ILRG(LabelRecovery):
         probabilities, gradients = _at_embeddings(head, embeddings, kept, public.loss, kept)  # (n, n), (n, n)
         shares = _solve_shares(gradients, bias_gradient[kept])  # (n,) k_j / K
         if not self.as_published:
-            shares = self._disentangled(head, kept, embeddings, shares, public.batch_size, public.loss)
-        size, message = declared_or_inferred(public.batch_size, shares, head.weight_gradient, self.name)
-        estimate = torch.zeros_like(bias_gradient).index_copy(0, kept, size * shares)  # (C,)
-        counts = _rounded_as_published(estimate, size) if self.as_published else nearest_counts(estimate, size)
-        return counted(
-            counts,
-            scores=estimate,
-            confidence=whole_number_confidence(estimate, counts),
-            message=message,
+            shares = self._disentangled(head, kept, embeddings, gradients, shares, public)
+        return counts_of(
+            torch.zeros_like(bias_gradient).index_copy(0, kept, shares),
+            head.weight_gradient,
+            public,
+            self.name,
+            whole=_rounded_as_published if self.as_published else nearest_counts,
             details={"embeddings": embeddings, "probabilities": probabilities, "classes": kept},
         )
 
-    def _disentangled(self, head: Head, kept: Tensor, embeddings: Tensor, shares: Tensor, size: int | None, loss: Loss) -> Tensor:
+    def _disentangled(self, head: Head, kept: Tensor, embeddings: Tensor, gradients: Tensor, shares: Tensor, public: Public) -> Tensor:
         """Refine the shares where few classes are present, without Approximation 2.
 
         With present classes j of share s_j and mean feature e_j, Σ_j s_j ∂ℓ_j/∂z_i (e_j, 1) = (∇W_i, ∇b_i) for every i: given the
-        gradients at the current e_j, linear in s_j (e_j, 1), from which the next e_j and s_j follow.
+        gradients at the current e_j, linear in s_j (e_j, 1), from which the next e_j and s_j follow. What is refined must explain
+        the gradient better than what came before.
         """
         assert head.weight_gradient is not None
         assert head.bias_gradient is not None
         right = torch.cat([head.weight_gradient[kept], head.bias_gradient[kept, None]], 1).double()  # (n, H + 1)
-        best, lowest = shares, torch.inf
+        size = public.batch_size or batch_size_of(shares, numerical_rank(head.weight_gradient))
+        ones = torch.ones_like(shares[:, None])
+        best, lowest = shares, float((gradients.T @ (shares[:, None] * torch.cat([embeddings, ones], 1)) - right).norm())
         for _ in range(self.refinements + 1):
             present = torch.nonzero(shares * (size or 1 / shares.clamp_min(1e-9).max()) > PRESENT).flatten()  # (m,)
             if not 0 < len(present) <= head.classes // 2:
                 break
-            _, gradients = _at_embeddings(head, embeddings[present], kept, loss, kept[present])  # (m, n)
+            _, gradients = _at_embeddings(head, embeddings[present], kept, public.loss, kept[present])  # (m, n)
             solved = _least_squares(gradients.T, right)  # (m, H + 1): s_j (e_j, 1)
             misfit = float((gradients.T @ solved - right).norm())
-            if misfit >= lowest * (1 - 1e-3):
+            if not misfit < lowest * (1 - 1e-3):
                 break
             lowest, best = misfit, torch.zeros_like(shares).index_copy(0, present, solved[:, -1])
             shares = best
@@ -147,7 +151,10 @@ def _least_squares(system: Tensor, right: Tensor) -> Tensor:
     """By normal equations: the system is near minus the identity, so that squaring its condition costs nothing."""
     normal = system.T @ system
     ridge = 1e-10 * normal.diagonal().mean() * torch.eye(len(normal), dtype=normal.dtype, device=normal.device)
-    return torch.linalg.solve(normal + ridge, system.T @ right)
+    solved, failed = torch.linalg.solve_ex(normal + ridge, system.T @ right)
+    if int(failed) == 0:
+        return solved
+    return torch.linalg.pinv(normal, rtol=1e-10, hermitian=True) @ (system.T @ right)  # classes whose embedding saturates the softmax
 
 
 def _rounded_as_published(estimate: Tensor, size: int) -> Tensor:

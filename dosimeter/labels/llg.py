@@ -9,7 +9,7 @@ from torch import Generator, Tensor
 
 from dosimeter.head import find_head
 from dosimeter.interfaces import LabelRecovery
-from dosimeter.labels.counting import counted, nearest_counts, whole_number_confidence
+from dosimeter.labels.counting import counted, nearest_counts, nothing_to_read, whole_number_confidence
 from dosimeter.labels.one_hot_loss import require_sign_rule
 from dosimeter.registry import LABELS
 from dosimeter.types import Exposure, Knowledge, LabelEstimate
@@ -44,6 +44,8 @@ def fill_by_impact(sums: Tensor, impact: Tensor, size: int, offset: Tensor | flo
 
     The first stage looks at the row sums as they are; the offsets are taken off before the second.
     """
+    if not bool(sums.any()):
+        return nothing_to_read(sums, size, "every row sum of the head's gradient")
     estimate = (sums - offset) / impact if float(impact) < 0 else torch.zeros_like(sums)  # (C,) in samples
     present = sums < 0
     if int(present.sum()) > size:  # the first stage already fills the batch: its most negative rows

@@ -10,8 +10,8 @@ from torch import Generator, Tensor
 from dosimeter.head import Head, find_head
 from dosimeter.interfaces import LabelRecovery
 from dosimeter.labels.auxiliary import Reference, class_gradients, reference_at
-from dosimeter.labels.batch_size import declared_or_inferred
-from dosimeter.labels.counting import counted, nearest_counts, whole_number_confidence
+from dosimeter.labels.counting import nothing_to_read
+from dosimeter.labels.shares import counts_of
 from dosimeter.losses import Focal
 from dosimeter.registry import LABELS
 from dosimeter.types import Exposure, Knowledge, LabelEstimate
@@ -36,6 +36,8 @@ class Posterior(LabelRecovery):
     def __call__(self, exposure: Exposure, rng: Generator) -> LabelEstimate:
         head, public = find_head(exposure), exposure.public
         assert head.bias_gradient is not None
+        if not bool(head.bias_gradient.any()):
+            return nothing_to_read(head.bias_gradient, public.batch_size, "the head's bias gradient")
         reference = reference_at(exposure, head.name, "auxiliary", rng)
         gradient = head.bias_gradient.double()
         if head.classes == 1:
@@ -47,9 +49,7 @@ class Posterior(LabelRecovery):
         shares = (others - gradient) / (others - own)  # Eq. (3.19) / B: (C,)
         if head.classes == 1:
             shares = torch.cat([1 - shares, shares])  # no and yes
-        size, message = declared_or_inferred(public.batch_size, shares, head.weight_gradient, self.name)
-        counts = nearest_counts(size * shares, size)
-        return counted(counts, scores=size * shares, confidence=whole_number_confidence(size * shares, counts), message=message)
+        return counts_of(shares, head.weight_gradient, public, self.name)
 
 
 def _answers(exposure: Exposure, head: Head, reference: Reference) -> tuple[Tensor, Tensor]:

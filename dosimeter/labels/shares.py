@@ -1,8 +1,8 @@
-"""Each class's share of a batch, from the mean gradient at the logits and what the server's own samples predict."""
+"""Each class's share of a batch: from the mean gradient at the logits and the server's own samples, and on to whole counts."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -11,8 +11,10 @@ from torch.nn.functional import softmax
 from dosimeter.head import Head
 from dosimeter.interfaces import Loss
 from dosimeter.labels.auxiliary import logits_in_chunks
+from dosimeter.labels.batch_size import declared_or_inferred
+from dosimeter.labels.counting import counted, nearest_counts, whole_number_confidence
 from dosimeter.losses import BinaryCrossEntropy, CrossEntropy, Focal
-from dosimeter.types import Refused
+from dosimeter.types import LabelEstimate, Public, Refused
 
 
 def class_shares(loss: Loss, head: Head, features: Tensor, mean_gradient: Tensor, method: str) -> Tensor:
@@ -37,6 +39,25 @@ def class_shares(loss: Loss, head: Head, features: Tensor, mean_gradient: Tensor
         scale = head.classes if loss.over_classes == "mean" else 1
         return _mean(head, features, torch.sigmoid) - scale * gradient
     raise Refused(f"{method} knows cross-entropy, focal and binary cross-entropy, not the client's {loss.name}")
+
+
+def counts_of(
+    shares: Tensor,
+    weight_gradient: Tensor | None,
+    public: Public,
+    method: str,
+    *,
+    whole: Callable[[Tensor, int], Tensor] = nearest_counts,
+    details: Mapping[str, Tensor] | None = None,
+) -> LabelEstimate:
+    """The estimate that shares (C,) of a batch of declared or inferred size come to; `whole` turns size × shares into counts."""
+    size, outcome, message = declared_or_inferred(public.batch_size, shares, weight_gradient, method)
+    estimate = size * shares
+    counts = whole(estimate, size)
+    if isinstance(public.loss, BinaryCrossEntropy) and public.classes > 1:
+        message = f"{message} under binary cross-entropy a sample may have several classes; these counts assume one each".strip()
+    confidence = whole_number_confidence(estimate, counts)
+    return counted(counts, scores=estimate, confidence=confidence, outcome=outcome, message=message, details=details)
 
 
 def _mean(head: Head, features: Tensor, of_logits: Callable[[Tensor], Tensor]) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -11,10 +11,12 @@ from torch import Generator
 from dosimeter.analytic.scalar_search import Candidates, Family, ScalarProblem, scalar_problem, solve, verdict
 from dosimeter.head import Head, find_head
 from dosimeter.interfaces import LabelRecovery
+from dosimeter.labels.counting import nothing_to_read
 from dosimeter.labels.idlg import against_the_others
 from dosimeter.labels.swarm_search import published_search
 from dosimeter.losses import CrossEntropy
 from dosimeter.registry import LABELS
+from dosimeter.training import sends_one_gradient
 from dosimeter.types import Exposure, Knowledge, LabelEstimate, Outcome, Refused
 
 CERTAIN = 1e-3  # error bar of a certified label
@@ -55,10 +57,17 @@ class SoftScalar(LabelRecovery):
         if head.classes < 3:
             raise Refused(f"soft_scalar needs at least 3 classes to compare, got {head.classes}")
         if not bool(head.weight_gradient.any()):
-            return _nothing_to_read(head)
+            return nothing_to_read(head.weight_gradient, 1)
         if self.search == "published":
-            return _estimate(*_published(head, loss.temperature, self.family, rng), head)
-        return _estimate(*solve(head, loss.temperature, self.family, self.use_bias), head)
+            found = _published(head, loss.temperature, self.family, rng)
+        else:
+            found = solve(head, loss.temperature, self.family, self.use_bias)
+        estimate = _estimate(*found, head)
+        training = exposure.public.training
+        if sends_one_gradient(training):
+            return estimate
+        message = f"a guess only: the update sums gradients of {training.name}'s local steps, which is not (p − y) fᵀ"
+        return replace(estimate, certified=False, outcome=Outcome.PARTIAL, message=message)
 
 
 def _published(head: Head, temperature: float, family: Family, rng: Generator) -> tuple[ScalarProblem, Candidates]:
@@ -76,9 +85,12 @@ def _estimate(problem: ScalarProblem, found: Candidates, head: Head) -> LabelEst
     label = found.labels[0]
     outcome, message = verdict(found, problem)
     if outcome is Outcome.PARTIAL and problem.family == "one_hot" and not found.read:
-        # The softmax saturates; signs still name the label, though no feature.
-        label = torch.zeros_like(label).index_fill(0, against_the_others(gradient).argmax(), 1)
-        message = "the prediction is the label to rounding: the row that points against the others names it, the scalar is unknown"
+        # Where the softmax saturates, signs still name the label, though no feature.
+        against = against_the_others(gradient)
+        label = torch.zeros_like(label).index_fill(0, against.argmax(), 1)
+        message = "no scalar makes a one-hot label of this gradient; the one row that points against the others names the class"
+        if int((against > 0).sum()) > 1:
+            message = f"no one-hot label fits: {int((against > 0).sum())} rows point against the others, the longest of which is taken"
     winner = label.argmax()
     return LabelEstimate(
         counts=torch.zeros_like(label, dtype=torch.long).index_fill(0, winner, 1),
@@ -89,16 +101,4 @@ def _estimate(problem: ScalarProblem, found: Candidates, head: Head) -> LabelEst
         outcome=outcome,
         message=message,
         details={"scalar": 1 / found.errors[0], "features": problem.row[None] / found.errors[0], "error_bar": found.error_bars[0]},
-    )
-
-
-def _nothing_to_read(head: Head) -> LabelEstimate:
-    """A gradient of zero: the prediction is the label, and neither shows."""
-    counts = torch.zeros(head.classes, dtype=torch.long, device=head.weight.device)
-    counts[0] = 1
-    return LabelEstimate(
-        counts=counts,
-        labels=torch.zeros(1, dtype=torch.long, device=counts.device),
-        outcome=Outcome.SINGULAR,
-        message="the head's gradient is zero: the model predicts the label exactly, and nothing tells which it is",
     )

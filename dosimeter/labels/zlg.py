@@ -10,9 +10,8 @@ from torch import Generator
 from dosimeter.head import find_head
 from dosimeter.interfaces import LabelRecovery
 from dosimeter.labels.auxiliary import Source, reference_at
-from dosimeter.labels.batch_size import declared_or_inferred
-from dosimeter.labels.counting import counted, nearest_counts, whole_number_confidence
-from dosimeter.labels.shares import class_shares
+from dosimeter.labels.counting import nothing_to_read
+from dosimeter.labels.shares import class_shares, counts_of
 from dosimeter.registry import LABELS
 from dosimeter.types import Exposure, Knowledge, LabelEstimate, Refused
 
@@ -37,10 +36,10 @@ class ZLG(LabelRecovery):
         assert head.weight_gradient is not None
         if head.classes < 2:
             raise Refused("zlg needs at least two logits; this model has one, for which posterior works")
+        if not bool(head.weight_gradient.any()):
+            return nothing_to_read(head.weight_gradient, public.batch_size)
         features = reference_at(exposure, head.name, self.source, rng).features
         feature_sum = features.double().sum(1).mean()  # Ō
         logit_gradient = head.weight_gradient.sum(1, dtype=torch.float64) / feature_sum  # (C,)
         shares = class_shares(public.loss, head, features, logit_gradient, self.name)
-        size, message = declared_or_inferred(public.batch_size, shares, head.weight_gradient, self.name)
-        counts = nearest_counts(size * shares, size)
-        return counted(counts, scores=size * shares, confidence=whole_number_confidence(size * shares, counts), message=message)
+        return counts_of(shares, head.weight_gradient, public, self.name)

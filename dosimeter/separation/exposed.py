@@ -10,7 +10,6 @@ from torch import Generator, Tensor
 from torch.nn.functional import one_hot
 
 from dosimeter.head import Head
-from dosimeter.interfaces import Training
 from dosimeter.losses import CrossEntropy
 from dosimeter.separation.certificate import PAIR_FREEDOM
 from dosimeter.separation.distortion import distortion_of
@@ -19,7 +18,7 @@ from dosimeter.separation.separate import determined, separate
 from dosimeter.separation.smoothing import estimate_smoothing, with_smoothing
 from dosimeter.separation.spectrum import factor, rounding_unit
 from dosimeter.separation.verdict import Separation
-from dosimeter.training import FedAvg, FedSGD
+from dosimeter.training import sends_one_gradient
 from dosimeter.types import Exposure, LabelEstimate, Public, Refused
 
 Targets = Literal["any", "declared", "smoothed", "mixed"]
@@ -163,13 +162,6 @@ def _equations(exposure: Exposure, head: Head, gradient: Tensor, bias_gradient: 
         smoothing=smoothing,
         temperature=loss.temperature,
         model_unit=torch.finfo(head.weight.dtype).eps,
-    )
-
-
-def sends_one_gradient(training: Training) -> bool:
-    """Whether the update is one gradient of one batch; several local steps add up gradients of different weights."""
-    return isinstance(training, FedSGD) or (
-        isinstance(training, FedAvg) and training.steps in (None, 1) and training.epochs == 1 and training.mini_batch is None
     )
 
 

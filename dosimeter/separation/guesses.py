@@ -11,10 +11,11 @@ from dosimeter.head import Head
 from dosimeter.losses import CrossEntropy
 from dosimeter.separation.certificate import DEVIATIONS
 from dosimeter.separation.distortion import distortion_of
-from dosimeter.separation.exposed import may_be_scaled, scaled_by_layer, sends_one_gradient
+from dosimeter.separation.exposed import may_be_scaled, scaled_by_layer
 from dosimeter.separation.likelihood import Likely, Problem, fits, likely_features
 from dosimeter.separation.separate import Separation
 from dosimeter.separation.typical import Typical, typical_feature
+from dosimeter.training import sends_one_gradient
 from dosimeter.types import Exposure, LabelEstimate
 
 SIGNIFICANT = 5.0  # standard deviations

@@ -80,7 +80,7 @@ def restore_labels(exposure: Exposure, name: str) -> LabelEstimate:
     assert gradient is not None
     share, weight = _gradient_form(exposure.public.loss, planted)
     shares = _shares(share, weight, gradient.double())  # (C,) λ / B
-    size, message = declared_or_inferred(exposure.public.batch_size, shares, planted.head.weight_gradient, name)
+    size, outcome, message = declared_or_inferred(exposure.public.batch_size, shares, planted.head.weight_gradient, name)
     counts = nearest_counts(size * shares, size)
     if not one_gradient(exposure.public.training):
         message = "; ".join(part for part in (message, "local steps move the filter, so that the counts are not exact") if part)
@@ -88,6 +88,7 @@ def restore_labels(exposure: Exposure, name: str) -> LabelEstimate:
         counts,
         scores=size * shares,
         confidence=whole_number_confidence(size * shares, counts),
+        outcome=outcome,
         message=message,
         details={"probabilities": planted.probabilities, "targets": planted.targets},
     )

@@ -4,14 +4,14 @@ import pytest
 import torch
 
 from dosimeter.labels.batch_size import batch_size_of, declared_or_inferred, numerical_rank
-from dosimeter.types import Refused
+from dosimeter.types import Outcome, Refused
 
 
 def test_shares_fix_the_size_up_to_a_common_factor_and_the_rank_settles_it():
     shares = torch.tensor([0.5, 0.25, 0.25, 0.0])
     assert batch_size_of(shares) == 4
     gradient = torch.randn(4, 6, generator=torch.Generator().manual_seed(0)) @ torch.randn(6, 9, generator=torch.Generator().manual_seed(1))
-    assert batch_size_of(shares, torch.cat([gradient, gradient.flip(1)])) == 8  # rank 8
+    assert batch_size_of(shares, numerical_rank(torch.cat([gradient, gradient.flip(1)]))) == 8  # rank 8
 
 
 @pytest.mark.parametrize("rank", [1, 5, 20])
@@ -21,10 +21,23 @@ def test_rank_of_a_float32_product_is_its_inner_dimension(rank):
 
 
 def test_a_declared_size_is_taken_as_it_is():
-    assert declared_or_inferred(7, torch.tensor([0.3, 0.7]), None, "ilrg") == (7, "")
+    assert declared_or_inferred(7, torch.tensor([0.3, 0.7]), None, "ilrg") == (7, Outcome.COMPLETED, "")
 
 
 def test_shares_that_no_size_explains_are_refused():
     shares = torch.full((200,), 0.01) + 0.003 * torch.randn(200, generator=torch.Generator().manual_seed(0))
     with pytest.raises(Refused, match="ilrg needs the batch size"):
         declared_or_inferred(None, shares, None, "ilrg")
+
+
+def test_a_rank_in_place_of_an_explained_size_is_a_guess_and_says_so():
+    rng = torch.Generator().manual_seed(1)
+    shares = torch.full((20,), 0.05) + 0.003 * torch.randn(20, generator=rng)
+    gradient = torch.randn(20, 6, generator=rng) @ torch.randn(6, 30, generator=rng)
+    assert batch_size_of(shares, 6) is None
+    size, outcome, message = declared_or_inferred(None, shares, gradient, "ilrg")
+    assert (size, outcome) == (6, Outcome.PARTIAL)
+    assert "no size up to 4096" in message
+    assert "explains the gradient" not in message
+    exact = torch.zeros(20).index_fill(0, torch.tensor([3, 7]), 0.5)
+    assert declared_or_inferred(None, exact, gradient, "ilrg")[:2] == (6, Outcome.COMPLETED)

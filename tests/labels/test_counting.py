@@ -1,11 +1,16 @@
 """Whole counts: the exact nearest ones, against brute force."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
 
-from dosimeter.labels.counting import apportioned, labels_of, nearest_counts, whole_number_confidence
+from dosimeter.labels.counting import apportioned, labels_of, nearest_counts, present_classes, whole_number_confidence
+from dosimeter.server import recover_labels
+from dosimeter.types import Outcome
+
+INFERRING = ["idlg", "gradinversion", "zlg", "ilrg", "posterior", "gradient_bridge"]  # do without a declared batch size
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -53,6 +58,27 @@ def test_apportioned_gives_each_present_class_one_and_the_rest_by_weight():
     assert apportioned(torch.tensor([9.0, 9.0, 0.1, 0.1]), present, 3).tolist() == [1, 0, 1, 1]
     assert apportioned(torch.tensor([1.0, 9.0, 3.0, 2.0]), present, 2).tolist() == [1, 0, 1, 1]
     assert apportioned(torch.tensor([1.0, 9.0, 3.0, 2.0]), present, None).tolist() == [1, 0, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("method", "size"),
+    [*itertools.product([*INFERRING, "llg", "llg_plus", "llg_star", "cv_matching"], [4, 12]), *((name, None) for name in INFERRING)],
+)
+def test_a_gradient_of_zero_is_said_to_tell_nothing(expose, method, size):
+    exposure = expose([1, 2, 2, 7], auxiliary_per_class=3)
+    nothing = {name: torch.zeros_like(change) for name, change in exposure.update.items()}
+    exposure = replace(exposure, update=nothing, public=replace(exposure.public, batch_size=size))
+    estimate = recover_labels(exposure, method)
+    assert estimate.outcome is Outcome.SINGULAR
+    assert "zero, and nothing tells the labels" in estimate.message
+    assert int(estimate.counts.sum()) == len(estimate.labels) == (size or 1)
+
+
+def test_where_no_class_is_present_one_is_taken():
+    scores = torch.tensor([-1.0, -1.0, -3.0])
+    estimate = present_classes(scores, scores > 0, scores, 4, once=False, rule="shows")
+    assert estimate.counts.tolist() == [4, 0, 0]
+    assert estimate.outcome is Outcome.AMBIGUOUS
 
 
 def test_labels_are_the_counts_written_out():

@@ -5,11 +5,13 @@ import torch
 from torch import nn
 from torch.nn.functional import softmax
 
+from dosimeter.client import observe
+from dosimeter.defenses.pruning import Pruning
 from dosimeter.head import input_of
-from dosimeter.labels.ilrg import ILRG
+from dosimeter.labels.ilrg import ILRG, _least_squares
 from dosimeter.losses import BinaryCrossEntropy, CrossEntropy, Focal
 from dosimeter.server import recover_labels
-from dosimeter.types import Refused
+from dosimeter.types import Batch, Refused
 
 LABELS = [0, 0, 0, 3, 3, 8, 9, 9]
 COUNTS = [3, 0, 0, 2, 0, 0, 0, 0, 1, 2]
@@ -75,6 +77,36 @@ def test_an_undeclared_batch_size_is_inferred(expose):
     estimate = recover_labels(expose(LABELS, declare=False), "ilrg")
     assert estimate.counts.tolist() == COUNTS
     assert "8 is the smallest" in estimate.message
+
+
+@pytest.mark.parametrize("seed", [10, 17, 25, 31])
+def test_classes_far_rarer_than_the_commonest_are_kept_where_the_size_is_inferred(expose, seed):
+    labels = torch.randint(100, (40,), generator=torch.Generator().manual_seed(seed))
+    estimate = recover_labels(expose(labels, classes=100, seed=seed, declare=False), "ilrg")
+    assert estimate.counts.tolist() == torch.bincount(labels, minlength=100).tolist()
+    assert estimate.confidence > 0.9
+
+
+@pytest.mark.parametrize(("seed", "ratio"), [(18, 0.95), (32, 0.8), (35, 0.95), (38, 0.8)])
+def test_what_pruning_leaves_of_a_gradient_still_gives_counts(inputs, seed, ratio):
+    labels = torch.randint(10, (16,), generator=torch.Generator().manual_seed(seed))
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 10)).eval()
+    exposure = observe(model, Batch(inputs(16, seed), labels), defenses=(Pruning(ratio=ratio),))
+    assert int(recover_labels(exposure, "ilrg").counts.sum()) == 16
+
+
+def test_a_singular_system_has_its_shortest_solution():
+    right = torch.ones(3, 4, dtype=torch.float64)
+    assert not _least_squares(torch.zeros(3, 2, dtype=torch.float64), right).any()
+    system = torch.randn(3, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    assert torch.allclose(_least_squares(system, right), torch.linalg.pinv(system) @ right, atol=1e-6)
+
+
+def test_under_binary_cross_entropy_the_one_class_a_sample_is_said_to_be_assumed(expose):
+    assert "assume one each" in recover_labels(expose(LABELS, loss=BinaryCrossEntropy()), "ilrg").message
+    assert recover_labels(expose(LABELS), "ilrg").message == ""
 
 
 def test_more_classes_than_candidates_keep_the_smallest_bias_gradients(expose):

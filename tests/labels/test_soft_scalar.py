@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from dosimeter.client import observe
 from dosimeter.losses import CrossEntropy, Focal
 from dosimeter.server import recover_labels
+from dosimeter.training import FedAvg
 from dosimeter.types import Batch, Outcome, Refused
 
 
@@ -105,6 +106,34 @@ def test_a_bias_gradient_that_disagrees_with_the_rows_is_not_believed(expose):
     update = exposure.update | {"2.bias": exposure.update["2.bias"].roll(1)}
     estimate = recover_labels(replace(exposure, update=update), "soft_scalar")
     assert float((estimate.soft - label).abs().sum()) < 1e-4
+
+
+def test_several_local_steps_make_the_label_a_guess(inputs):
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 10, bias=False)).eval()
+    batch = Batch(inputs(1), torch.tensor([9]))
+    steps = recover_labels(observe(model, batch, training=FedAvg(steps=5, learning_rate=0.1)), "soft_scalar")
+    assert steps.outcome is Outcome.PARTIAL
+    assert "local steps" in steps.message
+    assert not steps.certified
+    one = recover_labels(observe(model, batch, training=FedAvg(steps=1, learning_rate=0.1)), "soft_scalar")
+    assert (one.outcome, one.labels.tolist()) == (Outcome.COMPLETED, [9])
+
+
+def test_a_mixed_label_is_said_not_to_be_one_hot(expose):
+    label = torch.zeros(1, 10).index_copy(1, torch.tensor([2, 7]), torch.tensor([[0.6, 0.4]]))
+    estimate = recover_labels(expose(label, bias=False), "soft_scalar", family="one_hot")
+    assert estimate.outcome is Outcome.PARTIAL
+    assert estimate.message.startswith("no one-hot label fits: 2 rows")
+    assert estimate.labels.tolist() == [2]
+
+
+def test_a_gradient_of_zero_tells_no_label(expose):
+    exposure = expose([3])
+    silent = replace(exposure, update={name: torch.zeros_like(change) for name, change in exposure.update.items()})
+    estimate = recover_labels(silent, "soft_scalar")
+    assert estimate.outcome is Outcome.SINGULAR
+    assert len(estimate.labels) == 1
 
 
 def test_two_samples_or_another_loss_are_refused(expose):
