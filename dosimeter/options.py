@@ -108,6 +108,9 @@ def type_name(annotation: Any) -> str:
     if origin is tuple:
         members = [member for member in typing.get_args(annotation) if member is not Ellipsis]
         return "a list of (" + ", ".join(type_name(member) for member in members) + ")"
+    if origin is dict:
+        key_type, value_type = typing.get_args(annotation)
+        return f"a table of {type_name(key_type)} = {type_name(value_type)}"
     if annotation is type(None):
         return "none"
     return _words_for(annotation) if isinstance(annotation, type) else str(annotation).replace("typing.", "")

@@ -56,6 +56,7 @@ def test_list_names_everything(capsys):
     ilrg = entries["labels", "ilrg"]
     assert "head gradient" in ilrg["needs"]
     assert {"name": "as_published", "type": "true or false", "required": False, "default": False} in ilrg["options"]
+    assert not [option for entry in entries.values() for option in entry["options"] if " at 0x" in str(option)]
     assert ("models", "resnet18") in entries
     assert ("data", "digits") in entries
     assert main(["list", "labels"]) == 0

@@ -135,7 +135,9 @@ def table_files() -> dict[str, Path]:
 
 
 def summaries() -> list[dict[str, str]]:
-    """What each table is, without building its rows."""
+    """What each table is, without building its rows; that there is none is an error, since they come with the package."""
+    if not table_files():
+        raise FileNotFoundError(f"no tables, <paper>/<table>.toml, in {_searched()}")
     contents = {key: read_toml(file) for key, file in table_files().items()}
     return [{"table": key, "title": data.get("title", key), "source": data.get("source", "")} for key, data in contents.items()]
 
@@ -145,7 +147,7 @@ def read_table(key: str, *, quick: bool = False) -> Table:
     files = table_files()
     path = files.get(key) or Path(key)
     if key not in files and not path.is_file():
-        there = ", ".join(files) or f"none in {' or '.join(str(folder) for folder in FOLDERS)}"
+        there = ", ".join(files) or f"none in {_searched()}"
         raise FileNotFoundError(f"{key}: no such table; there are: {there}")
     try:
         return parsed(read_toml(path), key if key in files else f"{path.parent.name}/{path.stem}", quick=quick)
@@ -240,3 +242,7 @@ def _merged(below: Any, above: Any) -> Any:
     for key, value in above.items():
         result[key] = _merged(result[key], value) if key in result else copy.deepcopy(value)
     return result
+
+
+def _searched() -> str:
+    return " or ".join(str(folder) for folder in FOLDERS)

@@ -2,7 +2,9 @@ import fnmatch
 
 import pytest
 
+from dosimeter.cli import main
 from dosimeter.options import OptionError
+from dosimeter.reproduction import tables
 from dosimeter.reproduction.quantities import check_quantity
 from dosimeter.reproduction.tables import parsed, read_table, table_files
 
@@ -101,3 +103,9 @@ def test_every_table_is_sound(key, quick):
         assert all(rival in row.methods for row in matched for rival in law.above), law.says
     if quick:
         assert len(table.departures) > len(read_table(key).departures), "what the quick profile leaves out must be said"
+
+
+def test_an_installation_without_tables_says_so(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(tables, "FOLDERS", (tmp_path / "experiments",))
+    assert main(["reproduce"]) == 2
+    assert capsys.readouterr().err == f"dosimeter: no tables, <paper>/<table>.toml, in {tmp_path / 'experiments'}\n"
