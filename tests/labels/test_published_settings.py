@@ -191,22 +191,6 @@ def test_without_the_bias_what_a_sure_model_hides_is_said_to_be_ambiguous(images
             assert float(logits.softmax(1).topk(2).values[0, 1]) < 1e-7
 
 
-def test_the_grid_is_200_times_faster_than_the_published_search(images, resnet20):
-    _, _, test, labels = images("cifar10")
-    torch.manual_seed(9000)
-    lenet = MODELS.build("lenet5", classes=10).eval().to(DEVICE)
-    seconds = dict.fromkeys(("grid", "published"), 0.0)
-    for network in (lenet, resnet20):
-        made = soft_samples(network, test, labels, 10, "smoothing", 12, own=True)
-        recover_labels(made[0][0], "soft_scalar")  # the first call of all reads every method's module
-        for exposure, _ in made:
-            for search in seconds:
-                start = time.perf_counter()
-                recover_labels(exposure, "soft_scalar", search=search)
-                seconds[search] += time.perf_counter() - start
-    assert seconds["published"] >= 200 * seconds["grid"]
-
-
 Photographs = tuple[Tensor, Normalization]
 
 
