@@ -83,7 +83,9 @@ def photographs(
     return observed(model, inputs, labels, **options)
 
 
-def trained(folder: Path, size: int, *, seed: int, train: bool, dtype: torch.dtype = torch.float32, wrong: float = 0.3) -> Case:
+def trained(
+    folder: Path, size: int, *, seed: int, train: bool, dtype: torch.dtype = torch.float32, wrong: float = 0.3, **options: Any
+) -> Case:
     """Training images of the CIFAR-10 ResNet-20, cropped and flipped at random as it was trained, a part of them mislabelled."""
     arrays = np.load(folder / "cifar10.npz")
     rng = torch.Generator().manual_seed(seed)
@@ -101,7 +103,7 @@ def trained(folder: Path, size: int, *, seed: int, train: bool, dtype: torch.dty
     weights = folder / "weights" / "cifar10_resnet20-12fca82f.th"
     model = load_model("resnet20", {"classes": 10}, weights, 0).to(dtype).train(train)
     scale = dm.Normalization(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
-    return observed(model, (crops - mean.view(3, 1, 1)) / std.view(3, 1, 1), labels, normalization=scale)
+    return observed(model, (crops - mean.view(3, 1, 1)) / std.view(3, 1, 1), labels, normalization=scale, **options)
 
 
 def errors(found: FeatureEstimate, case: Case) -> Tensor:
