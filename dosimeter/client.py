@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,7 @@ from dosimeter.options import PositiveInt, checked
 from dosimeter.randomness import generator, seeded
 from dosimeter.registry import DEFENSES, LOSSES, TRAININGS
 from dosimeter.training import FedSGD
-from dosimeter.types import Batch, Client, Exposure, Normalization, Public, Update
+from dosimeter.types import Batch, Client, Exposure, Normalization, Public, Refused, Update
 
 
 def observe(
@@ -53,6 +53,10 @@ def observe(
         update = _trained(client)
     for transform in client.outgoing:
         update = transform(update)
+    if not update:
+        raise Refused(
+            f"{', '.join(defense.name for defense in defenses)}: every layer that this model trains is withheld, so nothing is sent"
+        )
     public = Public(
         input_shape=tuple(client.batch.inputs.shape[1:]),
         classes=classes,
@@ -103,7 +107,7 @@ def receive(
         training=TRAININGS.resolve(training or FedSGD()),
         train_mode=model.training,
         normalization=normalization or Normalization(),
-        defenses=tuple(DEFENSES.resolve(defense) for defense in defenses),
+        defenses=tuple(DEFENSES.resolve(defense) for defense in listed(defenses)),
     )
     exposure = Exposure(model=model, update={k: v.detach().clone() for k, v in update.items()}, public=public, auxiliary=auxiliary)
     check_exposure(exposure)
@@ -112,7 +116,11 @@ def receive(
 
 def listed(defenses: Sequence[Defense | str] | Defense | str) -> Sequence[Defense | str]:
     """One defense alone is a list of one."""
-    return (defenses,) if isinstance(defenses, (str, Defense)) else defenses
+    if isinstance(defenses, (str, Defense)):
+        return (defenses,)
+    if isinstance(defenses, Mapping) or not isinstance(defenses, Iterable):
+        raise TypeError(f"defenses: expected a list of defenses or of their names, got {defenses!r}")
+    return defenses
 
 
 def check_exposure(exposure: Exposure) -> None:

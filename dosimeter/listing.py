@@ -37,7 +37,7 @@ REGISTRIES: dict[str, Registry[Any]] = {
 
 
 def catalogue(kinds: Sequence[str]) -> list[dict[str, Any]]:
-    """One entry a method: kind, name, idea, source, needs and options with their types and defaults."""
+    """One entry a method: kind, name, idea, source, needs, what it promises and breaks, and options with their types and defaults."""
     return [_entry(kind, name, REGISTRIES[kind].entry(name)) for kind in kinds for name in REGISTRIES[kind]]
 
 
@@ -49,6 +49,7 @@ def _entry(kind: str, name: str, entry: Any) -> dict[str, Any]:
         "idea": idea.strip(),
         "source": rest.strip(),
         "needs": sorted(need.value for need in getattr(entry, "needs", ())),
+        **{said: getattr(entry, said) for said in ("promise", "breaks") if hasattr(entry, said)},  # of a defense
         "options": [
             {
                 "name": option.name,

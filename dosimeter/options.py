@@ -25,6 +25,7 @@ PositiveInt = Annotated[int, Constraint("a positive int", lambda value: value > 
 NonNegativeInt = Annotated[int, Constraint("an int of at least 0", lambda value: value >= 0)]
 PositiveFloat = Annotated[float, Constraint("a positive number", lambda value: value > 0 and not math.isnan(value))]
 NonNegativeFloat = Annotated[float, Constraint("a number of at least 0", lambda value: value >= 0)]
+FiniteFloat = Annotated[float, Constraint("a finite number of at least 0", lambda value: 0 <= value < math.inf)]
 Fraction = Annotated[float, Constraint("a number in [0, 1]", lambda value: 0 <= value <= 1)]
 
 

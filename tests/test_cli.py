@@ -59,6 +59,11 @@ def test_list_names_everything(capsys):
     assert not [option for entry in entries.values() for option in entry["options"] if " at 0x" in str(option)]
     assert ("models", "resnet18") in entries
     assert ("data", "digits") in entries
+    assert entries["defenses", "pruning"]["promise"] == "nothing: the surviving entries are exact"
+    assert main(["list", "defenses"]) == 0
+    shown = capsys.readouterr().out
+    assert "promises: (ε, δ) for each sample" in shown
+    assert "breaks: accuracy at small ε" in shown
     assert main(["list", "labels"]) == 0
     assert "ilrg" in capsys.readouterr().out
 

@@ -11,7 +11,7 @@ from torch import Generator, Tensor
 from torch.nn.functional import conv1d, pad
 
 from dosimeter.interfaces import Defense
-from dosimeter.options import NonNegativeFloat
+from dosimeter.options import FiniteFloat
 from dosimeter.registry import DEFENSES
 from dosimeter.types import Batch, Client, Refused
 
@@ -29,7 +29,7 @@ class Blur(Defense):
     promise: ClassVar[str] = "fine detail is damped before training, but deconvolution brings back what noise does not cover"
     breaks: ClassVar[str] = "accuracy where the classes differ in detail"
 
-    sigma: NonNegativeFloat
+    sigma: FiniteFloat
 
     def __call__(self, client: Client, rng: Generator) -> Client:
         inputs = client.batch.inputs

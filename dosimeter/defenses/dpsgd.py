@@ -13,7 +13,7 @@ from torch.func import functional_call, grad, vmap
 
 from dosimeter.defenses.gaussian_noise import GaussianNoise
 from dosimeter.interfaces import Defense, Loss, Training
-from dosimeter.options import NonNegativeFloat, OptionError, PositiveFloat
+from dosimeter.options import FiniteFloat, OptionError, PositiveFloat
 from dosimeter.privacy import Accountant, gaussian_epsilon
 from dosimeter.registry import DEFENSES
 from dosimeter.training import FedSGD, copied_buffers
@@ -38,7 +38,7 @@ class DPSGD(Defense):
     breaks: ClassVar[str] = "accuracy at small ε; batch norm in train mode; time and memory for a gradient a sample"
 
     max_norm: PositiveFloat
-    noise_multiplier: NonNegativeFloat
+    noise_multiplier: FiniteFloat
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -95,7 +95,11 @@ def per_sample_gradients(model: nn.Module, inputs: Tensor, targets: Tensor, loss
     def sample_loss(parameters: dict[str, Tensor], sample: Tensor, target: Tensor) -> Tensor:
         return loss(functional_call(model, (parameters, buffers), (sample[None],)), target[None])
 
-    return vmap(grad(sample_loss), in_dims=(None, 0, 0), randomness="different")(parameters, inputs, targets)
+    try:
+        return vmap(grad(sample_loss), in_dims=(None, 0, 0), randomness="different")(parameters, inputs, targets)
+    except RuntimeError:  # the model has an operation that cannot be batched, such as a recurrent layer
+        each = [grad(sample_loss)(parameters, sample, target) for sample, target in zip(inputs, targets)]
+        return {name: torch.stack([gradient[name] for gradient in each]) for name in parameters}
 
 
 def _refuse_batch_norm(model: nn.Module) -> None:

@@ -8,7 +8,7 @@ from typing import ClassVar
 from torch import Generator
 
 from dosimeter.defenses.outgoing import OutgoingDefense, largest_magnitude, standard_normal
-from dosimeter.options import NonNegativeFloat
+from dosimeter.options import FiniteFloat
 from dosimeter.registry import DEFENSES
 from dosimeter.types import Update
 
@@ -27,7 +27,7 @@ class GaussianNoise(OutgoingDefense):
     promise: ClassVar[str] = "nothing by itself: without a bound on the update there is no sensitivity, hence no ε; list clipping before it"
     breaks: ClassVar[str] = "accuracy, the more the larger the model: the noise of all entries adds up, the signal does not grow"
 
-    std: NonNegativeFloat
+    std: FiniteFloat
     relative: bool = False
 
     def protect(self, update: Update, rng: Generator) -> Update:

@@ -9,7 +9,7 @@ import torch
 from torch import Generator, Tensor
 
 from dosimeter.defenses.outgoing import OutgoingDefense, largest_magnitude, working_dtype
-from dosimeter.options import NonNegativeFloat
+from dosimeter.options import FiniteFloat
 from dosimeter.registry import DEFENSES
 from dosimeter.types import Update
 
@@ -27,7 +27,7 @@ class LaplaceNoise(OutgoingDefense):
     promise: ClassVar[str] = "nothing by itself: an ε needs a bound on the update's L1 norm, which grows with the number of parameters"
     breaks: ClassVar[str] = "accuracy, as Gaussian noise does, with heavier tails"
 
-    scale: NonNegativeFloat
+    scale: FiniteFloat
     relative: bool = False
 
     def protect(self, update: Update, rng: Generator) -> Update:

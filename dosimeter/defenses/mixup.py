@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
@@ -12,9 +13,11 @@ from torch import Generator
 from dosimeter.client import check_batch
 from dosimeter.interfaces import Defense
 from dosimeter.losses import as_distribution
-from dosimeter.options import PositiveFloat
+from dosimeter.options import Constraint
 from dosimeter.registry import DEFENSES
 from dosimeter.types import Batch, Client, Refused
+
+Concentration = Annotated[float, Constraint("a positive finite number", lambda value: 0 < value < math.inf)]
 
 
 @DEFENSES.register("mixup")
@@ -30,7 +33,7 @@ class Mixup(Defense):
     promise: ClassVar[str] = "nothing: the blends leak as samples do, and the labels say how they were blended"
     breaks: ClassVar[str] = "little: it is a regulariser; hard labels are gone"
 
-    alpha: PositiveFloat = 1.0
+    alpha: Concentration = 1.0
 
     def __call__(self, client: Client, rng: Generator) -> Client:
         inputs, targets = client.batch.inputs, client.batch.targets

@@ -26,6 +26,25 @@ def test_per_sample_gradients_agree_with_a_loop(classifier, batch):
             assert torch.allclose(found[name][index], gradient, atol=1e-6)
 
 
+class _Recurrent(nn.Module):
+    """Reads an image row by row."""
+
+    def __init__(self):
+        super().__init__()
+        self.memory, self.classifier = nn.GRU(8, 6, batch_first=True), nn.Linear(6, 10)
+
+    def forward(self, images):
+        return self.classifier(self.memory(images[:, 0])[0][:, -1])
+
+
+def test_layers_that_cannot_be_batched_are_gone_through_one_by_one(batch):
+    model = _Recurrent()
+    found = per_sample_gradients(model, batch.inputs, batch.targets, CrossEntropy())
+    for index, expected in enumerate(_loop(model, batch)):
+        for name, gradient in expected.items():
+            assert torch.allclose(found[name][index], gradient, atol=1e-6)
+
+
 @pytest.mark.filterwarnings("ignore:Full backward hook")
 def test_per_sample_gradients_equal_those_of_opacus(batch):
     grad_sample = pytest.importorskip("opacus.grad_sample", reason="opacus is not installed")

@@ -40,5 +40,5 @@ def test_noise_of_layers_is_independent():
 
 
 def test_a_negative_deviation_is_refused():
-    with pytest.raises(ValueError, match=r"defense\.std: expected a number of at least 0, got -1"):
+    with pytest.raises(ValueError, match=r"defense\.std: expected a finite number of at least 0, got -1"):
         dm.defense("gaussian_noise", std=-1.0)

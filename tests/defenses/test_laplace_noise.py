@@ -20,5 +20,5 @@ def test_relative_noise_scales_with_each_layer_maximum():
 
 
 def test_a_negative_scale_is_refused():
-    with pytest.raises(ValueError, match=r"defense\.scale: expected a number of at least 0"):
+    with pytest.raises(ValueError, match=r"defense\.scale: expected a finite number of at least 0"):
         dm.defense("laplace_noise", scale=-0.1)

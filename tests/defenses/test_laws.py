@@ -327,6 +327,27 @@ def test_a_model_without_a_head_is_refused(name, batch):
         dm.observe(model, batch, defenses=(dm.defense(name, **EXAMPLES[name]),))
 
 
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("gaussian_noise", {"std": math.inf}),
+        ("laplace_noise", {"scale": math.inf}),
+        ("dpsgd", {"max_norm": 1.0, "noise_multiplier": math.inf}),
+        ("blur", {"sigma": math.inf}),
+        ("mixup", {"alpha": math.inf}),
+    ],
+)
+def test_sizes_without_end_are_refused_when_the_defense_is_built(name, options):
+    with pytest.raises(ValueError, match=r"defense\.\w+: expected a (positive )?finite number.*, got inf"):
+        dm.defense(name, **options)
+
+
+@pytest.mark.parametrize("wrong", [None, 3, {"name": "sign"}])
+def test_what_is_no_list_of_defenses_is_refused(wrong, classifier, batch):
+    with pytest.raises(TypeError, match=r"defenses: expected a list of defenses or of their names, got"):
+        dm.observe(classifier, batch, defenses=wrong)
+
+
 @pytest.mark.parametrize("name", ["blur", "pixelation"])
 def test_inputs_that_are_not_images_are_refused(name):
     flat = dm.Batch(torch.rand(4, 64), torch.arange(4))
