@@ -54,9 +54,8 @@ def observe(
     for transform in client.outgoing:
         update = transform(update)
     if not update:
-        raise Refused(
-            f"{', '.join(defense.name for defense in defenses)}: every layer that this model trains is withheld, so nothing is sent"
-        )
+        names = ", ".join(defense.name for defense in defenses)
+        raise Refused(f"{names}: every layer that this model trains is withheld, so nothing is sent")
     public = Public(
         input_shape=tuple(client.batch.inputs.shape[1:]),
         classes=classes,
