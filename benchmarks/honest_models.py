@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import interpolate
+from unseen_architectures import INITIALISATIONS, UNSEEN, initialise
 
 from dosimeter.data.load import load_images
 from dosimeter.models.loading import load_model
@@ -115,9 +116,13 @@ class Member:
 
 
 class Zoo:
-    """Honest models in every state, made from a seed; each training serves all the states that follow from it."""
+    """Honest models in every state, made from a seed; each training serves all the states that follow from it.
 
-    def __init__(self, seed: int, data: Path | None = None) -> None:
+    `unseen`: of architectures and initialisations that no threshold was set with, some of them trained until they are sure.
+    """
+
+    def __init__(self, seed: int, data: Path | None = None, unseen: bool = False) -> None:
+        self.unseen = unseen
         self.rng = torch.Generator().manual_seed(seed)
         paths = BUNDLED if data is None else [str(data / name) for name in SHARED]
         self.sets = {name: load_images(name) for name in paths}
@@ -130,18 +135,20 @@ class Zoo:
 
     def family(self) -> list[Member]:
         """One architecture on one data set, in every state."""
-        name = self.pick([*REGISTERED, *OTHERS])
+        name = self.pick(list(UNSEEN) if self.unseen else [*REGISTERED, *OTHERS])
         images = self.sets[self.pick(list(self.sets))]
         size = max(LEAST.get(name, 8), min(images.images.shape[-1], LARGEST))
         pixels, labels = interpolate(images.images, (size, size), mode="bilinear", antialias=True), images.labels
         classes = len(images.class_names)
+        if self.unseen and classes <= 10 and float(torch.rand((), generator=self.rng)) < 0.2:
+            labels, classes = labels % 2, 2
         if float(torch.rand((), generator=self.rng)) < 0.2:  # many more classes than the client has
             classes = self.pick((100, 1000)) if classes < 100 else 1000
         order = torch.randperm(len(pixels), generator=self.rng)
         chosen, own = order[: 48 if name in LARGE else 128], order[-self.pick((8, 16, 32, 64)) :]
         data, batch = Batch(pixels[chosen], labels[chosen]), Batch(pixels[own], labels[own])
         untrained = self.build(name, pixels.shape[1], size, classes)
-        epochs = 1 if name in LARGE else self.pick((2, 5))
+        epochs = 1 if name in LARGE else self.pick((2, 5, 40) if self.unseen else (2, 5))
         trained = self.train(untrained, data, epochs=epochs, rate=2e-3)
         states = [state for state in STATES if len(labels.unique()) == classes or "one round" not in state]
         before = {state: self.bring(untrained, trained, data, state) for state in states}
@@ -154,6 +161,8 @@ class Zoo:
             return load_model(name, {**self.pick(REGISTERED[name]), "classes": classes, "channels": channels, "size": size}, None, seed)
         with torch.random.fork_rng():
             torch.manual_seed(seed)
+            if name in UNSEEN:
+                return initialise(UNSEEN[name](channels, size, classes), self.pick(list(INITIALISATIONS)))
             return OTHERS[name](channels, size, classes)
 
     def bring(self, untrained: nn.Module, trained: nn.Module, data: Batch, state: str) -> nn.Module:

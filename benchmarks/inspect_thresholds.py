@@ -1,10 +1,11 @@
 """Where the thresholds of `dosimeter inspect` come from: honest models of every kind, rigged ones of every attack.
 
-    python benchmarks/inspect_thresholds.py [--honest 500] [--rigged 200] [--seed 0] [--workers 1] [--data ../shared/data]
+    python benchmarks/inspect_thresholds.py [--honest 500] [--rigged 200] [--seed 0] [--workers 1] [--unseen] [--data ../shared/data]
 
 Prints, for each check, the honest maximum, the 99th percentile, the least that the attacks it is made for reach, and the
 threshold in force; then the false-positive rate, the detection rate by attack, with and without data, and what a GradFilt
-that hides from one check after the other still shows. Images are the bundled ones, or those of `--data`.
+that hides from one check after the other still shows. Images are the bundled ones, or those of `--data`. `--unseen` takes
+architectures and initialisations that no threshold was set with.
 """
 
 from __future__ import annotations
@@ -79,9 +80,9 @@ class Tally:
         self.hidden += other.hidden
 
 
-def campaign(seed: int, data: Path | None, honest: int, rigged: int, hiding: int) -> Tally:
+def campaign(seed: int, data: Path | None, unseen: bool, honest: int, rigged: int, hiding: int) -> Tally:
     torch.set_num_threads(1)
-    zoo, tally = Zoo(seed, data), Tally()
+    zoo, tally = Zoo(seed, data, unseen), Tally()
     for index in range(honest):
         try_honest(zoo.draw(), ("data and round before", "data", "nothing")[index % 3], tally)
     for _ in range(rigged):
@@ -192,6 +193,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=None, help="start nothing new after")
+    parser.add_argument("--unseen", action="store_true")
     parser.add_argument("--data", type=Path, default=None)
     arguments = parser.parse_args()
     parts = 8 * arguments.workers if arguments.workers > 1 else 1
@@ -201,7 +203,7 @@ def main() -> None:
     tally = Tally()
     with ProcessPoolExecutor(arguments.workers, mp_context=get_context("spawn")) as pool:
         seeds = range(1000 * arguments.seed, 1000 * arguments.seed + parts)
-        running = [pool.submit(campaign, seed, arguments.data, *part) for seed, part in zip(seeds, zip(*counts))]
+        running = [pool.submit(campaign, seed, arguments.data, arguments.unseen, *part) for seed, part in zip(seeds, zip(*counts))]
         try:
             for done in as_completed(running, timeout=arguments.seconds):
                 if done.exception() is None:

@@ -22,8 +22,8 @@ from dosimeter.types import Exposure, Knowledge, LabelEstimate, Normalization, O
 
 BINS_PER_TARGET = 8
 FEWEST_BINS = 128  # the thesis's number
-FUNCTIONALS: tuple[Functional, ...] = ("brightness", "random", "cosine")
-ROOMY = 1.5  # bins a target sample from which three functionals take samples apart that two cannot
+FUNCTIONALS: tuple[Functional, ...] = ("brightness", "random", "cosine", "random")
+ROOMY = 1.15  # bins a target sample from which four functionals settle all of them; with fewer bins fewer functionals show more
 
 
 @ATTACKS.register("gradfilt")
@@ -53,7 +53,7 @@ class GradFilt(ActiveAttack):
     threshold: NonNegativeInt = 8  # β
     expected: PositiveInt | None = None  # target samples in the batch, from an earlier round; none: plant no layer
     bins: PositiveInt | None = None  # of the inserted layer; none: chosen for the expected number
-    functionals: tuple[Functional, ...] | None = None  # none: three, or two where the bins are few for the expected number
+    functionals: tuple[Functional, ...] | None = None  # none: four, or fewer where the bins are few for the expected number
     input_shape: tuple[PositiveInt, ...] | None = None
     normalization: Normalization | None = None
     moments: Moments | None = None  # of the functionals over the client's kind of data, as `after` finds them
@@ -61,7 +61,7 @@ class GradFilt(ActiveAttack):
     steps: PositiveInt = 4800
     restarts: PositiveInt = 1
     learning_rate: PositiveFloat = 0.1
-    total_variation: NonNegativeFloat = 0.01
+    total_variation: NonNegativeFloat | None = None  # as inverting_gradients chooses it
     seconds: PositiveFloat | None = None
     path: Path = "auto"
     precision: Precision = "fp32"
@@ -73,12 +73,13 @@ class GradFilt(ActiveAttack):
         filtered = plant_filter(model, head, self.targets, bias=self.bias, scale=self.scale, camouflage=self.camouflage, rng=rng)
         if (self.expected or 0) <= self.threshold:
             return filtered
-        bins = self.bins or max(FEWEST_BINS, BINS_PER_TARGET * (self.expected or 0))
-        functionals = self.functionals or (FUNCTIONALS if bins >= ROOMY * (self.expected or 0) else FUNCTIONALS[:2])
+        expected = self.expected or 0
+        bins = self.bins or max(FEWEST_BINS, BINS_PER_TARGET * expected)
+        fitting = 4 if bins >= ROOMY * expected else 2 if bins >= expected else 1
         return insert_layer(
             filtered,
             shape,
-            functionals,
+            self.functionals or FUNCTIONALS[:fitting],
             bins,
             sparse=False,
             normalization=self.normalization,

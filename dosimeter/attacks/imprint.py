@@ -27,9 +27,10 @@ class Imprint(ActiveAttack):
     rows with the weights of one linear functional and its quantiles as biases; differences of adjacent rows' gradients
     divided by those of their biases (Eq. 6). `sparse` is their variant whose rows answer inside their own bin alone.
     Departures: the rows are shared out among several functionals, and what is found under one is subtracted from the bins
-    of the others, so that samples that share a bin come apart (`functionals=("brightness",)` is the published form); a
+    of the others, so that samples that share a bin come apart (`functionals=("brightness",)` is the published form); where none
+    is alone any more, the linear dependences between the bins' contents tell samples apart; a
     sample is claimed only where its pixels lie on 8-bit levels, or another functional's bin or the model's own derivative
-    at it confirms that it was alone;
+    at it confirms that it is one;
     the quantiles are a normal distribution's with the moments of natural images, since no data are given to the attack;
     the layer adds its mean answer to the input and needs no second matrix. Send the next `round` to sort anew.
     Under secure aggregation it gets the samples of all clients, without telling whose they are. After local steps (FedAvg)

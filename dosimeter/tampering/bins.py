@@ -11,6 +11,7 @@ from dosimeter.analytic.levels import on_levels
 from dosimeter.normalization import input_bounds
 from dosimeter.tampering.inserted_layer import InsertedLayer
 from dosimeter.tampering.replaying import Replayer
+from dosimeter.tampering.shared_bins import separate
 from dosimeter.types import Normalization
 
 AGREEMENT = 2e-3  # relative difference up to which two bins hold the same sample
@@ -45,7 +46,9 @@ def decode(
     the 256 levels of a picture's pixels, between which a mixture lies. For data without levels, where the bin of
     another functional that x falls into holds the same content, and where the model itself gives x the weight S (`replay`,
     roughly beside an agreement, else exactly). Where levels confirm samples, one that lies off them needs the agreement.
-    What is found is subtracted from every functional's bin, which leaves other samples alone in theirs.
+    What is found is subtracted from every functional's bin, which leaves other samples alone in theirs. Where none is left alone,
+    `separate` tells samples apart that share all their bins; of those only levels or the exact weight confirm one, since two
+    samples that have all bins in common look like one to it.
     """
     state = _State(layer, weight_gradient, bias_gradient, normalization, shape)
     whole = float(state.contents.norm())
@@ -53,20 +56,26 @@ def decode(
     pictures = False
     while True:
         rows, places = state.candidates()
-        confirmed = state.on_levels(rows)
+        contents = state.contents[rows]
+        confirmed = state.on_levels(contents)
         pictures |= bool(confirmed.any())
         if not bool(confirmed.any()):
             confirmed = state.agreeing(rows, places)
             if replay is not None and len(rows):
                 agreeing = confirmed.nonzero().flatten()
-                confirmed = state.replayed(rows, agreeing[_first_of_each(places[agreeing])], replay, ROUGHLY)
+                confirmed = _replayed(contents, agreeing[_first_of_each(places[agreeing])], replay, ROUGHLY)
                 if not pictures and not bool(confirmed.any()):
-                    confirmed = state.replayed(rows, torch.arange(len(rows), device=rows.device), replay, replay.exact)
+                    confirmed = _replayed(contents, torch.arange(len(rows), device=rows.device), replay, replay.exact)
+        if not bool(confirmed.any()):
+            contents, places = state.separated()
+            confirmed = state.on_levels(contents)
+            if replay is not None and not pictures and not bool(confirmed.any()):
+                confirmed = _replayed(contents, torch.arange(len(contents), device=contents.device), replay, replay.exact)
         if not bool(confirmed.any()):
             break
-        found.append(state.take(rows[confirmed], places[confirmed]))
+        found.append(state.take(contents[confirmed], places[confirmed]))
     contents = torch.cat(found) if found else state.contents[:0]
-    inputs = contents[:, :-1] / contents[:, -1:]
+    inputs = _quotients(contents)
     once = _distinct(inputs)
     left = state.alive()
     return Decoded(
@@ -97,9 +106,9 @@ class _State:
         self.contents = torch.cat([inner[occupied].double(), outer[occupied, None].double()], 1)  # (m, d + 1)
         self.row_of = torch.full((sum(layer.bins),), -1, device=occupied.device)
         self.row_of[occupied] = torch.arange(len(occupied), device=occupied.device)
-        self.bin_of = occupied  # (m,)
         starts = torch.tensor([0, *layer.bins], device=occupied.device).cumsum(0)
         self.starts = starts[:-1]
+        self.functional_of = torch.bucketize(occupied, self.starts, right=True) - 1  # (m,)
         first = layer.rows.weight.detach()[self.starts].double()  # (F, d) of which every row is a multiple
         self.functionals = first
         counts = torch.tensor(layer.bins, device=occupied.device)
@@ -112,28 +121,37 @@ class _State:
     def alive(self) -> Tensor:
         return self.contents.norm(dim=1) > EMPTY * self.noise
 
-    def inputs(self, rows: Tensor) -> Tensor:
-        return self.contents[rows, :-1] / self.contents[rows, -1:]
-
-    def on_levels(self, rows: Tensor) -> Tensor:
-        """Whether the quotients are pictures by their levels: (n,)."""
-        return on_levels(self.inputs(rows).reshape(-1, *self.shape), self.normalization)
+    def on_levels(self, contents: Tensor) -> Tensor:
+        """Whether the quotients of contents (n, d + 1) are pictures by their levels: (n,)."""
+        return on_levels(_quotients(contents).reshape(-1, *self.shape), self.normalization)
 
     def candidates(self) -> tuple[Tensor, Tensor]:
         """Bins whose quotient is an input that would lie in that very bin, and in an occupied one of every functional: (n,), (n, F)."""
         rows = (self.contents.norm(dim=1) > MARGIN * self.noise).nonzero().flatten()
-        inputs = self.inputs(rows)
+        inside, places = self.places_of(self.contents[rows])
+        sound = inside & (places == rows[:, None]).any(1)
+        return rows[sound], places[sound]
+
+    def separated(self) -> tuple[Tensor, Tensor]:
+        """Contents (n, d + 1) of samples that share all their bins with others, and the places of these (n, F)."""
+        rows = self.alive().nonzero().flatten()
+        contents, places = separate(self.contents[rows], self.functional_of[rows], self.noise)
+        sound = contents.norm(dim=1) > MARGIN * self.noise
+        contents, places = contents[sound], rows[places[sound]]
+        inside, fitting = self.places_of(contents)
+        sound = inside & (places == fitting).all(1) if len(places) else inside
+        return contents[sound], places[sound]
+
+    def places_of(self, contents: Tensor) -> tuple[Tensor, Tensor]:
+        """Whether quotients lie in the data range and in occupied bins (n,), and in which row of each functional (n, F)."""
+        inputs = _quotients(contents)
         inside = ((inputs >= self.low) & (inputs <= self.high)).all(1)
-        rows, inputs = rows[inside], inputs[inside]
         values = inputs @ self.functionals.T  # (n, F)
         bins = torch.stack([torch.searchsorted(edges, column.contiguous()) - 1 for edges, column in zip(self.edges, values.T)], 1)
         counts = torch.tensor(self.layer.bins, device=bins.device)
         places = self.row_of[self.starts + bins.clamp_min(0).minimum(counts - 1)]  # (n, F)
-        alive = self.alive()
-        sound = (places >= 0).all(1) & (places == rows[:, None]).any(1) & (bins >= 0).all(1)
-        rows, places = rows[sound], places[sound]
-        sound = alive[places].all(1)
-        return rows[sound], places[sound]
+        inside &= (bins >= 0).all(1) & (places >= 0).all(1) & self.alive()[places].all(1)
+        return inside, places
 
     def agreeing(self, rows: Tensor, places: Tensor) -> Tensor:
         """Whether another functional's bin holds the same content: (n,)."""
@@ -142,21 +160,26 @@ class _State:
         same = torch.stack([(self.contents[column] - own).norm(dim=1) <= tolerance for column in places.T], 1) if len(rows) else places > 0
         return (same & (places != rows[:, None])).any(1)
 
-    def replayed(self, rows: Tensor, chosen: Tensor, replay: Replayer, tolerance: float) -> Tensor:
-        """Which rows (n,), of those `chosen` by index, hold the weight that the model gives their inputs: (n,)."""
-        confirmed = torch.zeros(len(rows), dtype=torch.bool, device=rows.device)
-        if len(chosen):
-            confirmed[chosen] = replay(self.inputs(rows[chosen]), self.contents[rows[chosen], -1]) <= tolerance
-        return confirmed
-
-    def take(self, rows: Tensor, places: Tensor) -> Tensor:
+    def take(self, contents: Tensor, places: Tensor) -> Tensor:
         """Subtract each confirmed sample from the bins that it lies in, once; returns what was taken: (n, d + 1)."""
         first = _first_of_each(places)
-        rows, places = rows[first], places[first]
-        taken = self.contents[rows].clone()
-        for column in places.T:
+        taken = contents[first]
+        for column in places[first].T:
             self.contents.index_add_(0, column, -taken)
         return taken
+
+
+def _quotients(contents: Tensor) -> Tensor:
+    """x = U/S of contents (U, S): (n, d)."""
+    return contents[:, :-1] / contents[:, -1:]
+
+
+def _replayed(contents: Tensor, chosen: Tensor, replay: Replayer, tolerance: float) -> Tensor:
+    """Which contents (n, d + 1), of those `chosen` by index, have the weight that the model gives their inputs: (n,)."""
+    confirmed = torch.zeros(len(contents), dtype=torch.bool, device=contents.device)
+    if len(chosen):
+        confirmed[chosen] = replay(_quotients(contents[chosen]), contents[chosen, -1]) <= tolerance
+    return confirmed
 
 
 def _distinct(inputs: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from dosimeter.analytic.levels import snapped
 from dosimeter.defenses.secure_aggregation import MeanOfClients
 from dosimeter.interfaces import Training
 from dosimeter.tampering.inserted_layer import STRENGTH, InsertedLayer
-from dosimeter.training import FedSGD, copied_buffers
+from dosimeter.training import copied_buffers, sends_one_gradient
 from dosimeter.types import Exposure
 
 ONE_LABEL = 5e-3  # the more labels there are, the nearer a mixture's weight comes to one of theirs: 1 in 100 by chance
@@ -73,7 +73,7 @@ def replayer_for(exposure: Exposure, layer: InsertedLayer, labels: Tensor | None
 
 def one_gradient(training: Training) -> bool:
     """Whether the update is the gradient at the model as it was sent, of one client or of several together."""
-    return isinstance(training, FedSGD) or (isinstance(training, MeanOfClients) and isinstance(training.each, FedSGD))
+    return sends_one_gradient(training.each if isinstance(training, MeanOfClients) else training)
 
 
 def _mixes_samples(model: nn.Module) -> bool:

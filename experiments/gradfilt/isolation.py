@@ -1,5 +1,5 @@
 # ruff: noqa: T201
-"""How many of 50 and of 100 samples the bins of an inserted layer can show, whatever the model: alone, or once others are taken out.
+"""How many of 50 and of 100 samples the bins of an inserted layer can show, whatever the model: alone, and by what all bins hold.
 
     python experiments/gradfilt/isolation.py [--draws 150] [--data ../shared/data]
 
@@ -17,20 +17,20 @@ from torch import Tensor, nn
 
 from dosimeter.tampering.inserted_layer import InsertedLayer, insert_layer
 
-FUNCTIONALS = (("brightness",), ("brightness", "random"), ("brightness", "random", "cosine"))
+FUNCTIONALS = (("brightness",), ("brightness", "random"), ("brightness", "random", "cosine"), ("brightness", "random", "cosine", "random"))
 BINS = 128
 
 
-def freed(bins: list[Tensor]) -> float:
-    """The share of samples that lie alone in a bin (n,) of some functional, those that do being taken out of the others."""
-    left = torch.ones(len(bins[0]), dtype=torch.bool, device=bins[0].device)
-    while True:
-        alone = torch.zeros_like(left)
-        for places in bins:
-            alone |= left & (torch.bincount(places[left], minlength=int(places.max()) + 1)[places] == 1)
-        if not bool(alone.any()):
-            return 1 - float(left.double().mean())
-        left &= ~alone
+def settled(bins: list[Tensor]) -> float:
+    """The share of samples that the bins' contents determine, each bin (n,) of each functional holding the sum of its samples.
+
+    With A marking the bins of each sample, those are the samples whose unit vector lies in A's row space: those alone in a bin,
+    those alone once others are taken out, and those that linear equations between bins settle.
+    """
+    marks = torch.cat([torch.nn.functional.one_hot(places, int(places.max()) + 1).T for places in bins]).double()  # (m, n)
+    _, sizes, right = torch.linalg.svd(marks, full_matrices=False)
+    within = right[sizes > 1e-9 * sizes.max()].square().sum(0)
+    return float((within > 1 - 1e-9).double().mean())
 
 
 def bins_of(layer: InsertedLayer, inputs: Tensor) -> list[Tensor]:
@@ -57,7 +57,7 @@ def main() -> None:
         for functionals in FUNCTIONALS:
             sizes = [len(part) for part in torch.arange(BINS).tensor_split(len(functionals))]
             drawn = ([torch.randint(size, (count,), generator=rng) for size in sizes] for _ in range(arguments.draws))
-            shares[count, len(functionals)] = [freed(bins) for bins in drawn]
+            shares[count, len(functionals)] = [settled(bins) for bins in drawn]
     show("equal bins", shares)
     for name in ("SVHN", "CIFAR-10", "CIFAR-100", "ImageNet"):
         chosen, shares = setting(name, arguments.data, 0, quick=True, model="small_cnn"), {}
@@ -67,7 +67,7 @@ def main() -> None:
             bins = bins_of(layer, chosen.images)
             for count in (50, 100):
                 shares[count, len(functionals)] = [
-                    freed([part[rows] for part in bins]) for rows in draws(chosen.labels, count, arguments.draws, rng)
+                    settled([part[rows] for part in bins]) for rows in draws(chosen.labels, count, arguments.draws, rng)
                 ]
         show(name, shares)
 

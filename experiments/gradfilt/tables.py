@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 import torch
-from isolation import bins_of, freed
+from isolation import bins_of, settled
 from settings import MODELS, Drawn, draw, setting
 from torch import Tensor, nn
 
@@ -96,7 +96,7 @@ def _isolated(model: nn.Module, drawn: Drawn, device: str, options: dict) -> tup
     attack = dm.attack("gradfilt", targets=(drawn.target,), input_shape=drawn.shape, **options)
     rigged = attack.tamper(model)
     found = dm.reconstruct(observed(rigged, drawn.batch, device), attack)
-    reachable = freed(bins_of(rigged, drawn.own.inputs.to(device)))
+    reachable = settled(bins_of(rigged, drawn.own.inputs.to(device)))
     if len(found.inputs) == 0:
         return torch.zeros(len(drawn.own.inputs)), 0, reachable
     return dm.score(found, drawn.own, metrics=["psnr"])["psnr"].nan_to_num(0.0).float().cpu(), len(found.inputs), reachable
