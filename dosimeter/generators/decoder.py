@@ -22,7 +22,8 @@ class Shape:
 
     feature: tuple[int, int, int]  # (channels, height, width); height and width are 1 where the feature has no positions
     image: tuple[int, int, int]  # (channels, height, width)
-    width: int = 512  # channels of the first stage; each later one has half
+    width: int = 512  # channels of the feature's own grid and of the first stage; each later one has half
+    finest: int | None = None  # pixels a side beyond which an image is drawn by scaling it up; none: its own size
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -34,8 +35,9 @@ class Shape:
 
     @property
     def stages(self) -> int:
-        """Doublings that reach the image's size, at least one."""
-        return max(1, *(math.ceil(math.log2(side / cells)) for side, cells in zip(self.image[1:], self.grid)))
+        """Doublings that reach the image's size, or the finest that is drawn, at least one."""
+        sides = (min(side, self.finest or side) for side in self.image[1:])
+        return max(1, *(math.ceil(math.log2(side / cells)) for side, cells in zip(sides, self.grid)))
 
 
 class Decoder(nn.Module):
@@ -43,9 +45,10 @@ class Decoder(nn.Module):
 
     Xue et al., "Fast Generation-Based Gradient Leakage Attacks against Highly Compressed Gradients", INFOCOM 2023: per stage a
     transposed convolution of stride 2 and three residual convolutions, five of them from 7 to 224 pixels, a sigmoid at the end.
-    Departures: as many stages as the sizes ask for; features are standardised with the auxiliary data's moments and pass a 1x1
-    convolution first, which is three quarters of the weights less; a pooled feature is spread over a small grid by a linear
-    layer; what does not end at the image's size is resized before the last convolution.
+    Departures: as many stages as the sizes ask for, and fewer where `finest` says that the auxiliary images hold no finer detail;
+    features are standardised with the auxiliary data's moments and pass a 1x1 convolution, which is three quarters of the weights
+    less, and three residual convolutions first; a pooled feature is spread over a small grid by a linear layer; what ends
+    beyond the image's size is scaled down before the last convolution, what ends below it is scaled up after.
     """
 
     mean: Tensor
@@ -63,6 +66,7 @@ class Decoder(nn.Module):
             self.entry = nn.Sequential(
                 nn.Flatten(), nn.Linear(channels, shape.width * rows * columns), nn.Unflatten(1, (-1, rows, columns))
             )
+        self.opening = Residuals(shape.width)
         widths = [max(shape.width >> stage, min(NARROWEST, shape.width)) for stage in range(shape.stages)]
         self.stages = nn.Sequential(*(Stage(before, after) for before, after in zip([shape.width, *widths], widths)))
         self.exit = nn.Conv2d(widths[-1], shape.image[0], 3, padding=1)
@@ -76,10 +80,12 @@ class Decoder(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         maps = features.reshape(-1, *self.shape.feature)
-        maps = self.stages(self.entry((maps - self.mean) / self.spread))
-        if maps.shape[-2:] != self.shape.image[1:]:
-            maps = interpolate(maps.float(), self.shape.image[1:], mode="bilinear", antialias=True)
-        return self.exit(maps).sigmoid()
+        maps = self.stages(self.opening(self.entry((maps - self.mean) / self.spread)))
+        size = self.shape.image[1:]
+        if maps.shape[-2] > size[0] or maps.shape[-1] > size[1]:
+            maps = interpolate(maps.float(), size, mode="bilinear", antialias=True)
+        drawn = self.exit(maps).sigmoid()
+        return drawn if drawn.shape[-2:] == size else interpolate(drawn.float(), size, mode="bilinear")
 
 
 class Stage(nn.Module):
@@ -88,13 +94,22 @@ class Stage(nn.Module):
     def __init__(self, before: int, after: int) -> None:
         super().__init__()
         self.up = nn.Sequential(nn.ConvTranspose2d(before, after, 4, stride=2, padding=1, bias=False), nn.BatchNorm2d(after), nn.ReLU())
-        self.residuals = nn.ModuleList(
-            nn.Sequential(nn.Conv2d(after, after, 3, padding=1, bias=False), nn.BatchNorm2d(after), nn.ReLU()) for _ in range(3)
+        self.residuals = Residuals(after)
+
+    def forward(self, maps: Tensor) -> Tensor:
+        return self.residuals(self.up(maps))
+
+
+class Residuals(nn.ModuleList):
+    """Three convolutions, each of which adds to what it sees."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__(
+            nn.Sequential(nn.Conv2d(channels, channels, 3, padding=1, bias=False), nn.BatchNorm2d(channels), nn.ReLU()) for _ in range(3)
         )
 
     def forward(self, maps: Tensor) -> Tensor:
-        maps = self.up(maps)
-        for residual in self.residuals:
+        for residual in self:
             maps = maps + residual(maps)
         return maps
 

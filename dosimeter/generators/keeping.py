@@ -82,7 +82,7 @@ def load_decoder(path: Path, target: Target) -> Trained:
     facts, tensors = _read(path, os.stat(path).st_mtime_ns)
     try:
         stored = json.loads(facts["shape"])
-        shape = Shape(feature=tuple(stored["feature"]), image=tuple(stored["image"]), width=stored["width"])
+        shape = Shape(**stored | {"feature": tuple(stored["feature"]), "image": tuple(stored["image"])})
         backbone, mode = json.loads(facts["backbone"]), facts["mode"]
     except (KeyError, TypeError, ValueError):
         raise ValueError(f"decoder: {path} is not a decoder that `dosimeter generator train` made") from None
@@ -94,7 +94,10 @@ def load_decoder(path: Path, target: Target) -> Trained:
     if backbone != target.fingerprint():
         raise Refused(f"the decoder in {path} was trained for other weights of this architecture; train one for these")
     decoder = Decoder(shape)
-    decoder.load_state_dict(tensors)
+    try:
+        decoder.load_state_dict(tensors)
+    except RuntimeError:
+        raise ValueError(f"decoder: {path} was made by another version of dosimeter; train it again") from None
     decoder = decoder.to(target.device).eval().requires_grad_(False)
     return Trained(decoder=decoder, path=path, facts=facts)
 

@@ -32,7 +32,7 @@ class Latent:
     @classmethod
     def of(cls, target: Target, decoder: Decoder, pixels: Tensor, dimensions: int, rng: Generator) -> Latent:
         chosen = torch.randperm(len(pixels), generator=rng, device=rng.device)[:MOST].to(pixels.device)
-        features = target.grouped_features(target.images(pixels[chosen]), [min(32, len(chosen))], rng)
+        features = target.features_in_batches(target.images(pixels[chosen]), min(32, len(chosen)))
         features = features.to(next(decoder.parameters()))
         centred = features - features.mean(0)
         values, vectors = torch.linalg.eigh((centred @ centred.T).double())  # (n,), (n, n): n is far below H

@@ -31,8 +31,7 @@ def decoder_nulls(
         images = exposure.auxiliary.inputs
         chosen = torch.randperm(len(images), generator=rng, device=rng.device)[: max(MOMENTS, count)].to(images.device)
         pixels = target.images(to_pixels(images[chosen], target.normalization))
-        sizes = [max(2, min(count, len(pixels)))]
-        known = target.grouped_features(pixels, sizes, rng)  # (m, H), in batches as large as the client's
+        known = target.features_in_batches(pixels, max(2, min(count, len(pixels))))  # (m, H), in batches as large as the client's
         drawn["foreign features"] = decode_without_slope(decoder, known[:count])
         drawn["mean feature"] = decode_without_slope(decoder, known.mean(0, keepdim=True)).expand(count, -1, -1, -1)
     return {name: from_pixels(pixels, target.normalization) for name, pixels in drawn.items()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,12 +21,12 @@ class ProgressFile:
     every: float = 30.0  # seconds
     _last: float = field(default_factory=time.monotonic, init=False, repr=False)
 
-    def save(self, tensors: dict[str, Tensor], epoch: int) -> None:
+    def save(self, state: Callable[[], dict[str, Tensor]], epoch: int) -> None:
         """Write the state at the beginning of `epoch`, if it is time."""
         if time.monotonic() - self._last < self.every:
             return
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(self.path, tensors, {"epoch": str(epoch)})
+        write_whole(self.path, state(), {"epoch": str(epoch)})
         self._last = time.monotonic()
 
     def load(self) -> tuple[dict[str, Tensor], int] | None:

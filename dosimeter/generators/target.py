@@ -7,14 +7,18 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
-from torch import Generator, Tensor, nn
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from dosimeter.data.pixels import square
 from dosimeter.head import input_of, locate_head
 from dosimeter.normalization import from_pixels
 from dosimeter.types import Exposure, Normalization, Refused
+
+TOGETHER = 256  # images that pass the model at once, at most, where their batches are smaller
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,10 +71,18 @@ class Target:
         with torch.autocast(self.device.type, torch.bfloat16, enabled=bfloat16):
             return input_of(self.model, self.head, from_pixels(images, self.normalization))
 
-    def grouped_features(self, images: Tensor, sizes: Sequence[int], rng: Generator, *, bfloat16: bool = False) -> Tensor:
-        """Features of images that lie in batches of sizes drawn from `sizes`, since batch norm in train mode mixes a batch: (n, H)."""
-        pieces = images.split(client_batches(len(images), sizes, rng))
-        return torch.cat([self.features(piece, bfloat16=bfloat16) for piece in pieces])
+    def features_in_batches(self, images: Tensor, size: int, *, bfloat16: bool = False) -> Tensor:
+        """What the head receives where every `size` of these images are one client's batch: (n, H).
+
+        Several batches pass at once, and in train mode batch norm sees each on its own; a rest that fills no batch passes apart, a
+        single image with the batch before it.
+        """
+        rest = len(images) % size if self.train_mode else 0
+        rest = min(len(images), size + 1) if rest == 1 else rest
+        whole, last = images[: len(images) - rest], images[len(images) - rest :]
+        with _normalised_apart(self.model, size):
+            found = [self.features(piece, bfloat16=bfloat16) for piece in whole.split(max(size, TOGETHER // size * size)) if len(piece)]
+        return torch.cat([*found, self.features(last, bfloat16=bfloat16)] if rest else found)
 
     def fingerprint(self) -> str:
         """Of all that a feature depends on: every weight but the head's, the running statistics in eval mode, and the scale of inputs."""
@@ -84,17 +96,6 @@ class Target:
         return digest.hexdigest()[:16]
 
 
-def client_batches(total: int, sizes: Sequence[int], rng: Generator) -> list[int]:
-    """Batch sizes that add up to `total`; a last batch of one joins the one before it, as batch norm cannot train on it."""
-    drawn: list[int] = []
-    while sum(drawn) < total:
-        pick = sizes[int(torch.randint(len(sizes), (), generator=rng, device=rng.device))]
-        drawn.append(min(pick, total - sum(drawn)))
-    if drawn[-1] == 1 and len(drawn) > 1:
-        drawn[-2:] = [drawn[-2] + 1]
-    return drawn
-
-
 def _feature_shape(model: nn.Module, head: str, image_shape: tuple[int, int, int]) -> tuple[int, int, int]:
     """(channels, height, width) of the last map that has as many entries as the head takes; (H, 1, 1) where there is none."""
     maps: list[tuple[int, ...]] = []
@@ -106,6 +107,32 @@ def _feature_shape(model: nn.Module, head: str, image_shape: tuple[int, int, int
         if shape[0] == 2 and len(shape) == 4 and shape[1] * shape[2] * shape[3] == entries:
             return shape[1], shape[2], shape[3]
     return entries, 1, 1
+
+
+@contextmanager
+def _normalised_apart(model: nn.Module, size: int) -> Iterator[None]:
+    """Batch norm, for as long as this lasts, takes its statistics over every `size` samples on their own."""
+    norms = [module for module in model.modules() if isinstance(module, _BatchNorm) and module.training]
+    for norm in norms:
+        norm.forward = partial(_normalise_apart, norm, size)
+    try:
+        yield
+    finally:
+        for norm in norms:
+            del norm.forward
+
+
+def _normalise_apart(norm: _BatchNorm, size: int, input: Tensor) -> Tensor:
+    """(n, channels, ...) with the mean and variance of each `size` samples: what batch norm gives one batch after the other."""
+    precise = input.to(torch.promote_types(input.dtype, torch.float32))
+    batches = precise.unflatten(0, (-1, size))  # (n / size, size, channels, ...)
+    variance, mean = torch.var_mean(batches, [1, *range(3, batches.ndim)], correction=0, keepdim=True)
+    scale = (variance + norm.eps).rsqrt()
+    offset = -mean * scale
+    if norm.affine:
+        weight, bias = (tensor.reshape(-1, *[1] * (batches.ndim - 3)) for tensor in (norm.weight, norm.bias))
+        scale, offset = scale * weight, offset * weight + bias
+    return torch.addcmul(offset, batches, scale).to(input.dtype).flatten(0, 1)
 
 
 @contextmanager

@@ -7,21 +7,21 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
-from torch import Generator, Tensor
+from torch import Tensor
 
 from dosimeter.generators.decoder import Decoder, Shape, default_width
 from dosimeter.generators.losses import fine_tuning, perceptual_reason, squared_error
 from dosimeter.generators.progress_file import ProgressFile
-from dosimeter.generators.target import Target, client_batches
+from dosimeter.generators.supply import Lot, Supply
+from dosimeter.generators.target import Target
 from dosimeter.options import Fraction, NonNegativeInt, PositiveFloat, PositiveInt, check_fields
 from dosimeter.progress import advance
 from dosimeter.randomness import generator
 from dosimeter.types import Refused
 
-HELD = {"cpu": 2**28, "cuda": 2**33}  # bytes of features that are computed and then trained on, before the next are
 WARM_UP = 0.05  # of the steps, over which the step size rises
 FEWEST = 8  # auxiliary images that teach anything
 
@@ -36,13 +36,18 @@ class DecoderSettings:
     """
 
     width: PositiveInt | None = None  # channels of the first stage; none: by the size of the images, 512 at 128 pixels and more
+    finest: PositiveInt | None = (
+        None  # pixels a side that are drawn before scaling up; none: all, as auxiliary images are as sharp as others
+    )
     epochs: PositiveInt = 30
     fine_tuning_epochs: NonNegativeInt = 0
+    seconds: PositiveFloat | None = None  # the training ends here if its epochs have not, its step size fallen to nothing
     batch_size: PositiveInt = 24
     learning_rate: PositiveFloat = 1e-3
     client_batch_sizes: tuple[PositiveInt, ...] = (8, 16, 32, 64)  # drawn from, where the client trains in train mode
     mirrored: bool = True
-    mosaics: Fraction = 0.0  # share of images that are four of them side by side, with finer detail than a small one scaled up has
+    mosaics: Fraction = 0.0  # share of batches made of four images side by side, with finer detail than a small one scaled up has
+    sharpened: Fraction = 0.0  # share of batches with the edges sharpened that scaling up has blurred
     reuse: PositiveInt = 1  # epochs that the same features are trained on, where all of them fit into memory
     precision: Literal["auto", "fp32", "bf16"] = "auto"  # auto: bf16 on a GPU
     seed: int = 0
@@ -81,121 +86,120 @@ def train_decoder(
         raise ValueError(f"auxiliary: expected images of {target.image_shape[0]} channels, got samples of shape {tuple(pixels.shape[1:])}")
     if len(pixels) < FEWEST:
         raise Refused(f"a decoder cannot be trained on {len(pixels)} auxiliary images; {FEWEST} are the least")
-    began = time.monotonic()
     session = _Session(target, pixels, settings, start, compiled)
     first = session.resume(keep)
     for epoch in range(first, session.epochs):
         session.run(epoch)
+        if session.progress > 1 and epoch + 1 < session.epochs:
+            break  # out of time
         if keep is not None and epoch + 1 < session.epochs:
-            keep.save(session.state(), epoch + 1)
+            keep.save(session.state, epoch + 1)
     if keep is not None:
         keep.remove()
     return Lesson(
         decoder=session.decoder.eval().requires_grad_(False),
         error=session.error,
-        seconds=time.monotonic() - began,
+        seconds=session.elapsed,
         notes=session.notes,
     )
-
-
-class _Lot(NamedTuple):
-    """Auxiliary images whose features are at hand."""
-
-    indices: Tensor  # (n,) of the images, on the CPU
-    turned: Tensor  # (n,) bool: mirrored
-    tiles: Tensor  # (n, 4) indices of the four images that make a mosaic in the image's place, −1 where none does
-    features: Tensor  # (n, H)
 
 
 class _Session:
     """A decoder and its optimiser in motion."""
 
     def __init__(self, target: Target, pixels: Tensor, settings: DecoderSettings, start: Decoder | None, compiled: bool) -> None:
-        self.target, self.pixels, self.settings, self.compiled = target, pixels, settings, compiled
+        self.began, self.spent = time.monotonic(), 0.0
+        self.target, self.settings, self.compiled = target, settings, compiled
         self.cuda = target.device.type == "cuda"
         self.bfloat16 = settings.precision == "bf16" or (settings.precision == "auto" and self.cuda)
-        self.epochs = settings.epochs + settings.fine_tuning_epochs
-        self.steps_each = sum(math.ceil(len(part) / settings.batch_size) for part in torch.arange(len(pixels)).split(self.held()))
-        shape = Shape(feature=target.feature_shape, image=target.image_shape, width=settings.width or default_width(target.image_shape))
-        with _drawn_from(settings.seed):
-            self.decoder = Decoder(shape).to(target.device)
-        if start is None:
-            self.decoder.standardise(self._sample())
-        else:
-            self.decoder.load_state_dict(start.state_dict())
         if self.cuda:
-            self.decoder.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
             target.model.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+        self.supply = Supply(
+            target=target,
+            pixels=pixels,
+            client_batch_sizes=settings.client_batch_sizes,
+            mirrored=settings.mirrored,
+            mosaics=settings.mosaics,
+            sharpened=settings.sharpened,
+            bfloat16=self.bfloat16,
+            seed=settings.seed,
+        )
+        self.epochs = settings.epochs + settings.fine_tuning_epochs
+        self.steps_each = sum(math.ceil(len(part) / settings.batch_size) for part in torch.arange(len(pixels)).split(self.supply.held))
+        self.decoder = self._decoder(start)
         self.optimizer = torch.optim.Adam(self.decoder.parameters(), lr=settings.learning_rate, fused=self.cuda)
         reason = perceptual_reason(target.image_shape) if settings.fine_tuning_epochs else None
         self.perceptual = reason is None
         self.notes = () if reason is None else (f"fine-tuned without LPIPS: {reason}",)
         self.step = 0
         self.error = math.inf
-        self._kept: tuple[int, _Lot] | None = None
+        self._kept: tuple[int, Lot] | None = None
         self._losses: dict[bool, Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]] = {}
 
-    def held(self) -> int:
-        """How many images' features are held at once."""
-        entries = math.prod(self.target.feature_shape) * (2 if self.bfloat16 else 4)
-        size = HELD.get(self.target.device.type, HELD["cpu"]) // entries
-        return max(1, min(len(self.pixels), max(size, max(self.settings.client_batch_sizes))))
+    def _decoder(self, start: Decoder | None) -> Decoder:
+        target, settings = self.target, self.settings
+        shape = Shape(
+            feature=target.feature_shape,
+            image=target.image_shape,
+            width=settings.width or default_width(target.image_shape),
+            finest=settings.finest,
+        )
+        with _drawn_from(settings.seed):
+            decoder = Decoder(shape).to(target.device)
+        if start is None:
+            decoder.standardise(self.supply.sample())
+        else:
+            decoder.load_state_dict(start.state_dict())
+        return decoder.to(memory_format=torch.channels_last) if self.cuda else decoder  # pyright: ignore[reportCallIssue]
+
+    @property
+    def progress(self) -> float:
+        """Of the whole training, by the steps or by the clock, whichever is ahead."""
+        done = (self.step + 1) / (self.epochs * self.steps_each)
+        seconds = self.settings.seconds
+        return done if seconds is None else max(done, self.elapsed / seconds)
+
+    @property
+    def elapsed(self) -> float:
+        return self.spent + time.monotonic() - self.began
 
     def run(self, epoch: int) -> None:
-        """Every image once, mirrored at random, in client batches drawn anew every `reuse` epochs."""
+        """Every image once, with features drawn anew every `reuse` epochs, as long as there is time."""
         settings = self.settings
-        tuning = epoch >= settings.epochs
         rng = generator(settings.seed, f"decoder epoch {epoch}")
         self.step = epoch * self.steps_each
         self.decoder.train()
-        total = torch.zeros((), device=self.target.device)
+        total, seen = torch.zeros((), device=self.target.device), 0
         for lot in self.lots(epoch):
-            for chosen in torch.randperm(len(lot.indices), generator=rng).split(settings.batch_size):
+            for chosen in torch.randperm(len(lot.features), generator=rng).split(settings.batch_size):
+                progress = self.progress
+                if progress > 1:
+                    break
+                tuning = progress > settings.epochs / self.epochs
                 if len(chosen) > 1:  # batch norm cannot train on one
-                    total += len(chosen) * self._improve(lot.features[chosen.to(lot.features.device)], self.images(lot, chosen), tuning)
+                    total += len(chosen) * self._improve(*lot.some(chosen), tuning, _rate(progress))
+                    seen += len(chosen)
                 self.step += 1
                 advance(self.step, self.epochs * self.steps_each, "fine-tuning the decoder" if tuning else "training the decoder")
-        self.error = float(total) / len(self.pixels)
+        if seen:
+            self.error = float(total) / seen
 
-    def lots(self, epoch: int) -> Iterator[_Lot]:
+    def lots(self, epoch: int) -> Iterator[Lot]:
         """The auxiliary images with their features, as many at a time as are held; all at once, they are kept for `reuse` epochs."""
         first = epoch - epoch % self.settings.reuse
         if self._kept is not None and self._kept[0] == first:
             yield self._kept[1]
             return
-        rng = generator(self.settings.seed, f"decoder features {first}")
         self._kept = None
-        for part in torch.randperm(len(self.pixels), generator=rng).split(self.held()):
-            turned = torch.rand(len(part), generator=rng) < (0.5 if self.settings.mirrored else 0.0)
-            lot = _Lot(part, turned, self._tiles(len(part), rng), torch.empty(0))
-            sizes = client_batches(len(part), self.settings.client_batch_sizes, rng)
-            pieces = [
-                self.target.features(self.images(lot, piece), bfloat16=self.bfloat16) for piece in torch.arange(len(part)).split(sizes)
-            ]
-            lot = lot._replace(features=torch.cat(pieces))
-            if len(part) == len(self.pixels):
+        for lot in self.supply.lots(first):
+            if len(lot.features) == len(self.supply.pixels):
                 self._kept = (first, lot)
             yield lot
 
-    def images(self, lot: _Lot, chosen: Tensor) -> Tensor:
-        """Some of a lot's images, at the model's size."""
-        images = self.target.images(self.pixels[lot.indices[chosen].to(self.pixels.device)])
-        tiled = (lot.tiles[chosen, 0] >= 0).nonzero()[:, 0]
-        if len(tiled):
-            images = images.clone()
-            images[tiled.to(images.device)] = self.target.images(_mosaic(self.pixels[lot.tiles[chosen[tiled]].to(self.pixels.device)]))
-        turned = lot.turned[chosen].to(images.device)
-        return torch.where(turned[:, None, None, None], images.flip(-1), images)
-
-    def _tiles(self, count: int, rng: Generator) -> Tensor:
-        """Which of `count` images are mosaics, and of what: (count, 4)."""
-        drawn = torch.randint(len(self.pixels), (count, 4), generator=rng)
-        return torch.where(torch.rand(count, 1, generator=rng) < self.settings.mosaics, drawn, -1)
-
-    def _improve(self, features: Tensor, images: Tensor, tuning: bool) -> Tensor:
+    def _improve(self, features: Tensor, images: Tensor, tuning: bool, rate: float) -> Tensor:
         """One step of Adam; the squared error before it."""
         for group in self.optimizer.param_groups:
-            group["lr"] = self.settings.learning_rate * _rate(self.step, self.epochs * self.steps_each)
+            group["lr"] = self.settings.learning_rate * rate
         self.optimizer.zero_grad(set_to_none=True)
         loss, error = self._loss(tuning)(features, images)
         loss.backward()
@@ -214,16 +218,9 @@ class _Session:
             self._losses[tuning] = torch.compile(loss) if self.compiled else loss  # pyright: ignore[reportArgumentType]
         return self._losses[tuning]
 
-    def _sample(self) -> Tensor:
-        """Features of enough auxiliary images to take their moments."""
-        rng = generator(self.settings.seed, "decoder moments")
-        chosen = torch.randperm(len(self.pixels), generator=rng)[: min(self.held(), 512)]
-        images = self.target.images(self.pixels[chosen.to(self.pixels.device)])
-        return self.target.grouped_features(images, self.settings.client_batch_sizes, rng)
-
     def state(self) -> dict[str, Tensor]:
         moments = self.optimizer.state_dict()["state"]
-        kept = {f"decoder {name}": tensor for name, tensor in self.decoder.state_dict().items()}
+        kept = {f"decoder {name}": tensor for name, tensor in self.decoder.state_dict().items()} | {"elapsed": torch.tensor(self.elapsed)}
         return kept | {f"adam {index} {name}": torch.as_tensor(value) for index, part in moments.items() for name, value in part.items()}
 
     def resume(self, keep: ProgressFile | None) -> int:
@@ -232,6 +229,7 @@ class _Session:
         if found is None:
             return 0
         tensors, epoch = found
+        self.spent = float(tensors["elapsed"])
         self.decoder.load_state_dict({name[8:]: tensor for name, tensor in tensors.items() if name.startswith("decoder ")})
         moments: dict[int, dict[str, Tensor]] = {}
         for key, tensor in tensors.items():
@@ -253,15 +251,8 @@ def decode_without_slope(decoder: Decoder, features: Tensor) -> Tensor:
         return decode(decoder, features)
 
 
-def _mosaic(pixels: Tensor) -> Tensor:
-    """(n, 4, channels, height, width) -> (n, channels, 2 height, 2 width)."""
-    rows = [torch.cat([pixels[:, left], pixels[:, left + 1]], 3) for left in (0, 2)]
-    return torch.cat(rows, 2)
-
-
-def _rate(step: int, steps: int) -> float:
+def _rate(progress: float) -> float:
     """A straight rise, then half a cosine down to nothing."""
-    progress = (step + 1) / steps
     return progress / WARM_UP if progress < WARM_UP else 0.5 * (1 + math.cos(math.pi * (progress - WARM_UP) / (1 - WARM_UP)))
 
 

@@ -51,3 +51,15 @@ def test_a_constant_feature_is_no_infinity():
     decoder = Decoder(Shape(feature=(2, 1, 1), image=(1, 8, 8), width=8)).eval()
     decoder.standardise(torch.stack([torch.full((9,), 3.0), torch.arange(9.0)], 1))
     assert decoder(torch.tensor([[3.0, 1.0]])).isfinite().all()
+
+
+def test_a_decoder_may_draw_less_finely_than_the_image_and_scales_it_up():
+    shape = Shape(feature=(6, 4, 4), image=(3, 64, 64), width=8, finest=16)
+    assert shape.stages == 2
+    assert Shape(feature=(2048, 7, 7), image=(3, 224, 224), finest=56).stages == 3
+    decoder = Decoder(shape).eval()
+    drawn = decoder(torch.randn(2, 96)).detach()
+    assert drawn.shape == (2, 3, 64, 64)
+    between = drawn[..., 2:62].unflatten(-1, (15, 4))  # four pixels between the centres of two that were drawn: on a line
+    assert float(between.diff(n=2).abs().max()) < 1e-6
+    assert float(between.diff().abs().max()) > 1e-4

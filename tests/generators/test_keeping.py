@@ -79,3 +79,14 @@ def test_files_that_are_no_decoder_are_refused(normed_classifier, tmp_path):
     save_file({"weight": torch.zeros(2)}, stranger)
     with pytest.raises(ValueError, match="is not a decoder"):
         load_decoder(stranger, view)
+
+
+def test_a_decoder_of_another_architecture_is_refused(normed_classifier, digits, tmp_path):
+    from safetensors.torch import save_file
+
+    view, path = view_of(normed_classifier), tmp_path / "old.safetensors"
+    found = trained(view, digits[0][:40], SMALL, path)
+    tensors = {name: tensor for name, tensor in found.decoder.state_dict().items() if not name.startswith("opening.")}
+    save_file(tensors, path, found.facts)
+    with pytest.raises(ValueError, match="another version of dosimeter; train it again"):
+        load_decoder(path, view)

@@ -36,7 +36,7 @@ def run_of(exposure, digits, rng):
 
 
 def test_the_axes_are_the_principal_ones(exposure, latent):
-    features = latent.target.grouped_features(exposure.auxiliary.inputs, [32], torch.Generator())
+    features = latent.target.features_in_batches(exposure.auxiliary.inputs, 32)
     _, values, rows = torch.linalg.svd(features - features.mean(0), full_matrices=False)
     lengths = torch.linalg.vector_norm(latent.axes, dim=1)
     assert torch.allclose(lengths, values[:6] / len(features) ** 0.5, rtol=1e-3)
@@ -46,7 +46,7 @@ def test_the_axes_are_the_principal_ones(exposure, latent):
 
 
 def test_descent_hands_the_slope_on_through_the_decoder(exposure, latent, digits, rng):
-    """The first Adam step goes against the sign of a difference quotient of the whole objective."""
+    """The first Adam step goes against the difference quotients of the whole objective, which jumps where a ReLU switches."""
     run = run_of(exposure, digits, rng)
     start = torch.zeros(2, 6)
 
@@ -55,12 +55,11 @@ def test_descent_hands_the_slope_on_through_the_decoder(exposure, latent, digits
             return float(evaluate(run, latent.draw(coordinates)[None]).objective[0])
 
     best, reached = descend(latent, run, start, steps=2, rate=0.01, penalty=0.0)
-    step = torch.zeros_like(start)
-    step[1, 2] = 0.02
-    quotient = (objective(start + step) - objective(start - step)) / 0.04
+    steps = 0.001 * torch.eye(12).view(12, 2, 6)
+    quotients = torch.tensor([(objective(start + step) - objective(start - step)) / 0.002 for step in steps]).view(2, 6)
     assert reached[0] == pytest.approx(objective(start), abs=1e-5)
     assert reached[1] < reached[0]
-    assert torch.sign(best[1, 2]) == -torch.sign(torch.tensor(quotient))
+    assert int((torch.sign(best) == -torch.sign(quotients)).sum()) >= 10
 
 
 def test_both_searches_lower_the_objective(exposure, latent, digits, rng):

@@ -40,12 +40,17 @@ def test_features_are_the_heads_input_in_the_clients_mode(normed_classifier, dig
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
 
 
-def test_in_train_mode_images_lie_in_batches_of_the_sizes_asked_for(normed_classifier, digits, rng):
+def test_in_train_mode_images_lie_in_batches_of_the_size_asked_for(normed_classifier, digits):
     view = target_of(normed_classifier.train())
     images = digits[0][:12]
     expected = torch.cat([view.features(piece) for piece in images.split(4)])
-    assert torch.equal(view.grouped_features(images, [4], rng), expected)
+    assert torch.allclose(view.features_in_batches(images, 4), expected, atol=1e-6)
     assert not torch.allclose(expected, view.features(images), atol=1e-3)
+    rest = torch.cat([view.features(images[:8]), view.features(images[8:11])])
+    assert torch.allclose(view.features_in_batches(images[:11], 8), rest, atol=1e-6)
+    joined = torch.cat([view.features(images[:4]), view.features(images[4:9])])  # a single one goes with the batch before it
+    assert torch.allclose(view.features_in_batches(images[:9], 4), joined, atol=1e-6)
+    assert torch.equal(view.features_in_batches(images, 99), view.features(images))
     alone = view.features(images[:1])  # which batch norm takes for itself
     assert torch.allclose(alone, view.features(images[:1].repeat(2, 1, 1, 1))[:1])
 

@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from dosimeter.data.pixels import square
-from dosimeter.generators import train
+from dosimeter.generators import supply
 from dosimeter.generators.progress_file import ProgressFile
 from dosimeter.generators.target import Target
 from dosimeter.generators.train import DecoderSettings, decode_without_slope, train_decoder
@@ -76,7 +75,7 @@ def test_a_torn_progress_file_is_begun_anew(view, digits, tmp_path):
 
 
 def test_features_held_in_pieces_teach_as_well(view, digits, monkeypatch):
-    monkeypatch.setitem(train.HELD, "cpu", 4 * 256 * 64)  # 64 images at a time
+    monkeypatch.setattr(supply, "HELD", (4 * 256 + 64) * 64)  # 64 images at a time
     lesson = train_decoder(view, digits[0][:300], DecoderSettings(width=16, epochs=6, batch_size=16))
     assert lesson.error < 0.05
 
@@ -98,14 +97,35 @@ def test_what_cannot_teach_is_refused(view, digits):
         DecoderSettings(epochs=0)
 
 
-def test_mosaics_are_four_images_side_by_side(view, digits):
-    images = digits[0][:30]
-    settings = DecoderSettings(width=8, mosaics=1.0, mirrored=False)
-    session = train._Session(view, images, settings, None, False)
-    (lot,) = session.lots(0)
-    drawn = session.images(lot, torch.tensor([2, 5]))
-    four = torch.cat([torch.cat([images[lot.tiles[5, a]] for a in pair], 2) for pair in ((0, 1), (2, 3))], 1)
-    assert torch.allclose(drawn[1], square(four[None], 8)[0], atol=1e-6)
-    plain = train._Session(view, images, DecoderSettings(width=8, mirrored=False), None, False)
-    (lot,) = plain.lots(0)
-    assert torch.equal(plain.images(lot, torch.arange(30)), images[lot.indices])
+def test_it_ends_with_its_time_and_a_resumed_one_has_only_what_is_left(view, digits, tmp_path):
+    settings = DecoderSettings(width=16, epochs=100_000, batch_size=25, seconds=1.0)
+    lesson = train_decoder(view, digits[0][:50], settings)
+    assert 1.0 <= lesson.seconds < 5.0
+    assert lesson.error < 0.2
+    keep = ProgressFile(tmp_path / "decoder.progress", every=0.0)
+
+    def kill(done: int, total: int, note: str) -> None:
+        if done == 21:
+            raise Killed
+
+    with pytest.raises(Killed), listening(kill):
+        train_decoder(view, digits[0][:50], settings, keep)
+    found = keep.load()
+    assert found is not None
+    tensors, epoch = found
+    assert epoch == 10
+    keep.save(lambda: tensors | {"elapsed": torch.tensor(0.9)}, epoch)
+    steps = []
+    with listening(lambda done, total, note: steps.append(done)):
+        resumed = train_decoder(view, digits[0][:50], settings, keep)
+    assert steps[0] == 21
+    assert 1.0 <= resumed.seconds < 5.0
+
+
+def test_halved_precision_teaches_nearly_as_well(view, digits):
+    whole, half = (
+        train_decoder(view, digits[0][:200], DecoderSettings(width=16, epochs=4, batch_size=25, precision=precision))
+        for precision in ("fp32", "bf16")
+    )
+    assert half.error == pytest.approx(whole.error, rel=0.1)
+    assert half.decoder.exit.weight.dtype == torch.float32

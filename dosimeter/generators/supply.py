@@ -1,0 +1,106 @@
+"""What a decoder learns from: auxiliary images, varied, beside the features that they have in a client's batch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+from torch import Generator, Tensor
+from torch.nn.functional import avg_pool2d, max_pool2d
+
+from dosimeter.generators.target import Target
+from dosimeter.randomness import generator
+
+HELD = 2**29  # bytes of features and images that are computed and then trained on, before the next are; of a GPU's memory, a quarter
+MOMENTS = 512  # images that the features' moments are taken from, at most
+
+
+class Lot(NamedTuple):
+    """Images whose features are at hand."""
+
+    features: Tensor  # (n, H)
+    images: Tensor  # (n, *image), as levels 0..255
+
+    def some(self, chosen: Tensor) -> tuple[Tensor, Tensor]:
+        """Features, and pixels in [0, 1]."""
+        chosen = chosen.to(self.features.device)
+        return self.features[chosen], self.images[chosen].float() / 255
+
+
+@dataclass(frozen=True, kw_only=True)
+class Supply:
+    """Auxiliary pixels, and how they are varied before the target sees them."""
+
+    target: Target
+    pixels: Tensor  # (N, channels, height, width) in [0, 1], of any size
+    client_batch_sizes: tuple[int, ...]  # each holds as many images, where batch norm mixes a batch
+    mirrored: bool
+    mosaics: float
+    sharpened: float
+    bfloat16: bool
+    seed: int
+
+    @cached_property
+    def held(self) -> int:
+        """How many images are at hand at once."""
+        device = self.target.device
+        entries = math.prod(self.target.feature_shape) * (2 if self.bfloat16 else 4) + math.prod(self.target.image_shape)
+        memory = torch.cuda.get_device_properties(device).total_memory // 4 if device.type == "cuda" else HELD
+        return max(1, min(len(self.pixels), max(memory // entries, self.together)))
+
+    @property
+    def together(self) -> int:
+        """How many images pass the target at once."""
+        return max(self.client_batch_sizes)
+
+    def lots(self, number: int) -> Iterator[Lot]:
+        """All images once, in an order and with variations that `number` decides."""
+        rng = generator(self.seed, f"decoder features {number}")
+        for part in torch.randperm(len(self.pixels), generator=rng).split(self.held):
+            pieces = [self._piece(chosen, rng) for chosen in part.split(self.together)]
+            yield Lot(*(torch.cat(tensors) for tensors in zip(*pieces)))
+
+    def sample(self) -> Tensor:
+        """Features of enough images to take their moments."""
+        rng = generator(self.seed, "decoder moments")
+        chosen = torch.randperm(len(self.pixels), generator=rng)[: min(self.held, MOMENTS)]
+        return torch.cat([self._piece(piece, rng).features for piece in chosen.split(self.together)])
+
+    def _piece(self, chosen: Tensor, rng: Generator) -> Lot:
+        """Some images in client batches of one size and one kind."""
+        images = self.varied(chosen, rng)
+        size = self.client_batch_sizes[int(torch.randint(len(self.client_batch_sizes), (), generator=rng))]
+        features = self.target.features_in_batches(images, size, bfloat16=self.bfloat16)
+        return Lot(features.bfloat16() if self.bfloat16 else features, (255 * images).round_().to(torch.uint8))
+
+    def varied(self, chosen: Tensor, rng: Generator) -> Tensor:
+        """Images of the model's size, all of one kind, as a client's are: plain, mosaics, sharpened; each one mirrored or not."""
+        kind, turned = torch.rand((2,), generator=rng), torch.rand(len(chosen), generator=rng) < (0.5 if self.mirrored else 0.0)
+        if kind[0] < self.mosaics:
+            tiles = torch.randint(len(self.pixels), (len(chosen), 4), generator=rng)
+            images = self.target.images(_mosaic(self.pixels[tiles.to(self.pixels.device)]))
+        else:
+            images = self.target.images(self.pixels[chosen.to(self.pixels.device)])
+        if kind[1] < self.sharpened:
+            images = _sharpen(images)
+        return torch.where(turned[:, None, None, None].to(images.device), images.flip(-1), images)
+
+
+def _mosaic(pixels: Tensor) -> Tensor:
+    """(n, 4, channels, height, width) -> (n, channels, 2 height, 2 width)."""
+    rows = [torch.cat([pixels[:, left], pixels[:, left + 1]], 3) for left in (0, 2)]
+    return torch.cat(rows, 2)
+
+
+def _sharpen(images: Tensor, steps: int = 4, reach: int = 3) -> Tensor:
+    """Edges made steep: away from the local mean, never beyond the local extremes, so that no halo appears."""
+    side = 2 * reach + 1
+    for _ in range(steps):
+        blurred = avg_pool2d(images, side + 2, 1, reach + 1, count_include_pad=False)
+        highest, lowest = max_pool2d(images, side, 1, reach), -max_pool2d(-images, side, 1, reach)
+        images = (2 * images - blurred).clamp(lowest, highest)
+    return images
