@@ -33,7 +33,7 @@ STRENGTHS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "pruning": ({"ratio": 0.9}, {"ratio": 0.99}),
     "quantisation": ({"bits": 4}, {"bits": 2}),
     "low_rank": ({"rank": 2}, {"rank": 1}),
-    "soteria": ({"ratio": 0.4}, {"ratio": 0.9}),
+    "soteria": ({"ratio": 0.4, "probes": 8}, {"ratio": 0.9, "probes": 8}),
     "dpsgd": ({"max_norm": 1.0, "noise_multiplier": 0.1}, {"max_norm": 1.0, "noise_multiplier": 1.0}),
     "mixup": ({"alpha": 0.2}, {"alpha": 1.0}),
     "random_labels": ({"epsilon": 3.0}, {"epsilon": 1.0}),

@@ -23,6 +23,23 @@ def test_scores_agree_with_the_whole_jacobian(classifier, batch):
     assert torch.allclose(feature_scores(classifier, "5", images), expected, rtol=1e-4)
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_probes_estimate_the_scores(seed, classifier, batch):
+    exact = feature_scores(classifier, "5", batch.inputs)
+    rough, fine = (feature_scores(classifier, "5", batch.inputs, count, torch.Generator().manual_seed(seed)) for count in (8, 2000))
+    assert torch.allclose(fine, exact, rtol=0.1)
+    assert not torch.allclose(rough, fine, rtol=0.01)
+    chosen = [set(scores.topk(6).indices.tolist()) for scores in (exact, rough)]
+    assert len(chosen[0] & chosen[1]) >= 5
+
+
+def test_the_seed_decides_on_the_probes(classifier, batch):
+    defense = dm.defense("soteria", ratio=0.25, probes=1)
+    sent = [dm.observe(classifier, batch, defenses=(defense,), seed=seed).update["5.weight"] for seed in (0, 0, *range(1, 9))]
+    assert torch.equal(sent[0], sent[1])
+    assert not all(torch.equal(sent[0], other) for other in sent[2:])
+
+
 def test_the_most_telling_columns_and_nothing_else_are_zeroed(classifier, batch):
     plain = dm.observe(classifier, batch).update
     sent = dm.observe(classifier, batch, defenses=(dm.defense("soteria", ratio=0.25),)).update
