@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from dosimeter.matching.objective import Objective, Terms
 from dosimeter.matching.paths import Evaluation, Functional
@@ -42,6 +43,7 @@ class Captured(Functional):
 
     def _prepare(self, names: tuple[str, ...], restarts: int, arguments: tuple[object, ...]) -> Function:
         on_gpu = next(iter(self.objective.target.values())).is_cuda
+        self.objective.lighten()
         if on_gpu:
             self.objective.to_channels_last()
         buffers = self._buffers(restarts)  # never written to: every replay copies them, inside the graph, where it costs nothing
@@ -57,18 +59,21 @@ class Captured(Functional):
             found = self.evaluate(inputs, logits, buffers, names, Terms(matching, priors, layers, masks))
             return found.objective, found.distance, found.inputs, found.logits
 
-        function = self._translated(step)
+        function = self._translated(step, arguments)
         return _Recorded(function, arguments) if on_gpu else function
 
-    def _translated(self, step: Function) -> Function:
+    def _translated(self, step: Function, arguments: tuple[object, ...]) -> Function:
         return step
 
 
 class Compiled(Captured):
-    """The same after `torch.compile`, which takes the functional form and not eager double backward."""
+    """The same after `torch.compile`, which is given the functional form's operations one by one.
 
-    def _translated(self, step: Function) -> Function:
-        return torch.compile(step, dynamic=False)
+    Left to trace the functional form itself, it takes the wrong derivatives of `second_order`'s functions without a word.
+    """
+
+    def _translated(self, step: Function, arguments: tuple[object, ...]) -> Function:
+        return torch.compile(make_fx(step)(*arguments), dynamic=False)
 
 
 class _Recorded:

@@ -14,8 +14,10 @@ class Distance(ABC):
     """Compares updates layer by layer; `weights` (L,) gives each layer its say, None gives all the same."""
 
     @abstractmethod
-    def __call__(self, guess: Sequence[Tensor], target: Sequence[Tensor], weights: Tensor | None = None) -> Tensor:
-        """Two lists of L tensors of equal shapes -> a scalar that is 0 where they agree."""
+    def __call__(
+        self, guess: Sequence[Tensor], target: Sequence[Tensor], weights: Tensor | None = None, sizes: Tensor | None = None
+    ) -> Tensor:
+        """Two lists of L tensors of equal shapes -> a scalar that is 0 where they agree; `sizes` (L,) are ‖g*‖² where they are known."""
 
     def scale(self, target: Sequence[Tensor]) -> float:
         """The distance of a guess that says nothing; what counts as near is measured against it."""
@@ -29,15 +31,17 @@ class SquaredError(Distance):
     relative: bool = False
     weight: float = 1.0
 
-    def __call__(self, guess: Sequence[Tensor], target: Sequence[Tensor], weights: Tensor | None = None) -> Tensor:
+    def __call__(
+        self, guess: Sequence[Tensor], target: Sequence[Tensor], weights: Tensor | None = None, sizes: Tensor | None = None
+    ) -> Tensor:
         error = self.weight * _total([(g - t).square().sum() for g, t in zip(guess, target)], weights)
         if not self.relative:
             return error
-        size = _total([t.square().sum() for t in target], weights)
+        size = _total(_sizes(target, sizes), weights)
         return error / size.clamp_min(_tiny(size))
 
     def scale(self, target: Sequence[Tensor]) -> float:
-        return self.weight if self.relative else self.weight * float(_total([t.square().sum() for t in target], None))
+        return self.weight if self.relative else self.weight * float(_total(_sizes(target, None), None))
 
 
 @dataclass(frozen=True)
@@ -46,10 +50,12 @@ class Cosine(Distance):
 
     per_layer: bool = False
 
-    def __call__(self, guess: Sequence[Tensor], target: Sequence[Tensor], weights: Tensor | None = None) -> Tensor:
+    def __call__(
+        self, guess: Sequence[Tensor], target: Sequence[Tensor], weights: Tensor | None = None, sizes: Tensor | None = None
+    ) -> Tensor:
         agreement = [(g * t).sum() for g, t in zip(guess, target)]
         guess_norm = [g.square().sum() for g in guess]
-        target_norm = [t.square().sum() for t in target]
+        target_norm = _sizes(target, sizes)
         if self.per_layer:
             return _total([1 - a / _root(g * t) for a, g, t in zip(agreement, guess_norm, target_norm)], weights)
         return 1 - _total(agreement, weights) / _root(_total(guess_norm, weights) * _total(target_norm, weights))
@@ -66,7 +72,9 @@ class GaussianKernel(Distance):
 
     width: float = 1.0  # multiplies σ²
 
-    def __call__(self, guess: Sequence[Tensor], target: Sequence[Tensor], weights: Tensor | None = None) -> Tensor:
+    def __call__(
+        self, guess: Sequence[Tensor], target: Sequence[Tensor], weights: Tensor | None = None, sizes: Tensor | None = None
+    ) -> Tensor:
         kernels = [
             1 - torch.exp(-(g - t).square().mean() / (self.width * t.var(correction=0)).clamp_min(_tiny(t))) for g, t in zip(guess, target)
         ]
@@ -74,6 +82,10 @@ class GaussianKernel(Distance):
 
     def scale(self, target: Sequence[Tensor]) -> float:
         return float(len(target))
+
+
+def _sizes(target: Sequence[Tensor], known: Tensor | None) -> Sequence[Tensor]:
+    return [t.square().sum() for t in target] if known is None else known.unbind()
 
 
 def _total(terms: Sequence[Tensor], weights: Tensor | None) -> Tensor:

@@ -12,6 +12,7 @@ from torch.func import functional_call
 
 from dosimeter.matching.priors import Seen
 from dosimeter.matching.recipe import Recipe
+from dosimeter.matching.second_order import lighten
 from dosimeter.training import FedSGD, Replayable, copied_buffers, eager_gradient, functional_gradient
 from dosimeter.types import Exposure, Update
 
@@ -38,17 +39,24 @@ class Objective:
         self.public, self.recipe = exposure.public, recipe
         self.targets = targets  # (B,) or (B, C); None where the labels are optimised
         self.model = copy.deepcopy(exposure.model)
+        lighten(self.model, grouped_only=True)
         self.trainable: Update = {name: p.detach() for name, p in self.model.named_parameters() if p.requires_grad}
         self.names = tuple(name for name in self.trainable if name in exposure.update)
         self.target = {name: exposure.update[name].detach() for name in self.names}
+        self.sizes = {name: _wide(target).square().sum() for name, target in self.target.items()}
         watched = sorted({name for prior in recipe.priors for name in prior.watched(self.model)})
-        self.watch = _Watch(self.model, watched) if watched else None
+        self.watch = _Watch(copy.deepcopy(self.model), watched) if watched else None
         if self.replayable:
             self.model.requires_grad_(False)
 
     @property
     def replayable(self) -> bool:
         return isinstance(self.public.training, Replayable)
+
+    def lighten(self) -> None:
+        """Give the layers the forms whose second derivatives cost least in a functional form; values stay."""
+        for model in (self.model,) if self.watch is None else (self.model, self.watch.model):
+            lighten(model, grouped_only=False)
 
     def to_channels_last(self) -> None:
         """Lay out the convolutions' weights as GPUs like them; values stay."""
@@ -68,10 +76,11 @@ class Objective:
         update = self.replay(inputs, targets, buffers, names, functional)
         guess = [_wide(update[name]) for name in names]
         target = [_wide(self.target[name]) for name in names]
+        sizes = None if terms.masks is not None else torch.stack([self.sizes[name] for name in names])
         if terms.masks is not None:
             guess = [g * mask for g, mask in zip(guess, terms.masks)]
             target = [t * mask for t, mask in zip(target, terms.masks)]
-        distance = self.recipe.distance(guess, target, terms.layers)
+        distance = self.recipe.distance(guess, target, terms.layers, sizes)
         total = terms.matching * distance
         if self.recipe.priors:
             seen = self.watch(self.trainable, buffers, inputs) if self.watch else {}
@@ -98,10 +107,10 @@ class Objective:
 
 
 class _Watch:
-    """What chosen modules receive in a forward pass, by hooks on a copy of the model."""
+    """What chosen modules of a model, its own, receive in a forward pass, by hooks."""
 
     def __init__(self, model: nn.Module, names: Sequence[str]) -> None:
-        self.model, self.caught = copy.deepcopy(model).requires_grad_(False), {}
+        self.model, self.caught = model.requires_grad_(False), {}
         for name in names:
             self.model.get_submodule(name).register_forward_pre_hook(self._catcher(name))
 

