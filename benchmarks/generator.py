@@ -46,17 +46,19 @@ def training(options: argparse.Namespace, model: nn.Module, view: Target) -> Non
         view.model.to(memory_format=torch.channels_last)
         images = images.contiguous(memory_format=torch.channels_last)
     bfloat16 = device.type == "cuda"
-    for _ in range(2):
-        took, features = seconds(lambda: view.features(images, bfloat16=bfloat16), device)
-    print(f"features: {len(images) / took:.0f} images/s", flush=True)
+    for size in (len(images), 8):
+        for _ in range(2):
+            took, features = seconds(partial(view.features_in_batches, images, size, bfloat16=bfloat16), device)
+        print(f"features, batches of {size}: {len(images) / took:.0f} images/s", flush=True)
     for width in options.widths:
         for compiled in (False, True) if device.type == "cuda" else (False,):
-            _decoder_speed(view, features, images, width, compiled, options.steps)
+            shape = Shape(feature=view.feature_shape, image=view.image_shape, width=width, finest=options.finest)
+            _decoder_speed(shape, features, images, compiled, options.steps)
 
 
-def _decoder_speed(view: Target, features: Tensor, images: Tensor, width: int, compiled: bool, steps: int) -> None:
-    device = view.device
-    decoder = Decoder(Shape(feature=view.feature_shape, image=view.image_shape, width=width)).to(device)
+def _decoder_speed(shape: Shape, features: Tensor, images: Tensor, compiled: bool, steps: int) -> None:
+    device = images.device
+    decoder = Decoder(shape).to(device)
     if device.type == "cuda":
         decoder = decoder.to(memory_format=torch.channels_last)
     optimizer = torch.optim.Adam(decoder.parameters(), fused=device.type == "cuda")
@@ -78,7 +80,9 @@ def _decoder_speed(view: Target, features: Tensor, images: Tensor, width: int, c
     took, _ = seconds(lambda: [step() for _ in range(steps)], device)
     parameters = sum(p.numel() for p in decoder.parameters())
     form = "compiled" if compiled else "eager"
-    print(f"decoder {width} {form}: {128 * steps / took:.0f} images/s, first step {first:.1f} s, {parameters / 1e6:.1f} M", flush=True)
+    print(
+        f"decoder {shape.width} {form}: {128 * steps / took:.0f} images/s, first step {first:.1f} s, {parameters / 1e6:.1f} M", flush=True
+    )
 
 
 def recovery(options: argparse.Namespace, model: nn.Module, view: Target) -> None:
@@ -99,7 +103,7 @@ def recovery(options: argparse.Namespace, model: nn.Module, view: Target) -> Non
 
 def attack(options: argparse.Namespace, model: nn.Module, view: Target) -> None:
     """The whole attack, decoder trained; once to warm up, then timed."""
-    settings = DecoderSettings(width=512, epochs=1, batch_size=32)
+    settings = DecoderSettings(width=options.widths[0], finest=options.finest, epochs=1, batch_size=32)
     pixels = torch.rand(64, *view.image_shape, generator=generator(0, "auxiliary"))
     decoder = trained(view, pixels.to(view.device), settings, options.out / "bench-decoder.safetensors")
     auxiliary = dm.Batch(pixels.to(view.device), torch.zeros(64, dtype=torch.int64, device=view.device))
@@ -138,7 +142,8 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=224)
     parser.add_argument("--classes", type=int, default=1000)
     parser.add_argument("--batch-sizes", nargs="+", type=int, default=[8, 256])
-    parser.add_argument("--widths", nargs="+", type=int, default=[512])
+    parser.add_argument("--widths", nargs="+", type=int, default=[448])
+    parser.add_argument("--finest", type=int, default=56)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--published-steps", type=int, default=20_000)
     parser.add_argument("--out", type=Path, default=Path("dosimeter-bench"))
