@@ -22,8 +22,8 @@ from dosimeter.types import Exposure, Knowledge, LabelEstimate, Normalization, O
 
 BINS_PER_TARGET = 8
 FEWEST_BINS = 128  # the thesis's number
-FUNCTIONALS: tuple[Functional, ...] = ("brightness", "random", "cosine", "random")
-ROOMY = 1.15  # bins a target sample from which four functionals settle all of them; with fewer bins fewer functionals show more
+FUNCTIONALS: tuple[Functional, ...] = ("brightness", "random", "random", "random", "random")
+ROOMY = 1.15  # bins a target sample from which five functionals settle all of them; with fewer bins fewer functionals show more
 
 
 @ATTACKS.register("gradfilt")
@@ -53,7 +53,7 @@ class GradFilt(ActiveAttack):
     threshold: NonNegativeInt = 8  # β
     expected: PositiveInt | None = None  # target samples in the batch, from an earlier round; none: plant no layer
     bins: PositiveInt | None = None  # of the inserted layer; none: chosen for the expected number
-    functionals: tuple[Functional, ...] | None = None  # none: four, or fewer where the bins are few for the expected number
+    functionals: tuple[Functional, ...] | None = None  # none: five, or fewer where the bins are few for the expected number
     input_shape: tuple[PositiveInt, ...] | None = None
     normalization: Normalization | None = None
     moments: Moments | None = None  # of the functionals over the client's kind of data, as `after` finds them
@@ -75,7 +75,7 @@ class GradFilt(ActiveAttack):
             return filtered
         expected = self.expected or 0
         bins = self.bins or max(FEWEST_BINS, BINS_PER_TARGET * expected)
-        fitting = 4 if bins >= ROOMY * expected else 2 if bins >= expected else 1
+        fitting = 5 if bins >= ROOMY * expected else 2 if bins >= expected else 1
         return insert_layer(
             filtered,
             shape,

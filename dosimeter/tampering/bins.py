@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dosimeter.analytic.levels import on_levels
+from dosimeter.analytic.levels import LEVELS, on_levels
 from dosimeter.normalization import input_bounds
 from dosimeter.tampering.inserted_layer import InsertedLayer
 from dosimeter.tampering.replaying import Replayer
@@ -19,6 +19,7 @@ MARGIN = 300.0  # times the rounding noise that a sample must stand out by: 40 d
 ROUGHLY = 0.1  # how far a replayed weight may be off where two bins agree: a kink may lie between a sample and its replay
 SAME = 0.01  # relative distance up to which two recovered samples are one
 EMPTY = 8.0  # times the rounding noise below which a bin counts as empty
+VISIBLE = 0.02  # of a level: root mean square of a quotient's noise below which it is nowhere as large as `on_levels` allows
 SLACK = 0.02  # of the pixel range: how far outside a recovered pixel may lie
 
 
@@ -45,7 +46,8 @@ def decode(
     A bin's content is (U, S) = Σ δ_i (x_i, 1); of a bin that holds one sample, x = U/S. It is confirmed where all of x lies on
     the 256 levels of a picture's pixels, between which a mixture lies. For data without levels, where the bin of
     another functional that x falls into holds the same content, and where the model itself gives x the weight S (`replay`,
-    roughly beside an agreement, else exactly). Where levels confirm samples, one that lies off them needs the agreement.
+    roughly beside an agreement, else exactly). Where levels confirm samples, one that lies off them is a mixture, unless its rounding
+    noise hides the levels: it then needs the agreement.
     What is found is subtracted from every functional's bin, which leaves other samples alone in theirs. Where none is left alone,
     `separate` tells samples apart that share all their bins; of those only levels or the exact weight confirm one, since two
     samples that have all bins in common look like one to it.
@@ -61,6 +63,8 @@ def decode(
         pictures |= bool(confirmed.any())
         if not bool(confirmed.any()):
             confirmed = state.agreeing(rows, places)
+            if pictures:
+                confirmed &= ~state.refutable(contents)
             if replay is not None and len(rows):
                 agreeing = confirmed.nonzero().flatten()
                 confirmed = _replayed(contents, agreeing[_first_of_each(places[agreeing])], replay, ROUGHLY)
@@ -124,6 +128,11 @@ class _State:
     def on_levels(self, contents: Tensor) -> Tensor:
         """Whether the quotients of contents (n, d + 1) are pictures by their levels: (n,)."""
         return on_levels(_quotients(contents).reshape(-1, *self.shape), self.normalization)
+
+    def refutable(self, contents: Tensor) -> Tensor:
+        """Whether the rounding noise in the quotients of contents (n, d + 1) is so small that levels would show: (n,)."""
+        level = float((self.high - self.low).min()) / (1 + 2 * SLACK) / LEVELS
+        return self.noise < VISIBLE * level * contents[:, -1].abs() * (contents.shape[1] - 1) ** 0.5
 
     def candidates(self) -> tuple[Tensor, Tensor]:
         """Bins whose quotient is an input that would lie in that very bin, and in an occupied one of every functional: (n,), (n, F)."""

@@ -15,9 +15,10 @@ import torch
 from settings import setting
 from torch import Tensor, nn
 
+from dosimeter.attacks.gradfilt import FUNCTIONALS as GRADFILT
 from dosimeter.tampering.inserted_layer import InsertedLayer, insert_layer
 
-FUNCTIONALS = (("brightness",), ("brightness", "random"), ("brightness", "random", "cosine"), ("brightness", "random", "cosine", "random"))
+FUNCTIONALS = tuple(GRADFILT[:count] for count in (1, 2, 3, 4, 5))
 BINS = 128
 
 
