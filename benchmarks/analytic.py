@@ -61,12 +61,12 @@ def trap_weights(arguments: argparse.Namespace) -> None:
 
 
 def linear_recursion(arguments: argparse.Namespace) -> None:
-    """FCN-4 without bias, one image at a time, 100 images; the label is not given."""
+    """FCN-4 without bias, one image at a time, 100 images, others for every first seed; the label is not given."""
     images = load_images(arguments.data / "cifar10.npz").images
     for activation in ACTIVATIONS:
         for augmentation in ("smoothing", "mixup"):
             values = []
-            for index in range(100):
+            for index in range(100 * arguments.seeds[0], 100 * arguments.seeds[0] + 100):
                 rng = torch.Generator().manual_seed(10_000 + index)
                 model = load_model("fcn4", {"bias": False, "activation": activation}, None, index).to(arguments.device)
                 batch = augmented(images, augmentation, rng)
