@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -44,5 +45,6 @@ def train_from(described: dict[str, Any], out: str | None) -> dict[str, Any]:
     target = Target.from_model(subject.model, tuple(subject.batch.inputs.shape[1:]), subject.normalization)
     pixels = to_pixels(subject.auxiliary.inputs, subject.normalization).clamp(0, 1)
     found = trained(target, pixels, config.decoder, None if out is None else Path(out))
-    facts = {name: found.facts[name] for name in ("images", "error", "seconds", "mode", "notes")}
-    return {"path": str(found.path), "origin": found.origin, "feature_shape": list(target.feature_shape), **facts}
+    facts = {name: json.loads(found.facts[name]) for name in ("images", "error", "seconds")}
+    words = {name: found.facts[name] for name in ("mode", "notes")}
+    return {"path": str(found.path), "origin": found.origin, "feature_shape": list(target.feature_shape)} | facts | words

@@ -12,7 +12,7 @@ WORDS = ["data.name=digits", "data.auxiliary=40", "decoder.epochs=1", "decoder.w
 def test_it_trains_once_and_tells_where(capsys, tmp_path):
     assert main(["generator", "train", *WORDS, "--json"]) == 0
     first = json.loads(capsys.readouterr().out)
-    assert first["images"] == "40"
+    assert first["images"] == 40
     assert first["path"].startswith(str(tmp_path))
     assert main(["generator", "train", *WORDS, "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == first  # the seconds included: nothing was trained again
@@ -44,7 +44,9 @@ def test_a_file_of_ones_own(tmp_path, capsys):
         (["decoder.epochs=-1"], "decoder.epochs: expected a positive int, got -1"),
         (["decoder.widht=9"], "decoder.widht: no such key; did you mean 'width'?"),
         (["devise=cuda"], "devise: no such key; did you mean 'device'?"),
+        (["decoder.seconds=0"], "decoder.seconds: expected a positive number, got 0"),
         (["data.auxiliary=3"], "8 are the least"),
+        (["data.name=/no/such/folder"], "/no/such/folder: no such file or folder"),
     ],
 )
 def test_bad_input_is_a_sentence(words, sentence, capsys):
