@@ -15,6 +15,7 @@ from dosimeter.tampering.bins import decode
 from dosimeter.tampering.input_shape import find_input_shape
 from dosimeter.tampering.inserted_layer import Functional, InsertedLayer, Moments, insert_layer, moments_of
 from dosimeter.tampering.replaying import one_gradient, replayer_for
+from dosimeter.training import FedSGD
 from dosimeter.types import Exposure, Knowledge, LabelEstimate, Normalization, Outcome, Reconstruction, Refused
 
 
@@ -34,7 +35,7 @@ class Imprint(ActiveAttack):
     the quantiles are a normal distribution's with the moments of natural images, since no data are given to the attack;
     the layer adds its mean answer to the input and needs no second matrix. Send the next `round` to sort anew.
     Under secure aggregation it gets the samples of all clients, without telling whose they are. After local steps (FedAvg)
-    samples no longer cancel between rows, and it claims none.
+    samples no longer cancel between rows, and of one step the weights' own rounding hides them: it claims none.
     """
 
     needs: ClassVar[frozenset[Knowledge]] = frozenset({Knowledge.TAMPERED_MODEL})
@@ -93,6 +94,8 @@ def read_inserted_layer(exposure: Exposure, layer: InsertedLayer, labels: torch.
         message += "; nothing is left in any bin"
     if not one_gradient(public.training):
         message += "; local steps move the layer, so that samples no longer cancel between its rows"
+    elif not isinstance(public.training, FedSGD) and found.occupied:
+        message += "; a change of weights is rounded as the weights are, which hides what samples add to them"
     if len(layer.bins) == 1 and replay is None:
         message += "; with one functional only the pixels' levels can confirm a sample here"
     outcome = Outcome.PARTIAL if found.occupied else Outcome.COMPLETED

@@ -15,9 +15,10 @@ from dosimeter.labels.counting import counted, nearest_counts, whole_number_conf
 from dosimeter.losses import CrossEntropy, Focal
 from dosimeter.options import mismatch
 from dosimeter.tampering.replaying import one_gradient
-from dosimeter.types import Exposure, LabelEstimate, Refused
+from dosimeter.types import Exposure, LabelEstimate, Outcome, Refused
 
 LEAST_BIAS = 4.0  # e^4: with less no class is shut out
+WHOLE = 0.5  # confidence from which counts are whole numbers: none is off by more than a quarter of a sample
 CERTAIN = 0.2  # of the largest bias: how far below it every target's bias lies in a filter
 
 
@@ -82,14 +83,19 @@ def restore_labels(exposure: Exposure, name: str) -> LabelEstimate:
     shares = _shares(share, weight, gradient.double())  # (C,) λ / B
     size, outcome, message = declared_or_inferred(exposure.public.batch_size, shares, planted.head.weight_gradient, name)
     counts = nearest_counts(size * shares, size)
+    confidence = whole_number_confidence(size * shares, counts)
+    notes = [message]
     if not one_gradient(exposure.public.training):
-        message = "; ".join(part for part in (message, "local steps move the filter, so that the counts are not exact") if part)
+        notes.append("local steps move the filter, so that the counts are not exact")
+    if confidence < WHOLE:
+        outcome = Outcome.AMBIGUOUS
+        notes.append("the sums of the labels are no whole numbers: labels are soft, or noise or the rounding of weights hides them")
     return counted(
         counts,
         scores=size * shares,
-        confidence=whole_number_confidence(size * shares, counts),
+        confidence=confidence,
         outcome=outcome,
-        message=message,
+        message="; ".join(note for note in notes if note),
         details={"probabilities": planted.probabilities, "targets": planted.targets},
     )
 

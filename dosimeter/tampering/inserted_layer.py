@@ -64,6 +64,8 @@ def insert_layer(
 
     `moments` are those of the client's kind of data, where an earlier round showed some of it; else those of natural images.
     """
+    if not functionals:
+        raise mismatch("attack.functionals", "at least one", list(functionals))
     if bins < 2 * len(functionals):
         raise mismatch("attack.bins", f"at least two for each of {len(functionals)} functionals", bins)
     each = [len(part) for part in torch.arange(bins).tensor_split(len(functionals))]

@@ -46,6 +46,19 @@ def test_labels_are_exact_under_other_softmax_losses(loss, classifier, crowd) ->
     assert torch.equal(estimate.counts, torch.bincount(crowd.targets, minlength=10))
 
 
+@pytest.mark.parametrize("hidden", ["soft labels", "rounding"])
+def test_counts_that_are_no_whole_numbers_are_said_to_be_none(hidden, classifier, crowd) -> None:
+    rigged = dm.attack("gradfilt", targets=(3,)).tamper(classifier)
+    soft = dm.Batch(crowd.inputs, torch.linspace(0.5, 1.5, 10).expand(len(crowd.inputs), 10) / 10)
+    small = dm.FedAvg(learning_rate=1e-4, steps=1)
+    exposure = dm.observe(rigged, soft) if hidden == "soft labels" else dm.observe(rigged, crowd, training=small)
+    estimate = dm.recover_labels(exposure, "gradfilt")
+    assert estimate.outcome is dm.Outcome.AMBIGUOUS
+    assert "no whole numbers" in estimate.message
+    if hidden == "soft labels":
+        assert torch.allclose(estimate.scores, soft.targets.double().sum(0), atol=1e-3)
+
+
 def test_an_undeclared_batch_size_is_inferred(classifier, crowd) -> None:
     rigged = dm.attack("gradfilt", targets=(2,)).tamper(classifier)
     estimate = dm.recover_labels(dm.observe(rigged, crowd, declare_batch_size=False), "gradfilt")
