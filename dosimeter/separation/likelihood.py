@@ -20,6 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from dosimeter.separation.cut_gaussians import rectified, truncated
 from dosimeter.separation.distortion import Distortion
 from dosimeter.separation.typical import Typical
 
@@ -32,7 +33,6 @@ LARGEST_FIT = 2**26  # features times squared batch size
 BIAS_UNIT = 1e-5  # noise of a bias entry that was sent as it is, relative
 LEAST_DOUBT = 0.05  # of a logit: the alternation is not yet at rest while its variance already says so
 UNEXPLAINED = 0.05  # share of the gradient that may be left over, beyond what the noise explains, for the spreads to be believed
-FAR = 30.0  # standard deviations beyond which a Gaussian's tail is not computed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,18 +65,19 @@ class Likely:
     spread: Tensor  # (B,) expected relative feature error, infinite where the model does not explain the gradient
     residual: float  # of the gradient, relative
     seen: Tensor  # (B,) share of the entries of each sample's own row that were sent, up to noise
+    usual: Tensor  # (B,) which features are only what the model mostly answers, as the gradient said nothing that can be true
 
     @property
     def sentence(self) -> str:
         """What the guesses rest on."""
         sent = float(self.seen.median())
         rest = "" if sent == 1 else f"; {sent:.1%} of a sample's own row was sent as it is, of the rest only bounds are known"
-        off = float(self.spread.median())
+        explained = not bool(torch.isinf(self.spread[~self.usual]).any())
+        off = float(self.spread[~self.usual].median()) if explained and not bool(self.usual.all()) else math.inf
         known = f"expected to be off by {off:.2g}" if math.isfinite(off) else "by how much they are off is not known"
-        left = (
-            "" if math.isfinite(off) else f", but leave {self.residual:.0%} of the gradient unexplained: labels may be others than assumed"
-        )
-        return f"guesses are the most likely features behind the defenses{left}, {known}{rest}"
+        left = "" if explained else f", but leave {self.residual:.0%} of the gradient unexplained: labels may be others than assumed"
+        usual = f"; what the model mostly answers stands for {int(self.usual.sum())} of {len(self.usual)}" if self.usual.any() else ""
+        return f"guesses are the most likely features behind the defenses{left}, {known}{rest}{usual}"
 
 
 @dataclass
@@ -125,14 +126,28 @@ def likely_features(problem: Problem) -> Likely:
     residual = _residual(problem, features, variance)
     if not residual < 2 * best_residual + 1e-6:  # it left a better explanation behind
         features, residual = best, best_residual
+    features, usual = _plausible(problem, belief, features)
     size = torch.linalg.vector_norm(features, dim=1).clamp_min(torch.finfo(features.dtype).tiny)
     spread = variance.sum(1).sqrt() / size
     return Likely(
         features=features,
-        spread=spread if _explained(problem, residual, noise) else torch.full_like(spread, math.inf),
+        spread=torch.where(usual, math.inf, spread) if _explained(problem, residual, noise) else torch.full_like(spread, math.inf),
         residual=residual,
         seen=problem.distortion.live[problem.labels].double().mean(1),
+        usual=usual,
     )
+
+
+def _plausible(problem: Problem, belief: _Belief, features: Tensor) -> tuple[Tensor, Tensor]:
+    """The features (B, H), with what is expected in place of those that no input has, and which these are (B,).
+
+    A sample of which next to nothing is left in the gradient is explained by a feature of zero as well as by a sure one.
+    """
+    typical = problem.typical
+    share = typical.share(features)
+    odd = (share < typical.least) | (share > typical.most)
+    usual = (typical.mean * typical.gain + typical.size * belief.shared).clamp_min(0 if problem.non_negative else -math.inf)
+    return torch.where(odd[:, None], usual, features), odd
 
 
 def _first_guess(problem: Problem) -> Tensor:
@@ -249,51 +264,3 @@ def _explained(problem: Problem, residual: float, noise: float) -> bool:
 def _size_of_entries(problem: Problem) -> float:
     """The root mean square of what is not zero."""
     return float(problem.gradient[problem.gradient != 0].square().mean().sqrt())
-
-
-def truncated(mean: Tensor, variance: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and variance of Gaussians cut to [low, high]."""
-    mean, variance, _ = _cut(mean, variance, low, high)
-    return mean, variance
-
-
-def rectified(
-    seen: Tensor, noise: Tensor, expected: Tensor, prior: Tensor, low: Tensor, high: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Mean and variance of f = max(0, a), and of a, where a ~ N(expected, prior), f was `seen` with `noise`, and low ≤ f ≤ high.
-
-    Either f = 0, as if a had been cut to the negative numbers, or f = a: both are Gaussians, weighed by how well they explain
-    what was seen.
-    """
-    variance = 1 / (1 / noise + 1 / prior)
-    above, spread, mass = _cut(variance * (seen / noise + expected / prior), variance, low.clamp_min(0), high)
-    below, doubt, dead = _cut(expected, prior.expand_as(expected), torch.full_like(low, -torch.inf), torch.zeros_like(low))
-    total = noise + prior
-    on = mass - (seen - expected).square() / (2 * total) - total.log() / 2
-    off = torch.where(low > 0, -torch.inf, dead - seen.square() / (2 * noise) - noise.log() / 2)
-    share = torch.sigmoid(on - off)  # the probability that f > 0
-    mean, latent = share * above, share * above + (1 - share) * below
-    of_mean = share * (spread + above.square()) - mean.square()
-    of_latent = share * (spread + above.square()) + (1 - share) * (doubt + below.square()) - latent.square()
-    return mean, of_mean.clamp_min(1e-30), latent, of_latent.clamp_min(1e-30)
-
-
-def _cut(mean: Tensor, variance: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean, variance and log mass of Gaussians cut to [low, high], on the side where the distribution function keeps its digits."""
-    deviation = variance.sqrt()
-    from_low, from_high = (((bound - mean) / deviation).clamp(-FAR, FAR) for bound in (low, high))
-    mirrored = from_low > 0
-    a, b = torch.where(mirrored, -from_high, from_low), torch.where(mirrored, -from_low, from_high)
-    mass = torch.special.ndtr(b) - torch.special.ndtr(a)
-    at_a, at_b = _density(a), _density(b)
-    usable = mass > 1e-13
-    whole = torch.where(usable, mass, 1.0)
-    shift = torch.where(usable, (at_a - at_b) / whole, b)  # without any mass left, the bound nearer to the mean
-    shift = torch.minimum(torch.maximum(shift, a), b)
-    shrunk = torch.where(usable, 1 + (a * at_a - b * at_b) / whole - shift.square(), 0.0).clamp(1e-12, 1)
-    log_mass = torch.where(usable, whole.log(), torch.special.log_ndtr(b))
-    return mean + deviation * torch.where(mirrored, -shift, shift), variance * shrunk, log_mass
-
-
-def _density(x: Tensor) -> Tensor:
-    return torch.exp(-x.square() / 2) / math.sqrt(2 * math.pi)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from dosimeter.randomness import generator
 from dosimeter.types import Exposure
 
 INPUTS = 64
+LEEWAY = 2.0  # by which a private input may fall out of what the inputs tried here showed
 CONTRAST = 0.25  # standard deviation of the synthetic pixels
 
 
@@ -25,6 +26,12 @@ class Typical:
     size: Tensor  # (H,) root mean square, evened out by half, so that no feature is taken for impossible
     gain: Tensor  # () how much of the mean a sample has
     spread: Tensor  # () variance about gain times mean, in units of the size
+    least: float = -math.inf  # share of the mean below which no feature is to be expected
+    most: float = math.inf  # and above which none is
+
+    def share(self, features: Tensor) -> Tensor:
+        """How much of the mean each feature has, by least squares: (n, H) -> (n,)."""
+        return features @ self.mean / self.mean.square().sum().clamp_min(torch.finfo(self.mean.dtype).tiny)
 
 
 def typical_feature(exposure: Exposure, head: Head) -> Typical | None:
@@ -37,7 +44,11 @@ def typical_feature(exposure: Exposure, head: Head) -> Typical | None:
     features = torch.nan_to_num(input_of(exposure.model, head.name, inputs).to(torch.float64))
     if not granted and inputs.ndim == 2 and features.shape == inputs.shape and torch.equal(features, inputs.to(torch.float64)):
         return None
-    return typical_of(features, head.non_negative)
+    found = typical_of(features, head.non_negative)
+    least, most = found.share(features).aminmax()
+    return replace(
+        found, least=float(torch.minimum(least / LEEWAY, least * LEEWAY)), most=float(torch.maximum(most / LEEWAY, most * LEEWAY))
+    )
 
 
 def typical_of(features: Tensor, non_negative: bool) -> Typical:

@@ -1,19 +1,20 @@
 """The most likely features behind noise, pruning and rounding."""
 
+from dataclasses import replace
+
 import pytest
 import torch
-from scipy.stats import truncnorm
 from torch.nn.functional import one_hot
 
 from dosimeter.separation.distortion import Distortion
-from dosimeter.separation.likelihood import Problem, fits, likely_features, truncated
+from dosimeter.separation.likelihood import Problem, fits, likely_features
 from dosimeter.separation.typical import Typical
 
 CLASSES, WIDTH, SIZE = 60, 200, 6
 
 
-def problem(seed: int, *, noise: float = 0.0, cutoff: float = 0.0, bias: bool = True) -> tuple[Problem, torch.Tensor]:
-    """A head of random weights on features max(0, 1 + ε/2), its gradient with noise, entries up to `cutoff` pruned."""
+def problem(seed: int, *, noise: float = 0.0, cutoff: float = 0.0, bias: bool = True, sure: int = 0) -> tuple[Problem, torch.Tensor]:
+    """A head of random weights on features max(0, 1 + ε/2), its gradient with noise, entries up to `cutoff` pruned; `sure` of some."""
     rng = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> torch.Tensor:
@@ -22,6 +23,7 @@ def problem(seed: int, *, noise: float = 0.0, cutoff: float = 0.0, bias: bool = 
     weight, offset = normal(CLASSES, WIDTH) / WIDTH**0.5, normal(CLASSES) / 10
     features = (1 + normal(SIZE, WIDTH) / 2).clamp_min(0)
     labels = torch.randperm(CLASSES, generator=rng)[:SIZE]
+    weight[labels[:sure]] += 60 * (features[:sure] - 1) / WIDTH  # the typical feature is not told by them
     targets = one_hot(labels, CLASSES).double()
     errors = (torch.softmax(features @ weight.T + offset, 1) - targets) / SIZE
     gradient = errors.T @ features
@@ -101,26 +103,19 @@ def test_pruned_entries_are_inferred_within_their_bounds(seed, kept):
     assert "of the rest only bounds are known" in found.sentence
 
 
-def test_moments_of_cut_gaussians_are_scipys():
-    mean = torch.tensor([0.0, 1.0, -2.0, 3.0, 0.5], dtype=torch.float64)
-    variance = torch.tensor([1.0, 4.0, 0.25, 1.0, 9.0], dtype=torch.float64)
-    low = torch.tensor([-1.0, 2.0, -torch.inf, 0.0, -torch.inf], dtype=torch.float64)
-    high = torch.tensor([0.5, 7.0, -3.0, 1.0, torch.inf], dtype=torch.float64)
-    deviation = variance.sqrt()
-    reference = truncnorm((low - mean) / deviation, (high - mean) / deviation, loc=mean, scale=deviation)
-    found_mean, found_variance = truncated(mean, variance, low, high)
-    torch.testing.assert_close(found_mean, torch.as_tensor(reference.mean()), rtol=1e-6, atol=1e-8)
-    torch.testing.assert_close(found_variance, torch.as_tensor(reference.var()), rtol=1e-5, atol=1e-8)
-
-
-def test_bounds_far_from_the_mean_are_kept_to():
-    mean, variance = torch.tensor([0.0, 0.0], dtype=torch.float64), torch.tensor([1.0, 1.0], dtype=torch.float64)
-    low, high = torch.tensor([50.0, -60.0], dtype=torch.float64), torch.tensor([51.0, -50.0], dtype=torch.float64)
-    found, spread = truncated(mean, variance, low, high)
-    assert bool(torch.isfinite(found).all())
-    assert bool((spread > 0).all())
-    assert found[0] == pytest.approx(30, abs=1e-6)  # as far as the tail is computed
-    assert found[1] == pytest.approx(-30, abs=1e-6)
+@pytest.mark.parametrize("seed", range(3))
+def test_a_sample_that_left_no_trace_gets_what_is_expected_and_no_error_bar(seed):
+    """Of a sample that the model is sure of nothing stands out of the noise, which a feature of zero explains as well."""
+    given, truth = problem(seed, sure=1, noise=0.01)
+    free = likely_features(given)
+    held = likely_features(replace(given, typical=replace(given.typical, least=0.5, most=2.0)))
+    assert float(error(free.features, truth)[0]) > 0.9
+    assert float(error(held.features, truth)[0]) < 0.75
+    assert bool(torch.isinf(held.spread[0]))
+    assert "what the model mostly answers stands for 1 of 6" in held.sentence
+    assert "expected to be off by 0.05" in held.sentence
+    torch.testing.assert_close(held.features[1:], free.features[1:])
+    assert bool(torch.isfinite(held.spread[1:]).all())
 
 
 def test_batches_beyond_memory_are_not_fitted():

@@ -61,6 +61,15 @@ def test_synthetic_images_come_close_to_auxiliary_ones():
     assert float(torch.cosine_similarity(known(exposure).mean, truth, dim=0)) > 0.9
 
 
+def test_what_no_input_shows_is_not_to_be_expected():
+    exposure = exposed()
+    found = known(exposure)
+    shares = found.share(input_of(exposure.model, find_head(exposure).name, torch.rand(50, 3, 8, 8)).double())
+    assert 0 < found.least < float(shares.min())
+    assert float(shares.max()) < found.most < 10
+    assert float(found.share(3 * found.mean[None])) == pytest.approx(3)
+
+
 def test_nothing_is_known_of_inputs_that_are_the_features():
     exposure = dm.observe(nn.Linear(20, 10), dm.Batch(torch.rand(4, 20), torch.arange(4)))
     assert typical_feature(exposure, find_head(exposure)) is None
