@@ -14,7 +14,7 @@ from dosimeter.config import construct, override, read_toml
 from dosimeter.data.dataset import ImageSet
 from dosimeter.data.load import load_images
 from dosimeter.inspection.inspect import Inspection, inspect
-from dosimeter.models.loading import load_model, load_weights
+from dosimeter.models.loading import TORCH_SUFFIXES, load_model, load_weights
 from dosimeter.normalization import from_pixels
 from dosimeter.registry import MODELS, options_of
 from dosimeter.subjects import ModelConfig
@@ -34,6 +34,10 @@ def run_inspect(words: Sequence[str], *, reference: str | None = None, data: str
     if not words:
         raise ValueError("inspect: expected a TOML file, an architecture's name or module:function")
     name, *assignments = words
+    if Path(name).suffix in (".safetensors", *TORCH_SUFFIXES):
+        raise ValueError(
+            f"inspect: {name} holds weights and not the network that they belong to; name it, as in: inspect resnet20 model.weights={name}"
+        )
     content = read_toml(name) if name.endswith(".toml") else {"model": {"name": name}}
     content = override(content, assignments)
     config = construct(ModelConfig, content.get("model", {}), "model")
