@@ -231,7 +231,7 @@ def test_the_command_says_clean_suspicious_or_raises(tmp_path, capsys) -> None:
     capsys.readouterr()
     with pytest.raises(OSError, match="no file"):
         run_inspect([*words, "model.weights=nowhere.safetensors"])
-    with pytest.raises(ValueError, match="inspect resnet20 model.weights=sent.pt"):
+    with pytest.raises(ValueError, match=r"inspect resnet20 model\.weights=sent\.pt"):
         run_inspect(["sent.pt"])
     with pytest.raises(ValueError, match="no model named"):
         run_inspect(["small_cmm"])
