@@ -65,6 +65,7 @@ class Likely:
     spread: Tensor  # (B,) expected relative feature error, infinite where the model does not explain the gradient
     residual: float  # of the gradient, relative
     seen: Tensor  # (B,) share of the entries of each sample's own row that were sent, up to noise
+    explained: bool  # whether the features account for the gradient, up to its noise
     usual: Tensor  # (B,) which features are only what the model mostly answers, as the gradient said nothing that can be true
 
     @property
@@ -72,10 +73,9 @@ class Likely:
         """What the guesses rest on."""
         sent = float(self.seen.median())
         rest = "" if sent == 1 else f"; {sent:.1%} of a sample's own row was sent as it is, of the rest only bounds are known"
-        explained = not bool(torch.isinf(self.spread[~self.usual]).any())
-        off = float(self.spread[~self.usual].median()) if explained and not bool(self.usual.all()) else math.inf
+        off = math.inf if bool(self.usual.all()) else float(self.spread[~self.usual].median())
         known = f"expected to be off by {off:.2g}" if math.isfinite(off) else "by how much they are off is not known"
-        left = "" if explained else f", but leave {self.residual:.0%} of the gradient unexplained: labels may be others than assumed"
+        left = "" if self.explained else f", but leave {self.residual:.0%} of the gradient unexplained: labels may be others than assumed"
         usual = f"; what the model mostly answers stands for {int(self.usual.sum())} of {len(self.usual)}" if self.usual.any() else ""
         return f"guesses are the most likely features behind the defenses{left}, {known}{rest}{usual}"
 
@@ -126,28 +126,28 @@ def likely_features(problem: Problem) -> Likely:
     residual = _residual(problem, features, variance)
     if not residual < 2 * best_residual + 1e-6:  # it left a better explanation behind
         features, residual = best, best_residual
-    features, usual = _plausible(problem, belief, features)
+    features, usual = _plausible(problem, features)
     size = torch.linalg.vector_norm(features, dim=1).clamp_min(torch.finfo(features.dtype).tiny)
     spread = variance.sum(1).sqrt() / size
+    explained = _explained(problem, residual, noise)
     return Likely(
         features=features,
-        spread=torch.where(usual, math.inf, spread) if _explained(problem, residual, noise) else torch.full_like(spread, math.inf),
+        spread=torch.where(usual, math.inf, spread) if explained else torch.full_like(spread, math.inf),
         residual=residual,
         seen=problem.distortion.live[problem.labels].double().mean(1),
+        explained=explained,
         usual=usual,
     )
 
 
-def _plausible(problem: Problem, belief: _Belief, features: Tensor) -> tuple[Tensor, Tensor]:
-    """The features (B, H), with what is expected in place of those that no input has, and which these are (B,).
+def _plausible(problem: Problem, features: Tensor) -> tuple[Tensor, Tensor]:
+    """The features (B, H), with the typical one in place of those that no input has, and which these are (B,).
 
     A sample of which next to nothing is left in the gradient is explained by a feature of zero as well as by a sure one.
     """
-    typical = problem.typical
-    share = typical.share(features)
-    odd = (share < typical.least) | (share > typical.most)
-    usual = (typical.mean * typical.gain + typical.size * belief.shared).clamp_min(0 if problem.non_negative else -math.inf)
-    return torch.where(odd[:, None], usual, features), odd
+    share = problem.typical.share(features)
+    odd = (share < problem.typical.least) | (share > problem.typical.most)
+    return torch.where(odd[:, None], problem.typical.mean, features), odd
 
 
 def _first_guess(problem: Problem) -> Tensor:
