@@ -2,40 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from dosimeter.report.cells import Cell, cells_of
 from dosimeter.report.numbers import THIN, percent, significant
-from dosimeter.report.settings import described, group_by_setting
 from dosimeter.report.words import enumeration
-from dosimeter.types import Outcome, Record
-from dosimeter.verdicts import CHANCE, MARGIN_DB, SURFACES, UTILITY, Verdict
+from dosimeter.types import Record
+from dosimeter.verdicts import SURFACES
 
-SUSPICIOUS = 0.25  # agreement, from guessing to perfect, that is worth a word where luck cannot be ruled out
 TOLERATED = 0.9  # of the undefended accuracy that a defense must keep to be advised
-
-
-@dataclass(frozen=True, kw_only=True)
-class Cell:
-    """One list of defenses: what leaks behind it, surface by surface, and what it costs."""
-
-    number: int
-    name: str
-    defended: bool
-    leaks: dict[str, float]  # surface -> the share that leaks, for the surfaces that were measured
-    accuracy: float | None  # None where the training could not be run
-    kept: float | None  # share of the undefended accuracy
-    bytes_ratio: float | None
-    time_ratio: float | None
-    promises: list[str]  # ε in words
-    note: str  # why something is missing, or cannot be told
-
-    @property
-    def leaking(self) -> list[str]:
-        return [surface for surface, share in self.leaks.items() if share > 0]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,90 +56,6 @@ def tradeoff(records: Sequence[Record]) -> Tradeoff | None:
     return Tradeoff(cells=cells, planes=[plane for s in surfaces if (plane := _plane(s, cells))], advice=advice(cells))
 
 
-def cells_of(records: Sequence[Record]) -> list[Cell]:
-    """The settings whose cost was measured, in their order; the undefended one first where there is one."""
-    cells = []
-    for setting in group_by_setting(records):
-        costs = [record for record in setting.records if record.surface == UTILITY]
-        if not costs:
-            continue
-        defenses = costs[0].threat_model.get("defenses") or []
-        cost = costs[0]
-        guarantees = cost.details.get("guarantees") or []
-        cells.append(
-            Cell(
-                number=len(cells),
-                name=setting.name or ", then ".join(map(described, defenses)) or "no defense",
-                defended=bool(defenses),
-                leaks={s: leak for s in SURFACES if (leak := leaked_share(s, setting.records)) is not None},
-                accuracy=_mean(costs, "accuracy"),
-                kept=_mean(costs, "accuracy_kept"),
-                bytes_ratio=_mean(costs, "bytes_ratio"),
-                time_ratio=_mean(costs, "time_ratio"),
-                promises=[f"ε {significant(g['epsilon'])} a {g['unit']}" for g in guarantees if g.get("epsilon") is not None],
-                note="; ".join(filter(None, ("" if cost.outcome == Outcome.COMPLETED else cost.reason, undecided(setting.records)))),
-            )
-        )
-    return cells
-
-
-def leaked_share(surface: str, records: Iterable[Record]) -> float | None:
-    """How much of a surface leaks: by the most telling method, the mean over its batches; 0 where none is shown to leak.
-
-    Labels: how far the recovery is from guessing (0) to perfect (1). Features: the share whose error is below half of each
-    null's. Inputs: the share that beats every null by the verdict's margin. None where no method was run.
-    """
-    methods = _by_method(surface, records)
-    if not methods:
-        return None
-    if surface == "labels":
-        return max((_mean_agreement(batches) for batches in methods if _beyond_luck(batches, len(methods))), default=0.0)
-    share = _feature_share if surface == "features" else _input_share
-    return max(sum(share(r) for r in batches if r.verdict == Verdict.LEAKED) / len(batches) for batches in methods)
-
-
-def undecided(records: Iterable[Record]) -> str:
-    """A sentence where the labels look recovered but the batches are too small to tell that from luck; else nothing."""
-    methods = _by_method("labels", records)
-    if any(_beyond_luck(batches, len(methods)) for batches in methods):
-        return ""
-    closest = max(methods, key=_mean_agreement, default=[])
-    if not closest or _mean_agreement(closest) < SUSPICIOUS:
-        return ""
-    samples = sum(int(record.threat_model.get("batch_size") or 0) for record in closest)
-    agreement = f"{percent(_mean_agreement(closest))} of the way from guessing to perfect"
-    return f"labels: {closest[0].method} came {agreement}, which {samples} samples are too few to tell from luck"
-
-
-def _by_method(surface: str, records: Iterable[Record]) -> list[list[Record]]:
-    """The records of each method, one a batch; a crashed one is left out."""
-    methods: dict[str, list[Record]] = {}
-    for record in records:
-        if record.surface == surface and record.outcome != Outcome.CRASHED:
-            same = {key: value for key, value in record.config.items() if key not in ("subject", "seed")}
-            methods.setdefault(json.dumps([record.method, same], sort_keys=True, default=str), []).append(record)
-    return list(methods.values())
-
-
-def _beyond_luck(batches: Sequence[Record], methods: int) -> bool:
-    """Whether the batches together show a leak of labels: one is proved, or luck is refuted by all of them taken together.
-
-    Fisher's method on each batch's probability of luck, times the number of methods tried (Bonferroni).
-    """
-    if any(record.details.get("certified") for record in batches):
-        return True
-    chances = [record.details.get("chance") for record in batches]
-    if any(chance is None for chance in chances):
-        return any(record.verdict == Verdict.LEAKED for record in batches)
-    evidence = -sum(math.log(max(float(chance), 1e-300)) for chance in chances if chance is not None)
-    terms = [evidence**k / math.factorial(k) for k in range(len(chances))]  # the tail of χ² with 2n degrees, at twice the evidence
-    return methods * math.exp(-evidence) * sum(terms) <= CHANCE
-
-
-def _mean_agreement(batches: Sequence[Record]) -> float:
-    return sum(_label_share(record) for record in batches) / len(batches)
-
-
 def front(points: Sequence[tuple[float, float]]) -> list[int]:
     """Which of (leak, accuracy) no other point betters: less leak at no less accuracy, or more accuracy at no more leak."""
     return [
@@ -172,7 +66,7 @@ def front(points: Sequence[tuple[float, float]]) -> list[int]:
 
 
 def advice(cells: Sequence[Cell]) -> str:
-    """In a sentence: what to switch on for this model, what it stops, and what that costs."""
+    """In a sentence: what to switch on for this model, what it stops, and what that costs; in a second, what would stop more."""
     undefended = next((cell for cell in cells if not cell.defended), None)
     measured = [cell for cell in cells if cell.defended and cell.kept is not None and cell.leaks]
     if not measured:
@@ -185,28 +79,50 @@ def advice(cells: Sequence[Cell]) -> str:
         best = max(measured, key=lambda cell: cell.kept or 0.0)
         return (
             f"No defense of this grid keeps {100 * TOLERATED:.0f}{THIN}% of the undefended accuracy; "
-            f"{best.name} keeps most, {percent(best.kept)}."
+            f"{best.name} keeps most, {percent(best.kept)}.{_stricter(measured, worst, len(worst))}"
         )
-    chosen = min(bearable, key=lambda cell: (len(cell.leaking), sum(cell.leaks.values()), -(cell.kept or 0.0)))
-    stopped = [surface for surface in worst if surface not in chosen.leaking]
+    chosen = min(bearable, key=lambda cell: (len(_open(cell, worst)), sum(cell.leaks.values()), -(cell.kept or 0.0)))
+    stricter = _stricter(measured, worst, len(_open(chosen, worst)))
+    stopped = [surface for surface in worst if surface not in _open(chosen, worst)]
     if not stopped:
         before = sum(undefended.leaks.values()) if undefended else math.inf
         if sum(chosen.leaks.values()) >= before:
             return (
                 f"None of these defenses stops a leak while it keeps {100 * TOLERATED:.0f}{THIN}% of the undefended accuracy: "
-                "none is worth switching on for this model alone."
+                f"none is worth switching on for this model alone.{stricter}"
             )
         effect = f"leaks least, though {enumeration(chosen.leaking)} still leak"
     else:
         effect = f"no leak of {enumeration(stopped)} is shown behind it at this budget"
         effect += f", while {enumeration(chosen.leaking)} still leak" if chosen.leaking else ""
-    costs = [f"{percent(chosen.kept)} of the accuracy is kept"]
-    if chosen.bytes_ratio is not None:
-        costs.append(f"an update takes {significant(chosen.bytes_ratio)} times the bytes")
-    if chosen.time_ratio is not None:
-        costs.append(f"{significant(chosen.time_ratio)} times the client’s time")
-    costs.append(f"it promises {enumeration(chosen.promises)}" if chosen.promises else "it promises no ε")
-    return f"Switch on {chosen.name}: {effect}; {', '.join(costs)}."
+    doubt = f" ({chosen.note})" if chosen.note else ""
+    return f"Switch on {chosen.name}: {effect}{doubt}; {_price(chosen)}.{stricter}"
+
+
+def _open(cell: Cell, worst: Sequence[str]) -> list[str]:
+    """The surfaces that leak behind a cell's defenses, and those that leak without and were not measured here."""
+    return [surface for surface in SURFACES if cell.leaks.get(surface, float(surface in worst)) > 0]
+
+
+def _stricter(measured: Sequence[Cell], worst: Sequence[str], still_open: int) -> str:
+    """A sentence on the defense that leaves fewer surfaces open than the one advised, at a price that is not advised; else nothing."""
+    cell = min(measured, key=lambda cell: (len(_open(cell, worst)), -(cell.kept or 0.0)))
+    left = _open(cell, worst)
+    if len(left) >= still_open:
+        return ""
+    closed = [surface for surface in worst if surface not in left]
+    shown = f"no leak of {enumeration(closed)} is shown" if left else "no leak is shown at all"
+    return f" Behind {cell.name} {shown}, but there {_price(cell)}."
+
+
+def _price(cell: Cell) -> str:
+    costs = [f"{percent(cell.kept)} of the accuracy is kept"]
+    if cell.bytes_ratio is not None:
+        costs.append(f"an update takes {significant(cell.bytes_ratio)} times the bytes")
+    if cell.time_ratio is not None:
+        costs.append(f"{significant(cell.time_ratio)} times the client’s time")
+    costs.append(f"it promises {enumeration(cell.promises)}" if cell.promises else "it promises no ε")
+    return ", ".join(costs)
 
 
 def _plane(surface: str, cells: Sequence[Cell]) -> Plane | None:
@@ -250,29 +166,3 @@ def _plane(surface: str, cells: Sequence[Cell]) -> Plane | None:
         height=height,
         summary=f"{surface}: on the front are {summary}",
     )
-
-
-def _label_share(record: Record) -> float:
-    if not record.metrics:
-        return 0.0
-    found, guessed = record.metrics["insacc"][0] or 0.0, record.nulls["prior"]["insacc"][0] or 0.0
-    return max(0.0, (found - guessed) / (1 - guessed)) if guessed < 1 else 0.0
-
-
-def _feature_share(record: Record) -> float:
-    errors = record.metrics["feature_error"]
-    nulls = [columns["feature_error"] for columns in record.nulls.values() if "feature_error" in columns]
-    rivals = [min([1.0, *(v for v in values if v is not None)]) for values in zip(*nulls)] or [1.0] * len(errors)
-    return sum(error is not None and error < 0.5 * rival for error, rival in zip(errors, rivals)) / len(errors)
-
-
-def _input_share(record: Record) -> float:
-    scores = record.metrics["psnr"]
-    nulls = [columns["psnr"] for columns in record.nulls.values() if "psnr" in columns]
-    rivals = [max((v for v in values if v is not None), default=-math.inf) for values in zip(*nulls)]
-    return sum(score is not None and score >= rival + MARGIN_DB for score, rival in zip(scores, rivals)) / len(scores)
-
-
-def _mean(costs: Sequence[Record], metric: str) -> float | None:
-    values = [value for record in costs for value in record.metrics.get(metric, []) if value is not None]
-    return sum(values) / len(values) if values else None

@@ -3,8 +3,9 @@ import dataclasses
 import pytest
 from scipy.stats import combine_pvalues
 
+from dosimeter.report.cells import cells_of, leaked_share
 from dosimeter.report.page import render
-from dosimeter.report.tradeoff import advice, cells_of, front, leaked_share, tradeoff
+from dosimeter.report.tradeoff import advice, front, tradeoff
 from dosimeter.types import Record
 
 BLANK = Record(
@@ -93,9 +94,38 @@ def test_the_front_by_brute_force():
 def test_the_advice_keeps_nine_tenths_of_the_accuracy():
     said = advice(cells_of(RECORDS))
     assert said.startswith("Switch on pruning (ratio 0.9): leaks least, though inputs still leak; 99\u202f% of the accuracy is kept")
-    assert said.endswith("an update takes 0.500 times the bytes, 1.50 times the client’s time, it promises no ε.")
+    first, second = said.split(". ")
+    assert first.endswith("an update takes 0.500 times the bytes, 1.50 times the client’s time, it promises no ε")
+    assert second.startswith("Behind gaussian_noise (std 0.1) no leak is shown at all, but there 67\u202f% of the accuracy is kept")
+    assert second.endswith("it promises ε 3.00 a client.")
     cheap = [*RECORDS[:5], cost(NOISY, 0.85, 0.94)]
     assert advice(cells_of(cheap)).startswith("Switch on gaussian_noise (std 0.1): no leak of inputs is shown behind it at this budget;")
+
+
+def test_what_was_not_measured_behind_a_defense_is_not_said_to_be_stopped():
+    """The attack crashed behind the noise: nothing is known of the inputs there."""
+    found = ((NONE, 0.0, "leaked"), (PRUNED, 0.0, "leaked"), (NOISY, 0.9, "not shown at this budget"))
+    features = [
+        dataclasses.replace(
+            inputs(defenses, [], verdict, "subspace"),
+            surface="features",
+            metrics={"feature_error": [error]},
+            nulls={"mean": {"feature_error": [1.0]}},
+        )
+        for defenses, error, verdict in found
+    ]
+    crashed = dataclasses.replace(RECORDS[4], outcome="crashed")
+    said = advice(cells_of([*RECORDS[:4], crashed, cost(NOISY, 0.9, 1.0), *features]))
+    assert said.startswith("Switch on gaussian_noise (std 0.1): no leak of features is shown behind it at this budget; 100")
+
+
+def test_the_advice_says_what_luck_leaves_open():
+    records = [labels(1.0, 1e-9, seed=seed) for seed in range(3)] + [cost(NONE, 0.9, 1.0)]
+    records += [dataclasses.replace(labels(0.75, 0.2, seed=seed), threat_model={"defenses": NOISY}) for seed in range(3)]
+    records = [dataclasses.replace(r, threat_model=r.threat_model | {"batch_size": 4}) for r in [*records, cost(NOISY, 0.9, 1.0)]]
+    said = advice(cells_of(records))
+    assert said.startswith("Switch on gaussian_noise (std 0.1): no leak of labels is shown behind it at this budget (labels: ilrg came ")
+    assert "too few to tell from luck); 100" in said
 
 
 def test_the_advice_says_when_there_is_none():
