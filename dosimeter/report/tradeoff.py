@@ -13,6 +13,7 @@ from dosimeter.report.words import enumeration
 from dosimeter.types import Record
 from dosimeter.verdicts import SURFACES
 
+NEAR = (9.0, 14.0)  # per cent across and pixels down within which two numbers would overlap
 TOLERATED = 0.9  # of the undefended accuracy that a defense must keep to be advised
 
 
@@ -125,6 +126,17 @@ def _price(cell: Cell) -> str:
     return ", ".join(costs)
 
 
+def _numbers(points: Sequence[Point]) -> list[tuple[float, float, str]]:
+    """Where the front's numbers are written; those of cells that stand close together share one place."""
+    places: list[tuple[float, float, list[int]]] = []
+    for point in sorted(points, key=lambda point: (point.across, point.down, point.number)):
+        if places and point.across - places[-1][0] < NEAR[0] and abs(point.down - places[-1][1]) < NEAR[1]:
+            places[-1][2].append(point.number)
+        else:
+            places.append((point.across, point.down, [point.number]))
+    return [(across, down, ", ".join(map(str, numbers))) for across, down, numbers in places]
+
+
 def _plane(surface: str, cells: Sequence[Cell]) -> Plane | None:
     drawn = [(cell, cell.leaks[surface], cell.kept) for cell in cells if surface in cell.leaks and cell.kept is not None]
     if not drawn:
@@ -159,7 +171,7 @@ def _plane(surface: str, cells: Sequence[Cell]) -> Plane | None:
     return Plane(
         surface=surface,
         points=sorted(points, key=lambda point: point.front),
-        labels=[(x, y, ", ".join(str(p.number) for p in points if p.front and (p.across, p.down) == (x, y))) for x, y in ends],
+        labels=_numbers([point for point in points if point.front]),
         segments=[part for (x, y), (u, v) in pairwise(ends) for part in ((x, y, x, v), (x, v, u, v))],
         across_ticks=[(across(tick), percent(tick)) for tick in ticks],
         down_ticks=[(down(tick), percent(tick)) for tick in (0.0, 0.25, 0.5, 0.75, 1.0)],

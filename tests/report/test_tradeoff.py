@@ -147,6 +147,14 @@ def test_the_plane_stands_where_the_numbers_are():
     assert tradeoff(RECORDS[::2]) is None
 
 
+def test_numbers_that_would_overlap_share_a_place():
+    near = [inputs(NONE, [30.0] * 4, "leaked"), cost(NONE, 0.9, 1.0)]
+    near += [inputs(PRUNED, [30.0, 30.0, 30.0, 11.0], "leaked"), cost(PRUNED, 0.89, 0.99)]
+    near += [inputs(NOISY, [30.0, 30.0, 30.0, 11.0], "leaked", "ig"), cost(NOISY, 0.89, 0.99)]
+    (plane,) = tradeoff(near).planes
+    assert [text for _, _, text in plane.labels] == ["1, 2", "0"]
+
+
 def test_the_page_shows_it_and_lists_no_cost_as_a_method():
     page = render(RECORDS)
     assert "What to switch on" in page
