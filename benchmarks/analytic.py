@@ -20,6 +20,7 @@ from dosimeter.models.loading import load_model
 
 RECOVERED = 40.0  # dB
 ACTIVATIONS = ("relu", "tanh", "sigmoid", "leaky_relu")
+IMPRINTED = (("imagenet_photos.zip", 224, ("resnet18", "mobilenet_v2")), ("cifar100.npz", None, ("resnet20", "resnet18")))
 TRAPPED = {
     "fcn3": {"hidden": (1000, 100)},
     "fcn4": {"hidden": (512, 256, 128)},
@@ -33,10 +34,9 @@ TRAPPED = {
 
 def imprint(arguments: argparse.Namespace) -> None:
     """64 images into 1,000 bins."""
-    for file, size, models in (
-        ("imagenet_photos.zip", 224, ("resnet18", "mobilenet_v2")),
-        ("cifar100.npz", None, ("resnet20", "resnet18")),
-    ):
+    for file, size, models in IMPRINTED:
+        if file not in arguments.images:
+            continue
         images = load_images(arguments.data / file, size=size).images
         for name in models:
             for options in ({}, {"sparse": True}, {"functionals": ("brightness",)}):
@@ -142,6 +142,7 @@ def main() -> None:
     parser.add_argument("attacks", nargs="+", choices=list(ATTACKS))
     parser.add_argument("--seeds", type=int, nargs=2, default=(0, 5), metavar=("FIRST", "END"))
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--images", nargs="+", default=[file for file, _, _ in IMPRINTED], help="that imprint is tried on")
     parser.add_argument("--data", type=Path, default=Path("../shared/data"))
     arguments = parser.parse_args()
     torch.backends.cudnn.allow_tf32 = False  # the client's gradients in full precision

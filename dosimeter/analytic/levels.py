@@ -10,6 +10,7 @@ from dosimeter.types import Normalization
 
 LEVELS = 255
 NEAR = 0.1  # of a level
+VISIBLE = 0.02  # of a level: root mean square of noise that is nowhere as large as NEAR
 
 
 def on_levels(inputs: Tensor, normalization: Normalization) -> Tensor:
@@ -17,6 +18,11 @@ def on_levels(inputs: Tensor, normalization: Normalization) -> Tensor:
     scaled = to_pixels(inputs, normalization) * LEVELS
     off = (scaled - scaled.round()).abs().flatten(1).amax(1)
     return (off < NEAR) & (scaled.flatten(1).amax(1) - scaled.flatten(1).amin(1) > 1)
+
+
+def visible(noise: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    """Whether levels between `low` and `high` show through noise of that root mean square an entry (n,): (n,)."""
+    return noise < VISIBLE * float((high - low).min()) / LEVELS
 
 
 def snapped(inputs: Tensor, normalization: Normalization) -> Tensor:

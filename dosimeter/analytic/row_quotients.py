@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from dosimeter.analytic.levels import on_levels
+from dosimeter.analytic.levels import on_levels, visible
 from dosimeter.normalization import input_bounds
 from dosimeter.types import Normalization
 
@@ -21,22 +21,25 @@ def lone_samples(
 
     Row l is Σ δ_il x_i against Σ δ_il: their quotient is x_i where sample i alone fires neuron l, else a mixture whose
     shares differ from row to row. So a quotient that two rows agree on is a sample (or both rows would have to weigh the
-    same samples alike), and so is one that lies on the 256 levels of a picture's pixels. Quotients outside the data range
-    are mixtures at once.
+    same samples alike), and so is one that lies on the 256 levels of a picture's pixels. Where some do, one that lies off them is
+    a mixture, unless its rounding noise hides the levels. Quotients outside the data range are mixtures at once.
     """
     weight, bias = weight_gradient.double(), bias_gradient.double()
     noise = 8 * torch.finfo(weight_gradient.dtype).eps
     shown = (bias.abs() > noise * weight.norm(dim=1)) & (weight.norm(dim=1) > 100 * noise * weight.norm(dim=1).max())
     quotients = (weight[shown] / bias[shown, None]).reshape(-1, *shape)
+    errors = noise * weight[shown].norm(dim=1) / (bias[shown].abs() * weight.shape[1] ** 0.5)  # root mean square an entry
     low, high = input_bounds(normalization, quotients)
     slack = SLACK * (high - low)
-    quotients = quotients[((quotients >= low - slack) & (quotients <= high + slack)).flatten(1).all(1)]
+    inside = ((quotients >= low - slack) & (quotients <= high + slack)).flatten(1).all(1)
+    quotients, errors = quotients[inside], errors[inside]
     if len(quotients) == 0:
         return quotients, torch.zeros(0, dtype=torch.bool, device=weight.device)
     flat = quotients.flatten(1)
     apart = torch.cdist(flat, flat, compute_mode="use_mm_for_euclid_dist") / flat.norm(dim=1)[:, None]  # float64: sound to 1e-7
     votes = (apart <= AGREEMENT).sum(1)  # itself among them
-    certain = (votes >= 2) | on_levels(quotients, normalization)
+    pictures = on_levels(quotients, normalization)
+    certain = pictures | ((votes >= 2) & ~(pictures.any() & visible(errors, low, high)))
     order = (votes + len(votes) * certain).argsort(descending=True, stable=True)
     repeats = torch.tril(apart[order][:, order] <= SAME, -1).any(1)
     kept = order[~repeats]

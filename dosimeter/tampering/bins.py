@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dosimeter.analytic.levels import LEVELS, on_levels
+from dosimeter.analytic.levels import on_levels, visible
 from dosimeter.normalization import input_bounds
 from dosimeter.tampering.inserted_layer import InsertedLayer
 from dosimeter.tampering.replaying import Replayer
@@ -19,7 +19,6 @@ MARGIN = 300.0  # times the rounding noise that a sample must stand out by: 40 d
 ROUGHLY = 0.1  # how far a replayed weight may be off where two bins agree: a kink may lie between a sample and its replay
 SAME = 0.01  # relative distance up to which two recovered samples are one
 EMPTY = 8.0  # times the rounding noise below which a bin counts as empty
-VISIBLE = 0.02  # of a level: root mean square of a quotient's noise below which it is nowhere as large as `on_levels` allows
 SLACK = 0.02  # of the pixel range: how far outside a recovered pixel may lie
 
 
@@ -131,8 +130,8 @@ class _State:
 
     def refutable(self, contents: Tensor) -> Tensor:
         """Whether the rounding noise in the quotients of contents (n, d + 1) is so small that levels would show: (n,)."""
-        level = float((self.high - self.low).min()) / (1 + 2 * SLACK) / LEVELS
-        return self.noise < VISIBLE * level * contents[:, -1].abs() * (contents.shape[1] - 1) ** 0.5
+        entries = contents.shape[1] - 1
+        return visible(self.noise / (contents[:, -1].abs() * entries**0.5), self.low, self.high)
 
     def candidates(self) -> tuple[Tensor, Tensor]:
         """Bins whose quotient is an input that would lie in that very bin, and in an occupied one of every functional: (n,), (n, F)."""

@@ -46,6 +46,7 @@ def _candidates(model: nn.Module) -> Iterator[tuple[int, ...]]:
             if channels * size**2 == first.in_features:
                 yield channels, size, size
         yield (first.in_features,)
+        yield from ((channels, size, size) for channels in (3, 1) for size in SMALL_SIZES)  # patches that a linear layer embeds
 
 
 def _passes(ghost: nn.Module, shape: tuple[int, ...]) -> bool:

@@ -11,6 +11,7 @@ from torch import nn
 import dosimeter as dm
 from dosimeter.inspection.command import run_inspect
 from dosimeter.inspection.inspect import CHECKS, THRESHOLDS, inspect
+from dosimeter.inspection.pruning import rows_that_count
 from dosimeter.models.loading import load_model
 
 ARCHITECTURES = {
@@ -77,6 +78,45 @@ def test_half_precision_pruning_and_an_unbalanced_bias_are_honest() -> None:
         leaning.fc.bias.add_(torch.linspace(0, -6.9, 10))
     assert not inspect(pruned, data(16, 1)).suspicious
     assert not inspect(leaning, data(16, 1)).suspicious
+
+
+def pruned(model: nn.Module, share: float) -> nn.Module:
+    model = copy.deepcopy(model)
+    with torch.no_grad():
+        for parameter in (p for p in model.parameters() if p.ndim > 1):
+            parameter.masked_fill_(parameter.abs() <= parameter.abs().flatten().quantile(share), 0.0)
+    return model
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_rows_that_pruning_emptied_are_no_filter(seed) -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = nn.Sequential(nn.Flatten(), nn.Linear(768, 6), nn.ReLU(), nn.Linear(6, 100))
+    batch, cut = data(16, seed), pruned(model, 0.9)
+    assert int((cut[3].weight == 0).all(1).sum()) > 30
+    for found in (inspect(cut), inspect(cut, batch), inspect(cut, batch, pruned(model, 0.5))):
+        assert not found.suspicious, str(found)
+    rigged = dm.attack("gradfilt", targets=(int(batch.targets[0]),), bias=7.5, input_shape=(3, 16, 16)).tamper(honest("small_cnn", seed))
+    assert inspect(rigged, batch).suspicious  # its one row that is left is as full as it was
+
+
+def test_the_chance_of_an_empty_row_is_the_one_of_its_density() -> None:
+    weight = torch.rand(4000, 10, generator=torch.Generator().manual_seed(2)) + 0.1
+    weight[torch.rand(4000, 10, generator=torch.Generator().manual_seed(3)) < 0.8] = 0.0
+    assert torch.equal(rows_that_count(weight), (weight != 0).any(1))  # .8^10 = .11 of the rows are empty, as they should be
+    weight[: len(weight) // 2] = 0.0
+    assert rows_that_count(weight).all()
+
+
+def test_a_head_that_pruning_cut_off_from_its_features_hides_nothing() -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(768, 20), nn.ReLU(), nn.Linear(20, 10))
+    with torch.no_grad():
+        model[1].weight[10:] = 0.0  # ten features vary and ten do not
+        model[3].weight[:, :10] = 0.0
+    found = inspect(model, data(16, 2))
+    assert "constant_output" in found.left_out
+    assert not found.suspicious, str(found)
 
 
 def test_a_zero_head_is_where_fine_tuning_begins() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch.nn.functional import softmax
 
+from dosimeter.inspection.pruning import rows_that_count
 from dosimeter.inspection.sent import Sent
 
 FLOOR = 1e-9
@@ -16,14 +17,16 @@ def measure(sent: Sent) -> tuple[float, str] | None:
     """How many times a sample of one class moves the layers below as far as one of a lighter class, the lower quartile.
 
     A misclassified sample moves them by its row's distance from the mean row Σ p_k W_k, so that rows that are all alike are as
-    good as zero. The classes are the client's own, where it has enough of them.
+    good as zero. The classes are the client's own, where it has enough of them, without rows that pruning emptied.
     """
     if sent.head is None:
         return None
     weight = sent.head.weight.double()
     rows = (weight - softmax(sent.logits.double(), 1).mean(0) @ weight).norm(dim=1)  # (C,)
+    counting = rows_that_count(weight)
     if sent.targets is not None and len(held := sent.labels.unique()) >= FEWEST:
-        rows = rows[held]
+        rows, counting = rows[held], counting[held]
+    rows = rows[counting]
     if len(rows) < FEWEST or not bool(weight.any()):
         return None
     ratio = float(rows.max() / torch.maximum(rows.quantile(QUARTILE), FLOOR * rows.max()).clamp_min(1e-300))

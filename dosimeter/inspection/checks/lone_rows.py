@@ -9,7 +9,7 @@ from torch.nn.functional import cross_entropy
 from dosimeter.inspection.sent import Sent
 
 DOMINATED = 0.99  # share of a row's gradient from which it is one sample's
-FEWEST = 8  # samples: with fewer, honest rows are often one sample's
+FEWEST = 8  # samples, and rows that get a gradient: with fewer, honest rows are often one sample's
 
 
 def measure(sent: Sent) -> tuple[float, str] | None:
@@ -30,5 +30,7 @@ def measure(sent: Sent) -> tuple[float, str] | None:
         sent.inputs.requires_grad_(False)
     total = slope.sum(0)
     shown = total > 1e-6 * total.max()
-    share = float((slope.amax(0)[shown] >= DOMINATED * total[shown]).double().mean()) if bool(shown.any()) else 0.0
+    if int(shown.sum()) < FEWEST:
+        return None
+    share = float((slope.amax(0)[shown] >= DOMINATED * total[shown]).double().mean())
     return share, f"{share:.1%} of the rows of {layer.name!r} would get their gradient from one of your {len(flat)} samples alone"

@@ -6,6 +6,7 @@ import math
 
 from torch import Tensor
 
+from dosimeter.inspection.pruning import rows_that_count
 from dosimeter.inspection.sent import Sent
 
 TURNED = 0.3  # cosine with its former self below which a row is another row
@@ -13,7 +14,7 @@ RESIZED = 8.0  # factor of its norm from which it is
 
 
 def measure(sent: Sent) -> tuple[float, str] | None:
-    """The largest share of a layer's rows that one round of training could hardly have made of the former ones."""
+    """The largest share of a layer's rows that one round of training, or pruning, could hardly have made of the former ones."""
     if sent.reference is None:
         return None
     before = {name: value.detach() for name, value in sent.reference.named_parameters()}
@@ -37,5 +38,5 @@ def _replaced(before: Tensor, after: Tensor) -> float:
     cosine = (old * new).sum(1) / (sizes[0] * sizes[1]).clamp_min(1e-30)
     tiny = 1e-30
     grown = (sizes[1] / sizes[0].clamp_min(tiny)).clamp(tiny, 1 / tiny).log().abs()
-    kept = sizes[0] > 0
+    kept = (sizes[0] > 0) & rows_that_count(new)
     return float(((cosine < TURNED) | (grown > math.log(RESIZED)))[kept].double().mean()) if bool(kept.any()) else 0.0

@@ -7,6 +7,7 @@ import math
 import torch
 from torch.nn.functional import softmax
 
+from dosimeter.inspection.pruning import rows_that_count
 from dosimeter.inspection.sent import Sent
 
 SMALLEST = 1e-12
@@ -19,7 +20,7 @@ def measure(sent: Sent) -> tuple[float, str] | None:
 
     In an honest network a sample that is classified wrongly moves the layers below, whatever its class. The classes are those
     of the client's samples, where it has some: rows of classes that nobody has are all alike after training from zero. A last
-    layer that is all zero, as fine-tuning begins with, lets no sample through and singles none out.
+    layer that is all zero, as fine-tuning begins with, lets no sample through and singles none out; nor do rows that pruning emptied.
     """
     if sent.head is None:
         return None
@@ -29,6 +30,9 @@ def measure(sent: Sent) -> tuple[float, str] | None:
         return None
     p = softmax(sent.logits.double(), 1).mean(0)
     held = torch.arange(classes, device=weight.device) if sent.targets is None else sent.labels.unique()
+    held = held[rows_that_count(weight)[held]]
+    if len(held) == 0:
+        return None
     ratios = []
     for ids in held.split(CHUNK):
         error = p - torch.eye(classes, dtype=weight.dtype, device=weight.device)[ids]  # (n, C)
