@@ -11,7 +11,8 @@ from torch import Generator, Tensor
 from dosimeter.head import find_head
 from dosimeter.interfaces import LabelRecovery
 from dosimeter.labels.auxiliary import reference_at
-from dosimeter.labels.counting import counted, least_counts, nearest_counts, nothing_to_read
+from dosimeter.labels.bounds import Bounds, bounds
+from dosimeter.labels.counting import counted, nearest_counts, nothing_to_read
 from dosimeter.labels.one_hot_loss import require_sign_rule
 from dosimeter.options import PositiveInt
 from dosimeter.registry import LABELS
@@ -30,10 +31,12 @@ class CVMatching(LabelRecovery):
     `solver="evolution"` is the paper's (`population` 20, `generations` 200).
     Departures: `solver="exact"`, the default. The cosine is v·u / (‖v‖ ‖T‖) with u = T h̄ / ‖h̄‖, and a v of largest cosine
     is the whole vector nearest to c u for c = ‖v‖² / (v·u); so the nearest vectors for all c > 0, which change at
-    finitely many c, hold the optimum, and all of them are walked through. And each count is bounded from below by what
-    signs prove (`counting.least_counts`), which both solvers then keep to: the cosine's best counts alone are often not
-    the true ones, as features differ in length (`bounded=False`: v ≥ 1, as in the paper).
-    `certified` where the bounds leave no choice and nothing stands between the batch's gradient and the server.
+    finitely many c, hold the optimum, and all of them are walked through. And each count is bounded from below (`bounds.py`), to
+    which both solvers then keep: by signs; where these leave samples without a class by the least probability that auxiliary samples
+    show, by elimination in the column space, and by samples that the gradient is taken apart into. The cosine's best counts alone
+    are often not the true ones, as features differ in length and p − 1 is not −1 (`bounded=False`: v ≥ 1, as in the paper).
+    `certified` where signs alone leave no choice and nothing stands between the batch's gradient and the server; `confidence` is the
+    share of the samples whose class the bounds tell.
     """
 
     needs = frozenset({Knowledge.HEAD_GRADIENT, Knowledge.SOFTMAX_LOSS, Knowledge.BATCH_SIZE, Knowledge.AUXILIARY})
@@ -53,13 +56,15 @@ class CVMatching(LabelRecovery):
         if not bool(head.weight_gradient.any()):
             return nothing_to_read(head.weight_gradient, size)
         means = head.weight_gradient.double().mean(1)  # (C,)
-        least = least_counts(head, size, public.loss) if self.bounded else torch.zeros_like(means)
-        proved = int(least.sum()) == size
-        coarse, failed = _coarse(means, least, size)  # (k,)
-        steady, mean_feature = _steadiest(reference_at(exposure, head.name, "auxiliary", rng).features.double(), self.positions)
+        features = reference_at(exposure, head.name, "auxiliary", rng).features.double()
+        known = Bounds(least=torch.zeros_like(means), proved=False)
+        if self.bounded:
+            known = bounds(exposure, head, features, rng, method=self.name)
+        coarse, failed = _coarse(means, known.least, size)  # (k,)
+        steady, mean_feature = _steadiest(features, self.positions)
         rows = head.weight_gradient[coarse].double().abs().sort(1).values[:, steady]  # (k, M)
         pull = rows @ mean_feature / (mean_feature.norm() * rows.norm())  # (k,) u
-        at_least = least[coarse].clamp_min(1)
+        at_least = known.least[coarse].clamp_min(1)
         if self.solver == "exact":
             found = best_cosine_counts(pull, size, at_least)
         else:
@@ -68,7 +73,8 @@ class CVMatching(LabelRecovery):
         return counted(
             counts,
             scores=-means,
-            certified=proved and isinstance(public.training, FedSGD) and not public.defenses,
+            certified=known.proved and known.leave(size) == 0 and isinstance(public.training, FedSGD) and not public.defenses,
+            confidence=1 - known.leave(size) / size,
             outcome=Outcome.AMBIGUOUS if failed else Outcome.COMPLETED,
             message="no row of the head's gradient has a negative mean; the smallest is taken" if failed else "",
             details={"cosine": cosine(found, pull)},

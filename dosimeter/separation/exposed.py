@@ -14,6 +14,7 @@ from dosimeter.losses import CrossEntropy
 from dosimeter.separation.certificate import PAIR_FREEDOM
 from dosimeter.separation.distortion import distortion_of
 from dosimeter.separation.equations import Equations, build_equations, mean_coordinates
+from dosimeter.separation.search import from_extremes
 from dosimeter.separation.separate import determined, separate
 from dosimeter.separation.smoothing import estimate_smoothing, with_smoothing
 from dosimeter.separation.spectrum import factor, rounding_unit
@@ -69,6 +70,18 @@ def separate_head(
     if not sends_one_gradient(public.training):
         result = replace(result, certified=torch.zeros_like(result.certified))
     return result
+
+
+def sure_samples(exposure: Exposure, head: Head, rng: Generator, *, method: str) -> tuple[Tensor, Tensor]:
+    """Features (n, H) and labels (n,) of the samples that extreme rows lead to: in a second most of them, where the head is sure.
+
+    Each solves its equations to the noise, which is no certificate.
+    """
+    gradient, bias_gradient = _in_double(head.weight_gradient), _in_double(head.bias_gradient)
+    assert gradient is not None
+    equations = _equations(exposure, head, gradient, bias_gradient, rng, method=method)
+    found = from_extremes(equations, non_negative=head.non_negative)
+    return found.t @ equations.basis, found.labels
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,7 @@ from torch import Generator, Tensor
 
 from dosimeter.separation.certificate import equation_variance
 from dosimeter.separation.equations import Equations, Span, forgiving, main_classes, off_space, peeled, probabilities, weighed_errors, whole
+from dosimeter.separation.extremes import extreme_starts
 from dosimeter.separation.single import linear_scan, solve
 
 PLAUSIBLE = 0.45  # linear residual above which a class is tried only when nothing better is left
@@ -17,6 +18,7 @@ FEWEST_STARTS, MOST_STARTS = 256, 512  # of one round
 START_WORK = 2**25  # starts times classes times squared dimensions of one round
 LENGTHS = (0.4, 0.6, 0.8, 1.0, 1.25, 1.6, 2.0, 2.5)  # of the mean feature, tried where the mean feature itself does not do
 PAIRS_EACH = 4  # pairs of classes solved for, for each sample that is missing, where labels blend
+EXTREME_STEPS = 15  # of Levenberg-Marquardt from an extreme row, which is near its sample or no start at all
 SOLVED, GOOD = 1e-12, 1e-6  # squared relative residual of a solution, at first and at last, where noise does not ask for more
 
 
@@ -46,14 +48,16 @@ def search(
     attempts: int,
     starts: int,
     free_scale: bool = False,
+    non_negative: bool = False,
     found: Candidates | None = None,
 ) -> Candidates:
     """Candidates for all samples of the gradient, each once; `wanted` holds how often each label occurs at least, where that is known (m,).
 
-    Every round begins at `start` (B,). After one without a new sample, `rows` (C, B) are tried, then `starts` random
-    starts a class and round; `attempts` such rounds end the search, which goes on from what is `found` already.
+    First come the samples that extreme rows lead to. Then every round begins at `start` (B,). After one without a new sample,
+    `rows` (C, B) are tried, then `starts` random starts a class and round; `attempts` such rounds end the search, which goes on
+    from what is `found` already.
     """
-    found = _nothing(equations) if found is None else found
+    found = from_extremes(equations, found, wanted, free_scale=free_scale, non_negative=non_negative)
     idle = 0
     while len(found) < equations.rank and idle <= attempts:
         span = peeled(equations, found.t, found.errors)
@@ -81,6 +85,30 @@ def search(
         solved = _plausible(equations, solved, SOLVED if idle < max(attempts, 1) else GOOD, free_scale=free_scale)
         new = _distinct(equations, solved, found, wanted)
         idle = 0 if len(new) else idle + 1
+        found = _join(found, new)
+    return found
+
+
+def from_extremes(
+    equations: Equations,
+    found: Candidates | None = None,
+    wanted: Tensor | None = None,
+    *,
+    free_scale: bool = False,
+    non_negative: bool = False,
+) -> Candidates:
+    """What is `found`, and what extreme rows lead to, solved for and peeled off as long as that brings more."""
+    found = _nothing(equations) if found is None else found
+    while len(found) < equations.rank:
+        span = peeled(equations, found.t, found.errors)
+        points, labels = extreme_starts(equations, span, found.t, found.errors, found.labels, non_negative=non_negative)
+        if len(labels) == 0:
+            return found
+        t, value = solve(equations, forgiving(equations, span), points @ span.lift, labels, iterations=EXTREME_STEPS)
+        solved = _plausible(equations, candidates_at(equations, t @ span.lift.T, labels, value), SOLVED, free_scale=free_scale)
+        new = _distinct(equations, solved, found, wanted)
+        if len(new) == 0:
+            return found
         found = _join(found, new)
     return found
 

@@ -125,7 +125,16 @@ def _candidates(equations: Equations, known: Separation) -> Candidates:
 def _separate(equations: Equations, start: Tensor, counts: Tensor | None, plan: _Plan, rng: Generator) -> Separation:
     attempts = plan.attempts if determined(equations) >= 0 else -1
     found = search(
-        equations, start, plan.rows, counts, rng, attempts=attempts, starts=plan.starts, free_scale=plan.terms.free_scale, found=plan.found
+        equations,
+        start,
+        plan.rows,
+        counts,
+        rng,
+        attempts=attempts,
+        starts=plan.starts,
+        free_scale=plan.terms.free_scale,
+        non_negative=plan.terms.non_negative,
+        found=plan.found,
     )
     t, inverse = polish(equations, whole(equations), found.t, found.labels)
     labels, single = found.labels, assess(equations, t, found.labels, inverse)

@@ -1,0 +1,132 @@
+"""How many samples each class has at the very least: by signs, by auxiliary samples, by elimination, by taking the gradient apart."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Generator, Tensor
+from torch.nn.functional import one_hot, softmax
+
+from dosimeter.head import Head
+from dosimeter.labels.auxiliary import logits_in_chunks
+from dosimeter.labels.counting import ROUNDING, least_counts
+from dosimeter.losses import CrossEntropy
+from dosimeter.separation.exposed import sure_samples
+from dosimeter.training import FedSGD
+from dosimeter.types import Exposure
+
+INEXACT = 1e-3  # relative error of a sample that is taken off
+SMALLEST_ROW = 1e-9  # of the whole gradient, below which a row is no longer scaled up
+RANK_GAP = 10.0  # between the last singular value of a sample and the first of rounding
+OPPOSITE = 0.25  # share of the wrong sign that rounding may leave in an eliminated vector
+CROWDED = 0.5  # samples' worth of other samples' probability at an unseen label, from which on elimination is not believed
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bounds:
+    """Least counts (C,), and whether the gradient alone proves them."""
+
+    least: Tensor
+    proved: bool
+
+    def leave(self, size: int) -> int:
+        """How many of the samples have no class yet."""
+        return size - int(self.least.sum())
+
+    def sharpened(self, least: Tensor, size: int) -> Bounds:
+        """These and others at once, which are not proved; these alone where both ask for more samples than there are."""
+        both = torch.maximum(self.least, least)
+        if int(both.sum()) > size or torch.equal(both, self.least):
+            return self
+        return Bounds(least=both, proved=False)
+
+
+def bounds(exposure: Exposure, head: Head, features: Tensor, rng: Generator, *, method: str) -> Bounds:
+    """The sharpest bounds that are needed: each rule is asked only where those before leave samples without a class.
+
+    1. Signs (`counting.least_counts`), a proof. 2. The batch gives a class at least B times the probability that the auxiliary sample
+    with the smallest gives it: sharp on untrained networks, whose probabilities hardly vary. 3. Elimination, where labels are all
+    different. 4. Samples that the gradient is taken apart into (`separation/extremes.py`), and signs of what is left without them.
+    """
+    public, size = exposure.public, exposure.public.batch_size
+    assert size is not None
+    found = Bounds(least=least_counts(head, size, public.loss), proved=True)
+    if not isinstance(public.loss, CrossEntropy) or public.loss.smoothing > 0 or head.bias_gradient is None:
+        return found
+    if found.leave(size):
+        found = found.sharpened(_by_auxiliary(head, features, size, public.loss.temperature), size)
+    if size >= min(head.classes - 1, head.features) or not isinstance(public.training, FedSGD) or public.defenses:
+        return found
+    if found.leave(size):
+        found = found.sharpened(_by_elimination(head, found.least, size, public.loss.temperature), size)
+    if found.leave(size):
+        found = found.sharpened(_by_samples(exposure, head, rng, size, method=method), size)
+    return found
+
+
+def _by_auxiliary(head: Head, features: Tensor, size: int, temperature: float) -> Tensor:
+    """n_k = Σ_i p_ik − B τ ∇b_k, with no p_ik below the smallest of an auxiliary sample: (C,)."""
+    assert head.bias_gradient is not None
+    gradient = temperature * head.bias_gradient.double()
+    smallest = torch.full_like(gradient, torch.inf)
+    for _, logits in logits_in_chunks(head, features):
+        smallest = torch.minimum(smallest, softmax(logits / temperature, 1).amin(0))
+    return (size * (smallest - gradient) - ROUNDING).ceil().clamp_min(0)
+
+
+def _by_elimination(head: Head, least: Tensor, size: int, temperature: float) -> Tensor:
+    """Add the classes that signs do not show, of samples whose classes are all different: (C,).
+
+    The column space of ∇W holds every dᵢ = pᵢ − yᵢ, of which only the label's entry is negative. A vector of it that vanishes at all
+    classes seen is, up to a factor, d_j + Σ αᵢ dᵢ for a sample j of a class unseen, with αᵢ ≥ 0: what cancels the probability at a
+    label seen is negative there and nowhere else. So still only the label's own entry is negative, and is minus the sum of all
+    others: with several such j their rows of a basis span the largest volume, which pivoting finds. Then signs must be right,
+    and hardly any other sample may give the class probability: else this may be the difference of two samples of one class.
+    """
+    assert head.weight_gradient is not None
+    assert head.bias_gradient is not None
+    seen = torch.nonzero(least > 0).flatten()
+    if bool((least > 1).any()) or len(seen) >= size:
+        return least
+    gradient = head.weight_gradient.double()
+    scale = torch.linalg.vector_norm(gradient, dim=1, keepdim=True).clamp_min(SMALLEST_ROW * torch.linalg.vector_norm(gradient))
+    left, values, _ = torch.linalg.svd(gradient / scale, full_matrices=False)  # rows round in proportion to their size
+    if float(values[size - 1]) < RANK_GAP * float(values[size]):
+        return least
+    columns = left[:, :size] * scale  # (C, B)
+    vanishing = columns @ torch.linalg.qr(columns[seen].T, mode="complete").Q[:, len(seen) :]  # (C, m)
+    unseen = _largest_volume(vanishing.index_fill(0, seen, 0))  # (m,)
+    shares = torch.linalg.solve(vanishing[unseen].T, -vanishing.T).T.index_fill(0, unseen, 0)  # (C, m), minus the identity at `unseen`
+    opposite = -shares.clamp_max(0).sum(0)
+    crowd = size * temperature * head.bias_gradient.double()[unseen]
+    return least.index_fill(0, unseen, 1) if bool(((opposite < OPPOSITE) & (crowd < CROWDED)).all()) else least
+
+
+def _largest_volume(rows: Tensor) -> Tensor:
+    """As many of the rows (C, m) as there are columns: the longest, the longest off that one, and so on: (m,)."""
+    picked = []
+    for _ in range(rows.shape[1]):
+        picked.append(rows.square().sum(1).argmax())
+        direction = rows[picked[-1]] / torch.linalg.vector_norm(rows[picked[-1]]).clamp_min(torch.finfo(rows.dtype).tiny)
+        rows = rows - (rows @ direction)[:, None] * direction
+    return torch.stack(picked)
+
+
+def _by_samples(exposure: Exposure, head: Head, rng: Generator, size: int, *, method: str) -> Tensor:
+    """The labels of the samples that the gradient is taken apart into, and what signs show of the rest: (C,)."""
+    loss = exposure.public.loss
+    assert isinstance(loss, CrossEntropy)
+    assert head.weight_gradient is not None
+    assert head.bias_gradient is not None
+    features, labels = sure_samples(exposure, head, rng, method=method)
+    counts = torch.bincount(labels, minlength=head.classes).double()
+    left = size - len(labels)
+    if left == 0:
+        return counts
+    errors = softmax(head.logits(features) / loss.temperature, 1) - one_hot(labels, head.classes)  # (n, C)
+    weight = size * loss.temperature * head.weight_gradient.double() - errors.T @ features
+    inexact = INEXACT * errors.abs().T @ features.abs()
+    bias = size * loss.temperature * head.bias_gradient.double() - errors.sum(0)
+    rest = replace(head, weight_gradient=torch.where(weight.abs() > inexact, weight, 0.0), bias_gradient=bias / (left * loss.temperature))
+    return counts + least_counts(rest, left, loss)
