@@ -17,6 +17,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable, Iterable
+from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -55,12 +56,13 @@ def settings(data: Path) -> dict[str, Callable[..., Case]]:
 
 def run(arguments: argparse.Namespace) -> None:
     began, behind = time.perf_counter(), defenses()
-    names = [name for name in settings(arguments.data) if arguments.settings in name]
+    names = [name for name in settings(arguments.data) if any(fnmatch(name, pattern) for pattern in arguments.settings)]
     jobs = [
         (seed, name, under)
         for seed in range(arguments.seeds)
         for name in names
         for under in (behind if name.endswith("B=8, C=100") and name.startswith("resnet18 untrained, train") else EVERYWHERE)
+        if fnmatch(under, arguments.behind)
     ]
     for seed, name, under in jobs[arguments.shard :: arguments.shards]:
         case = settings(arguments.data)[name](seed=arguments.seed + seed, defenses=(behind[under],))
@@ -143,7 +145,8 @@ def main() -> None:
     runner.add_argument("--seconds", type=float, default=400)
     runner.add_argument("--seeds", type=int, default=10)
     runner.add_argument("--seed", type=int, default=0, help="of the first batch")
-    runner.add_argument("--settings", default="", help="only those whose name has this in it")
+    runner.add_argument("--settings", nargs="+", default=["*"], help="only those whose names match a pattern, such as '*C=100'")
+    runner.add_argument("--behind", default="*", help="only the defenses that match this pattern")
     runner.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
     runner.add_argument("--data", type=Path, default=Path("../shared/data"))
     runner.set_defaults(do=run)
