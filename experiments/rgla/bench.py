@@ -6,16 +6,17 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 from pretrained import target
+from rows import pooled
 from torch import Tensor, nn
 
 import dosimeter as dm
+from dosimeter import pictures
 from dosimeter.data.dataset import ImageSet
 from dosimeter.data.load import load_images
 from dosimeter.data.pixels import square
@@ -29,7 +30,6 @@ from dosimeter.randomness import generator
 from dosimeter.records import write_record
 from dosimeter.types import Batch, Normalization, Record
 
-COMPARED = 64  # images that every row of Table 10 shows, which are compared between batch sizes
 METHODS = ("fgla", "subspace", "rgla as published")
 KEPT_NULLS = 256  # auxiliary images beside the nearest ones, which the nulls are drawn from
 PICTURES = {
@@ -39,6 +39,7 @@ PICTURES = {
     "photographs, subspace",
     "12: pruned 99.9%, subspace",
 }
+SHOWN = 4  # samples of a batch
 
 
 def read_auxiliary(folder: Path, most: int | None) -> Tensor:
@@ -67,7 +68,7 @@ def twin(_: Path | None, *, classes: int, size: int, seed: int) -> nn.Module:
 class Bench:
     """The target, its decoder, and the private and auxiliary images; carries out rows and prints them."""
 
-    def __init__(self, options: argparse.Namespace, size: int) -> None:
+    def __init__(self, options: argparse.Namespace, size: int, start: Trained | None = None) -> None:
         self.options, self.size, self.device = options, size, torch.device(options.device)
         self.scale = Normalization()
         build = twin if options.twin else target
@@ -77,10 +78,9 @@ class Bench:
             "CIFAR-100": load_images(options.data / "cifar100.npz", part="test"),
             "photographs": load_images(options.data / "imagenet_photos.zip", size=size),
         }
-        self.trained = self._train()
-        self.rows: list[dict[str, Any]] = []
+        self.trained = self._train(start)
 
-    def _train(self) -> Trained:
+    def _train(self, start: Trained | None) -> Trained:
         options = self.options
         settings = DecoderSettings(
             width=options.width,
@@ -98,7 +98,6 @@ class Bench:
         )
         began = time.perf_counter()
         view = Target.from_model(self.model, (3, self.size, self.size), self.scale)
-        start = None if options.start is None else load_decoder(options.start, view)
         if options.decoder is not None and self.size == options.sizes[0]:
             return load_decoder(options.decoder, view)
         print(f"{self.size} px: features {view.feature_shape}, {len(self.auxiliary)} auxiliary images, {settings}", flush=True)
@@ -137,10 +136,15 @@ class Bench:
         drawn = torch.randperm(self.options.classes, generator=rng)[:size] if labels is None else labels
         return Batch(from_pixels(pixels, self.scale), drawn.to(self.device))
 
+    def batches(self, data: str, size: int, count: int, labels: Tensor | None = None, *, foreign: bool = False) -> dict[int, Batch]:
+        """Some batches by their numbers."""
+        first = self.options.first_batch
+        return {number: self.batch(data, size, number, labels, foreign=foreign) for number in range(first, first + count)}
+
     def order(self, data: str) -> Tensor:
         return torch.randperm(len(self.private[data]), generator=generator(self.options.seed, f"private {data}"))
 
-    def subject(self, row: str, batch: Batch, foreign: Batch | None) -> Subject:
+    def subject(self, row: str, published: float | None, batch: Batch, foreign: Batch | None) -> Subject:
         known = from_pixels(self.known(batch), self.scale)
         labels = torch.zeros(len(known), dtype=torch.int64, device=self.device)
         name = "untrained ResNet-8" if self.options.twin else "ResNet-50, ImageNet backbone"
@@ -150,7 +154,7 @@ class Bench:
             foreign=foreign,
             auxiliary=Batch(known, labels),
             normalization=self.scale,
-            description={"model": f"{name}, random head, no pooling", "data": row},
+            description={"model": f"{name}, random head, no pooling", "data": row, "published": published},
         )
 
     def known(self, batch: Batch) -> Tensor:
@@ -161,36 +165,18 @@ class Bench:
         return square(self.auxiliary[torch.cat([nearest, some]).unique()], self.size)
 
     def row(
-        self, name: str, batches: Sequence[Batch], *, foreign: Sequence[Batch] = (), published: float | None = None, **terms: Any
+        self, name: str, batches: dict[int, Batch], *, foreign: dict[int, Batch] | None = None, published: float | None = None, **terms: Any
     ) -> None:
         """One method on some batches; per-sample scores are pooled."""
+        terms.setdefault("labels", "given")
         records: list[Record] = []
-        for number, batch in enumerate(batches):
-            terms.setdefault("labels", "given")
-            other = foreign[number] if number < len(foreign) and not self.options.without_foreign else None
-            record = run(self.subject(f"{name}, batch {number}", batch, other), Measurement(**terms, seed=self.options.seed + number))
-            records.append(record)
-            shown = record.pictures[:4] if name in PICTURES and number == 0 else []
-            write_record(self.options.out, replace(record, pictures=shown))
-        self.print(name, records, published)
-
-    def print(self, name: str, records: list[Record], published: float | None) -> None:
-        row: dict[str, Any] = {"row": name, "published": published, "samples": sum(len(r.metrics.get("psnr", ())) for r in records)}
-        for metric in ("psnr", "ssim", "lpips"):
-            values = [v for r in records for v in r.metrics.get(metric, ()) if v is not None and v == v]
-            row |= {metric: _round(sum(values) / len(values)) if values else None}
-        row["first_64"] = _mean([v for r in records for v in r.metrics.get("psnr", ())][:COMPARED])
-        row["median"] = _median([v for r in records for v in r.metrics.get("psnr", ())])
-        names = list(dict.fromkeys(null for r in records for null in r.nulls))
-        row["nulls"] = {null: _mean([v for r in records for v in r.nulls.get(null, {}).get("psnr", ())]) for null in names}
-        best = max((value for value in row["nulls"].values() if value is not None), default=None)
-        row["margin"] = None if best is None or row["psnr"] is None else _round(row["psnr"] - best)
-        row["seconds"] = _round(records[-1].seconds)
-        row["said"] = records[-1].reason if not records[-1].metrics else records[-1].details.get("message", "")
-        row["warnings"] = sorted({w for r in records for w in r.warnings})
-        self.rows.append(row)
-        print(json.dumps(row, ensure_ascii=False), flush=True)
-        (self.options.out / "rows.json").write_text(json.dumps(self.rows, ensure_ascii=False, indent=1))
+        for number, batch in batches.items():
+            pictures.MOST = SHOWN if name in PICTURES and number == 0 else 0  # drawing and packing them takes longer than the attack
+            other = None if self.options.without_foreign else (foreign or {}).get(number)
+            subject = self.subject(f"{name}, batch {number}", published, batch, other)
+            records.append(run(subject, Measurement(**terms, seed=self.options.seed + number)))
+            write_record(self.options.out, records[-1])
+        print(json.dumps(pooled(name, records), ensure_ascii=False), flush=True)
 
     def attack(self, name: str, **options: Any) -> Any:
         return dm.attack(name, decoder=str(self.trained.path), **options)
@@ -204,17 +190,3 @@ class Bench:
                 yield name, self.attack("rgla", features="subspace")
             elif published:
                 yield name, self.attack("rgla", features="rgla", steps=self.options.published_steps)
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    found = [v for v in values if v is not None and v == v]
-    return _round(sum(found) / len(found)) if found else None
-
-
-def _median(values: Sequence[float | None]) -> float | None:
-    found = sorted(v for v in values if v is not None and v == v)
-    return _round(found[len(found) // 2]) if found else None
-
-
-def _round(value: float) -> float:
-    return round(value, 3)

@@ -1,22 +1,26 @@
 """Runs of generator.py as one page with pictures, and as Markdown tables on the terminal.
 
-    python experiments/rgla/page.py page.html runs/rgla runs/rgla-more
+    python experiments/rgla/page.py page.html runs/rgla runs/rgla-more --rows rows.json
 
-Each row stands beside its nulls. A row that is not 3 dB above the best of them is marked: there the decoder, not the gradient, made the
-picture. Pictures show, for four samples, the truth, what was drawn, what the same attack draws from a foreign gradient (where that
-was run), and the nearest auxiliary image. The page shows the data, and so stays beside the runs.
+Rows are pooled over the records of all runs, each beside its nulls. A row that is not 3 dB above the best of them is marked: there the
+decoder, not the gradient, made the picture. Pictures show, for four samples, the truth, what was drawn, what the same attack draws
+from a foreign gradient (where that was run), and the nearest auxiliary image. The page shows the data, and so stays beside the runs.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
-from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
 
-LEAKED = 3.0  # dB above the best null
+from rows import LEAKED, grouped, pooled
+
+from dosimeter.records import read_records
+from dosimeter.types import Record
+
 COLUMNS = ("truth", "recovered", "foreign", "nearest")
 TITLES = {
     "8": "Table 8: equal labels in a batch of 8",
@@ -34,16 +38,6 @@ figure { margin: 1rem 0; display: inline-block } img { width: 6.5rem; display: b
 .four { display: flex; gap: .2rem }"""
 
 
-def read(folders: Sequence[Path]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """The rows, later runs in place of earlier ones of the same name, and the records that have pictures."""
-    rows: dict[str, dict[str, Any]] = {}
-    records = []
-    for folder in folders:
-        rows |= {row["row"]: row for row in json.loads((folder / "rows.json").read_text())}
-        records += [json.loads(line) for line in (folder / "records.jsonl").read_text().splitlines()]
-    return list(rows.values()), [record for record in records if record["pictures"]]
-
-
 def tables(rows: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
     """The rows by the number of their table."""
     found: dict[str, list[dict[str, Any]]] = {number: [] for number in TITLES}
@@ -54,7 +48,7 @@ def tables(rows: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
 
 
 def cells(row: dict[str, Any]) -> list[str]:
-    """Name, images, PSNR, SSIM, LPIPS, the best null with its name, the margin over it, what that means, seconds, published PSNR."""
+    """What stands under each of the headings; `3 dB above` counts the images that stand so far above all of their own nulls."""
     nulls = {name: value for name, value in row["nulls"].items() if value is not None}
     best = max(nulls, key=nulls.__getitem__) if nulls else None
     verdict = "" if row["margin"] is None else "leaks" if row["margin"] >= LEAKED else "the decoder's"
@@ -63,17 +57,18 @@ def cells(row: dict[str, Any]) -> list[str]:
     margin = "" if row["margin"] is None else f"{row['margin']:+.1f}"
     return [
         row["row"].partition(": ")[2] or row["row"],
-        str(row["samples"]),
+        str(row["images"]),
         *(_number(figure) for figure in figures),
         null,
         margin,
+        str(row["above"]),
         verdict,
         _number(row["seconds"]),
         _number(row["published"]),
     ]
 
 
-HEADINGS = ["row", "images", "PSNR", "SSIM", "LPIPS", "best null", "margin", "picture", "s", "published"]
+HEADINGS = ["row", "images", "PSNR", "SSIM", "LPIPS", "best null", "margin", "3 dB above", "picture", "s", "published"]
 
 
 def markdown(part: list[dict[str, Any]]) -> str:
@@ -81,7 +76,7 @@ def markdown(part: list[dict[str, Any]]) -> str:
     return "\n".join(lines + ["| " + " | ".join(cells(row)) + " |" for row in part])
 
 
-def page(rows: list[dict[str, Any]], records: list[dict[str, Any]]) -> str:
+def page(rows: list[dict[str, Any]], records: dict[str, list[Record]]) -> str:
     body = []
     for number, part in tables(rows).items():
         body.append(f"<h2>{TITLES[number]}</h2>\n<table><tr>{''.join(f'<th>{heading}</th>' for heading in HEADINGS)}</tr>")
@@ -91,8 +86,7 @@ def page(rows: list[dict[str, Any]], records: list[dict[str, Any]]) -> str:
             shown = "".join(f"<td>{escape(cell)}</td>" for cell in cells(row))
             body.append(f'<tr class="{kind}" title="nulls: {nulls}">{shown}</tr>')
         body.append("</table>")
-        names = {row["row"] for row in part}
-        body += [_pictures(record) for record in records if _row_of(record) in names]
+        body += [_pictures(record) for row in part for record in records[row["row"]] if record.pictures]
     introduction = (
         f"<p>PSNR in dB, mean over the images. <b>the decoder's</b>: less than {LEAKED:g} dB above the best null, so that the decoder, not "
         "the gradient, made the picture; <b>leaks</b>: above it by that much. All nulls of a row are in its tooltip.</p>"
@@ -101,9 +95,9 @@ def page(rows: list[dict[str, Any]], records: list[dict[str, Any]]) -> str:
     return f"{head}<h1>Pictures from features</h1>{introduction}{''.join(body)}</html>\n"
 
 
-def _pictures(record: dict[str, Any]) -> str:
+def _pictures(record: Record) -> str:
     groups = []
-    for pictures in record["pictures"]:
+    for pictures in record.pictures:
         shown = {name: pictures.get(name) or pictures["nulls"].get(name) for name in COLUMNS}
         images = "".join(
             f'<div><img src="data:image/png;base64,{data}" alt="{name}"><figcaption>{name}</figcaption></div>'
@@ -111,11 +105,7 @@ def _pictures(record: dict[str, Any]) -> str:
             if data
         )
         groups.append(f'<figure><div class="four">{images}</div></figure>')
-    return f"<h3>{escape(record['config']['subject']['data'])}</h3>{''.join(groups)}"
-
-
-def _row_of(record: dict[str, Any]) -> str:
-    return record["config"]["subject"]["data"].rpartition(", batch ")[0]
+    return f"<h3>{escape(record.config['subject']['data'])}</h3>{''.join(groups)}"
 
 
 def _order(row: dict[str, Any]) -> tuple[str, int]:
@@ -128,8 +118,21 @@ def _number(value: float | None) -> str:
     return "" if value is None else f"{value:.2f}"
 
 
-if __name__ == "__main__":
-    rows, records = read([Path(word) for word in sys.argv[2:]])
-    Path(sys.argv[1]).write_text(page(rows, records))
-    for number, part in tables(rows).items():
+def main() -> None:
+    parser = argparse.ArgumentParser(description="RGLA's tables as one page, from the records of runs")
+    parser.add_argument("page", type=Path)
+    parser.add_argument("runs", type=Path, nargs="+")
+    parser.add_argument("--rows", type=Path, help="write the rows as JSON, too")
+    options = parser.parse_args()
+    records = grouped(record for folder in options.runs for record in read_records(folder))
+    rows = [pooled(name, batches) for name, batches in records.items()]
+    options.page.write_text(page(rows, records))
+    ordered = tables(rows)
+    for number, part in ordered.items():
         sys.stdout.write(f"{TITLES[number]}\n\n{markdown(part)}\n\n")
+    if options.rows:
+        options.rows.write_text(json.dumps([row for part in ordered.values() for row in part], ensure_ascii=False, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
