@@ -2,10 +2,11 @@
 
     python benchmarks/matching.py                     GPU: ResNet-34, batch 8, 224 px; tf32, bf16 and fp32
     python benchmarks/matching.py --growth            GPU: how the step grows with the batch and with the pixels
-    python benchmarks/matching.py --check lenet5      do eager, functional and compiled agree? also vgg11, resnet18
+    python benchmarks/matching.py --check lenet5      do eager, functional, captured and compiled agree? also vgg11, resnet18
     python benchmarks/matching.py --device cpu        CPU: LeNet on CIFAR-sized inputs, batch 8: eager, functional, compiled
 
-Needs torch and this repository alone. `--out FILE` writes the numbers as JSON.
+Needs torch and this repository alone. `--out FILE` writes the numbers as JSON. `--wait FILE` compiles, writes FILE.ready, and times once
+FILE is there: so programs can compile side by side and be timed alone.
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ def main() -> None:
     parser.add_argument("--precisions", nargs="+", default=["tf32", "bf16", "fp32"], choices=("tf32", "bf16", "fp32"))
     parser.add_argument("--threads", type=int, default=2, help="on a CPU")
     parser.add_argument("--check", default=None, metavar="MODEL")
+    parser.add_argument("--paths", nargs="+", default=["functional", "captured", "compiled"], help="what --check compares with eager")
     parser.add_argument("--growth", action="store_true")
+    parser.add_argument("--wait", default=None, metavar="FILE")
     parser.add_argument("--out", default=None)
     options = parser.parse_args()
     on_gpu = options.device != "cpu"
@@ -65,7 +68,7 @@ def on_a_gpu(options: argparse.Namespace) -> list[dict]:
     print(f"{options.model}, batch {options.batch}, {options.pixels} px", flush=True)
     rows, reference = [], None
     for wanted in options.precisions:
-        row = measured(options, options.batch, options.pixels, wanted, plain=True)
+        row = measured(options, options.batch, options.pixels, wanted)
         rows.append(row)
         reference = reference or row
         show(row)
@@ -85,34 +88,44 @@ def on_a_gpu(options: argparse.Namespace) -> list[dict]:
 def growth(options: argparse.Namespace) -> list[dict]:
     rows = []
     for batch, pixels in ((8, 64), (8, 112), (8, 224), (1, 224), (32, 224)):
-        rows.append(measured(options, batch, pixels, options.precisions[0], plain=False))
+        rows.append(measured(options, batch, pixels, options.precisions[0]))
         show(rows[-1])
     return rows
 
 
-def measured(options: argparse.Namespace, batch: int, pixels: int, wanted: str, plain: bool) -> dict:
-    """One configuration: the compiled step, and the plain one and a training step in the same run."""
+def measured(options: argparse.Namespace, batch: int, pixels: int, wanted: str) -> dict:
+    """One configuration: the compiled step, and the captured and plain ones and a training step in the same run."""
     torch.compiler.reset()
     run = prepared(options, batch, pixels, wanted)
     row: dict = {"model": options.model, "batch": batch, "pixels": pixels, "precision": wanted}
     with precision(wanted):
-        if plain:
-            row["training ms"] = timed(training_step(run))
-            row["plain ms"] = timed(plain_step(run), repeats=10)
-            run.evaluate = Captured(run.objective)
-            row["captured ms"] = timed(attack_step(run))
-        run.evaluate = Compiled(run.objective)
+        run.evaluate = compiled = Compiled(run.objective)
         torch.cuda.reset_peak_memory_stats()  # before the recording: what a graph works in is not counted while it is replayed
         began = time.perf_counter()
-        attack_step(run)()
+        evaluated(run)
         torch.cuda.synchronize()
         row["first step s"] = time.perf_counter() - began
+        row["peak GiB"] = torch.cuda.max_memory_allocated() / 2**30
+        if options.wait:
+            wait_for(Path(options.wait))
         row["step ms"] = timed(attack_step(run))
         row["evaluation ms"] = timed(lambda: evaluated(run))
-        row["peak GiB"] = torch.cuda.max_memory_allocated() / 2**30
+        row["training ms"] = timed(training_step(run))
+        row["plain ms"] = timed(plain_step(run), repeats=10)
         run.variables = torch.linspace(0, 1, run.variables.numel(), device=run.device).reshape(run.variables.shape)
         row["objective"] = float(evaluated(run).objective)
+        slope = evaluated(run).inputs.clone()
+        run.evaluate = Captured(run.objective)
+        row["slope's relative difference from captured"] = float((evaluated(run).inputs - slope).norm() / slope.norm())
+        row["captured ms"] = timed(attack_step(run))
+        run.evaluate = compiled
     return row
+
+
+def wait_for(file: Path) -> None:
+    file.with_name(file.name + ".ready").touch()
+    while not file.exists():
+        time.sleep(0.1)
 
 
 def on_a_cpu(options: argparse.Namespace) -> list[dict]:
@@ -171,12 +184,13 @@ def check(options: argparse.Namespace) -> list[dict]:
                 estimate = dm.LabelEstimate(counts=torch.bincount(batch.targets, minlength=10), labels=batch.targets)
                 run = Run(exposure, estimate, torch.Generator(options.device).manual_seed(0), recipe)
                 found = {}
-                for path in (Eager, Functional, Captured, Compiled):
+                compared = [path for path in (Functional, Captured, Compiled) if path.__name__.lower() in options.paths]
+                for path in (Eager, *compared):
                     run.evaluate = path(run.objective)
                     torch.manual_seed(0)
                     with precision("fp32"):
                         found[path] = evaluated(run)
-                for path in (Functional, Captured, Compiled):
+                for path in compared:
                     eager, other = found[Eager], found[path]
                     pairs = ((eager.objective, other.objective), (eager.inputs, other.inputs))
                     error = max(float((a - b).abs().max() / a.abs().max()) for a, b in pairs)

@@ -29,20 +29,21 @@ class DLG(Attack):
     evaluation of the gradient, so the paper's 300 calls of up to 20 evaluations are up to 6,000 steps.
     Departures: the best guess met is returned instead of the last, and the best of `restarts` starts by the objective,
     since a single start diverges about one time in three; labels that are given are kept fixed (Zhao et al., "iDLG", 2020)
-    unless `joint_labels` asks to start from them; the run stops once the update is matched to `found` of its size or
-    `patience` steps bring nothing. `features` adds the certified features of a feature recovery: Wang et al., "Towards Eliminating
-    Hard Label Constraints in Gradient Inversion Attacks", ICLR 2024, Eq. (8), β = `feature_weight`, α = `head_weight`.
+    unless `joint_labels` asks to start from them; the run stops once the update is matched to `found` of its size, and begins
+    anew from other starts, within `steps` in all, where `patience` steps bring less than a tenth. `features` adds the certified
+    features of a feature recovery: Wang et al., "Towards Eliminating Hard Label Constraints in Gradient Inversion Attacks", ICLR
+    2024, Eq. (8), β = `feature_weight`, α = `head_weight`.
     """
 
     needs: ClassVar[frozenset[Knowledge]] = frozenset()
     matches: ClassVar = "whole"
     quick: ClassVar[dict[str, Any]] = {"steps": 300, "restarts": 2}
 
-    steps: PositiveInt = 4000
+    steps: PositiveInt = 6000
     restarts: PositiveInt = 4
     learning_rate: PositiveFloat = 1.0
     history: PositiveInt = 100
-    trial: Fraction | None = 0.1  # after this share of the steps only the best start goes on; none: all do
+    trial: Fraction | None = 1 / 15  # after this share of the steps only the best start goes on; none: all do
     joint_labels: bool | None = None  # none: exactly where no labels are given
     features: str | None = None
     feature_weight: PositiveFloat = 2.0
@@ -68,6 +69,7 @@ class DLG(Attack):
             joint_labels=labels is None if self.joint_labels is None else self.joint_labels,
             found=self.found,
             patience=self.patience,
+            anew=True,
             seconds=self.seconds,
             path=self.path,
         )

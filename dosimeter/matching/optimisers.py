@@ -56,7 +56,7 @@ class Adam(Optimiser):
             return gradient
         if self.sign == "signed":
             return gradient.sign()
-        unit = gradient.abs().median(dim=1, keepdim=True).values.clamp_min(torch.finfo(gradient.dtype).tiny)
+        unit = _median(gradient.abs()).clamp_min(torch.finfo(gradient.dtype).tiny)
         halves = (2 * gradient / unit).round().div(2).clamp(-1, 1)
         return 0.8 * halves + 0.2 * gradient.sign()
 
@@ -101,7 +101,8 @@ class LBFGS(Optimiser):
         """Write the newest pair into its slot; a pair without positive curvature is written as zeros and has no say."""
         move, turn = state["move"], gradient - state["gradient"]
         product, square = (turn * move).sum(1), turn.square().sum(1)  # (R,)
-        useful = (product > 1e-10) & torch.isfinite(square)
+        # against their lengths: PyTorch's bound of 1e-10 on the product itself ends progress early where gradients are small
+        useful = (product > 1e-10 * (square * move.square().sum(1)).sqrt()) & torch.isfinite(square)
         move, turn = (torch.where(useful[:, None], pair, torch.zeros_like(pair)) for pair in (move, turn))
         slot = (int(state["count"]) - 1) % self.history
         state["moves"][:, slot], state["turns"][:, slot] = move, turn
@@ -130,6 +131,13 @@ class LBFGS(Optimiser):
         weights[1, :, order] = (curvature * inner)[:, :, 0].to(gradient)
         combined = _combined(state["moves"], weights[0]) - _combined(state["turns"], weights[1])
         return state["curvature"][:, None] * gradient + combined
+
+
+def _median(rows: Tensor) -> Tensor:
+    """(R, D) -> (R, 1), the lower median of each row; on a GPU by sorting, since PyTorch's selection gives a row to one block."""
+    if not rows.is_cuda:
+        return rows.median(dim=1, keepdim=True).values
+    return rows.sort(dim=1).values[:, (rows.shape[1] - 1) // 2, None]
 
 
 def _products(rows: Tensor, vector: Tensor) -> Tensor:

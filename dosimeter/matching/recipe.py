@@ -37,6 +37,7 @@ class Recipe:
     joint_labels: bool = False  # labels are logits that move with the inputs
     found: float = 0.0  # stop where the distance is this small against that of a guess that says nothing
     patience: int | None = None  # stop after as many steps without a better objective
+    anew: bool = False  # begin again from fresh starts where a run stopped so, or left the finite numbers, with steps to spare
     seconds: float | None = None
     path: Path = "auto"
     precision: Precision = "fp32"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 from torch import Generator, Tensor
@@ -39,12 +40,26 @@ def solve(
             reason = reason_against(exposure, recipe, run.guess, run.variables)
             if reason:
                 return run.gave_up(Outcome.IMPOSSIBLE, reason)
-            run.optimise()
-            result = run.result()
-        run.checkpoint.remove()
-        return result
+            began, rounds = time.monotonic(), [run.carried_out()]
+            while recipe.anew and run.stalled and (left := _left(run, time.monotonic() - began)):
+                run = Run(exposure, labels, rng, left)
+                rounds.append(run.carried_out())
+        best = min(rounds, key=lambda found: found.objective)
+        told = f"the best of {len(rounds)} rounds, each begun anew where the one before it stalled" if len(rounds) > 1 else ""
+        return replace(best, message="; ".join(part for part in (best.message, told) if part))
     except (RuntimeError, NotImplementedError) as error:
         return run.gave_up(Outcome.IMPOSSIBLE, f"the model's gradient cannot be differentiated once more: {first_line(error)}")
+
+
+def _left(run: Run, seconds: float) -> Recipe | None:
+    """The recipe for the steps and the time that a run has left over, its trial as long as before; None where they do not suffice."""
+    recipe = run.recipe
+    steps = recipe.steps - max(run.step, recipe.patience or 1)  # one that never had a finite number has tried its patience
+    trial = round((recipe.trial or 0.0) * recipe.steps)
+    time_left = None if recipe.seconds is None else recipe.seconds - seconds
+    if steps <= trial or (time_left is not None and time_left <= 0):
+        return None
+    return replace(recipe, steps=steps, trial=trial / steps if trial else None, seconds=time_left)
 
 
 def start_distance(exposure: Exposure, labels: LabelEstimate | None, rng: Generator, recipe: Recipe) -> float:
@@ -87,7 +102,13 @@ class Run:
         self.step = 0
         self.resumed = 0  # the step at which a killed run of the same attack was taken up
         self.improved, self.record = 0, torch.inf  # when the objective last got clearly better, and what it was
-        self.note = ""
+        self.note, self.stalled = "", False
+
+    def carried_out(self) -> Reconstruction:
+        self.optimise()
+        result = self.result()
+        self.checkpoint.remove()
+        return result
 
     def optimise(self) -> None:
         recipe, began = self.recipe, time.monotonic()
@@ -121,14 +142,16 @@ class Run:
         recipe = self.recipe
         lowest = float(self.best_objective.min())
         advance(self.step, recipe.steps, f"objective {lowest:.3g}")
-        if lowest < 0.999 * self.record:
+        if lowest < (0.9 if recipe.anew else 0.999) * self.record:  # where fresh starts wait, creeping counts as standing still
             self.improved, self.record = self.step, lowest
         if not bool(self.alive.any()):
+            self.stalled = True
             return f"every start left the finite numbers by step {self.step}"
         nothing = recipe.distance.scale(list(self.objective.target.values())) if recipe.found else 0.0
         if recipe.found and float(evaluation.distance.nan_to_num(torch.inf).min()) <= recipe.found * nothing:
             return f"matched after {self.step} steps"
         if recipe.patience is not None and self.step - self.improved >= recipe.patience:
+            self.stalled = True
             return f"no better for {recipe.patience} steps, stopped after {self.step}"
         if recipe.seconds is not None and seconds >= recipe.seconds:
             return f"the time budget of {recipe.seconds:g} s ended after {self.step} of {recipe.steps} steps"

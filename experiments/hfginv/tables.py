@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -34,6 +35,7 @@ from torch import Tensor
 
 import dosimeter as dm
 from dosimeter.data.load import load_images
+from dosimeter.metrics.lpips import VARIABLE
 from dosimeter.models.loading import fill, read_state
 from dosimeter.normalization import from_pixels, to_pixels
 from dosimeter.registry import MODELS
@@ -93,6 +95,7 @@ def main() -> None:
     options = parser.parse_args()
     options.size = options.size or SOURCES[options.model][1]
     options.out.mkdir(parents=True, exist_ok=True)
+    os.environ.setdefault(VARIABLE, str(options.data / "weights" / "lpips_alex_v0.1_full_fp32.pth"))
     attack(options) if options.what == "attack" else report(options)
 
 

@@ -63,6 +63,17 @@ def test_patience_and_found_and_time_stop_the_run_and_say_so() -> None:
     assert late.outcome == dm.Outcome.COMPLETED
 
 
+def test_a_stalled_run_begins_anew_within_its_steps_and_the_best_round_is_returned() -> None:
+    exposure, labels = exposed()
+    made = recipe(rate=Rate(start=1e-12), patience=20, steps=100)
+    once, anew = (run(dataclasses.replace(made, anew=again), exposure, labels) for again in (False, True))
+    assert "the best of 5 rounds" in anew.message
+    assert "rounds" not in once.message
+    assert anew.objective < once.objective
+    late = run(dataclasses.replace(made, anew=True, seconds=1e-9), exposure, labels)
+    assert "rounds" not in late.message
+
+
 def test_progress_is_told_with_the_objective() -> None:
     exposure, labels = exposed()
     heard = []
