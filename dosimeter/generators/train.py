@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from dosimeter.generators.decoder import Decoder, Shape, default_width
 from dosimeter.generators.losses import fine_tuning, perceptual_reason, squared_error
@@ -94,6 +94,10 @@ def train_decoder(
             break  # out of time
         if keep is not None and epoch + 1 < session.epochs:
             keep.save(session.state, epoch + 1)
+    if math.isnan(session.error):
+        raise Refused(f"the decoder's training left the finite numbers; try a smaller learning_rate than {settings.learning_rate:g}")
+    if math.isinf(session.error):
+        raise Refused(f"decoder.seconds: {settings.seconds} s were over before the first step; the features alone take longer")
     if keep is not None:
         keep.remove()
     return Lesson(
@@ -170,17 +174,17 @@ class _Session:
         self.step = epoch * self.steps_each
         self.decoder.train()
         total, seen = torch.zeros((), device=self.target.device), 0
-        for lot in self.lots(epoch):
-            for chosen in torch.randperm(len(lot.features), generator=rng).split(settings.batch_size):
-                progress = self.progress
-                if progress > 1:
-                    break
-                tuning = progress > settings.epochs / self.epochs
-                if len(chosen) > 1:  # batch norm cannot train on one
-                    total += len(chosen) * self._improve(*lot.some(chosen), tuning, _rate(progress))
-                    seen += len(chosen)
-                self.step += 1
-                advance(self.step, self.epochs * self.steps_each, "fine-tuning the decoder" if tuning else "training the decoder")
+        parts = ((lot, chosen) for lot in self.lots(epoch) for chosen in _split(len(lot.features), settings.batch_size, rng))
+        for lot, chosen in parts:
+            progress = self.progress
+            if progress > 1:
+                break
+            tuning = progress > settings.epochs / self.epochs
+            if len(chosen) > 1:  # batch norm cannot train on one
+                total += len(chosen) * self._improve(*lot.some(chosen), tuning, _rate(progress))
+                seen += len(chosen)
+            self.step += 1
+            advance(self.step, self.epochs * self.steps_each, "fine-tuning the decoder" if tuning else "training the decoder")
         if seen:
             self.error = float(total) / seen
 
@@ -220,7 +224,8 @@ class _Session:
 
     def state(self) -> dict[str, Tensor]:
         moments = self.optimizer.state_dict()["state"]
-        kept = {f"decoder {name}": tensor for name, tensor in self.decoder.state_dict().items()} | {"elapsed": torch.tensor(self.elapsed)}
+        kept = {f"decoder {name}": tensor for name, tensor in self.decoder.state_dict().items()}
+        kept |= {"elapsed": torch.tensor(self.elapsed), "error": torch.tensor(self.error)}
         return kept | {f"adam {index} {name}": torch.as_tensor(value) for index, part in moments.items() for name, value in part.items()}
 
     def resume(self, keep: ProgressFile | None) -> int:
@@ -229,7 +234,7 @@ class _Session:
         if found is None:
             return 0
         tensors, epoch = found
-        self.spent = float(tensors["elapsed"])
+        self.spent, self.error = float(tensors["elapsed"]), float(tensors["error"])
         self.decoder.load_state_dict({name[8:]: tensor for name, tensor in tensors.items() if name.startswith("decoder ")})
         moments: dict[int, dict[str, Tensor]] = {}
         for key, tensor in tensors.items():
@@ -249,6 +254,11 @@ def decode(decoder: Decoder, features: Tensor, piece: int = 64) -> Tensor:
 def decode_without_slope(decoder: Decoder, features: Tensor) -> Tensor:
     with torch.no_grad():
         return decode(decoder, features)
+
+
+def _split(count: int, size: int, rng: Generator) -> tuple[Tensor, ...]:
+    """The numbers below `count` in random order, in parts."""
+    return torch.randperm(count, generator=rng).split(size)
 
 
 def _rate(progress: float) -> float:

@@ -100,6 +100,8 @@ class Bench:
         view = Target.from_model(self.model, (3, self.size, self.size), self.scale)
         if options.decoder is not None and self.size == options.sizes[0]:
             return load_decoder(options.decoder, view)
+        if options.start is not None and start is None:
+            start = load_decoder(options.start, view)
         print(f"{self.size} px: features {view.feature_shape}, {len(self.auxiliary)} auxiliary images, {settings}", flush=True)
         torch.backends.cudnn.benchmark = True  # in training alone, where every batch has one shape
         found = trained(view, self.auxiliary, settings, options.out / f"decoder-{self.size}.safetensors", start=start)

@@ -125,6 +125,7 @@ def main() -> None:
     parser.add_argument("--auxiliary-images", type=int)
     parser.add_argument("--data", type=Path, default=Path("../shared/data"))
     parser.add_argument("--decoder", type=Path, help="a trained decoder, in place of training one")
+    parser.add_argument("--start", type=Path, help="a trained decoder to go on from")
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
     parser.add_argument("--out", type=Path, default=Path("dosimeter-rgla"))
     parser.add_argument("--tables", nargs="*", default=list(TABLES), choices=list(TABLES))

@@ -86,6 +86,13 @@ def test_fine_tuning_runs_and_says_what_it_lacks(view, digits, monkeypatch):
     assert "without LPIPS" in lesson.notes[0]
 
 
+def test_a_training_that_leaves_the_finite_numbers_is_no_decoder(view, digits):
+    broken = digits[0][:50].clone()
+    broken[3] = torch.nan
+    with pytest.raises(Refused, match="left the finite numbers; try a smaller learning_rate"):
+        train_decoder(view, broken, SMALL)
+
+
 def test_what_cannot_teach_is_refused(view, digits):
     with pytest.raises(Refused, match="8 are the least"):
         train_decoder(view, digits[0][:7], SMALL)
@@ -120,6 +127,8 @@ def test_it_ends_with_its_time_and_a_resumed_one_has_only_what_is_left(view, dig
         resumed = train_decoder(view, digits[0][:50], settings, keep)
     assert steps[0] == 21
     assert 1.0 <= resumed.seconds < 5.0
+    with pytest.raises(Refused, match="over before the first step"):
+        train_decoder(view, digits[0][:50], DecoderSettings(width=16, seconds=1e-6))
 
 
 def test_halved_precision_teaches_nearly_as_well(view, digits):
