@@ -225,7 +225,7 @@ def _told(cost: Utility, undefended: Record | None) -> dict[str, Any]:
         "outcome": cost.outcome.value,
         "reason": reason,
         "metrics": metrics,
-        "details": {"guarantees": [vars(guarantee) for guarantee in cost.guarantees]},
+        "details": {"guarantees": [vars(guarantee) for guarantee in cost.guarantees], "guessing": cost.guessing},
     }
 
 

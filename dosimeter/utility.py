@@ -63,6 +63,7 @@ class Utility:
     """What one federated training behind defenses gave and took."""
 
     accuracy: float  # on held-out samples, the mean over the models of the last rounds
+    guessing: float  # the accuracy of always saying the most frequent class
     update_bytes: int  # one client's update as it would be encoded
     dense_bytes: int  # all parameters as they are, which is what an undefended client sends
     update_seconds: float  # a client's time for one update, the least of several
@@ -104,6 +105,7 @@ def measure_utility(subject: Subject, setting: Setting, federation: Federation) 
     rate = min(1.0, federation.batch_size / min(len(shard.inputs) for shard in shards))
     return Utility(
         accuracy=statistics.mean(accuracies or [_judged(model, subject.pool, subject.held_out)]),
+        guessing=_most_frequent(subject.held_out.targets),
         update_bytes=update_bytes(exposure.update, setting.defenses),
         dense_bytes=sum(p.numel() * p.element_size() for p in subject.model.parameters() if p.requires_grad),
         update_seconds=seconds,
@@ -225,6 +227,12 @@ def _timed(
         defended.append(between - began)
         plain.append(time.perf_counter() - between)
     return min(defended), min(plain), exposure
+
+
+def _most_frequent(targets: Tensor) -> float:
+    """The share of the class that occurs most often, of hard or soft labels."""
+    classes = targets if targets.ndim == 1 else targets.argmax(1)
+    return float(classes.bincount().max()) / len(classes)
 
 
 def _judged(model: nn.Module, pool: Batch, held_out: Batch) -> float:

@@ -25,6 +25,7 @@ class Cell:
     leaks: dict[str, float]  # surface -> the share that leaks, for the surfaces that were measured
     accuracy: float | None  # None where the training could not be run
     kept: float | None  # share of the undefended accuracy
+    guessing: float | None  # the accuracy of always saying the most frequent class
     bytes_ratio: float | None
     time_ratio: float | None
     promises: list[str]  # ε in words
@@ -53,6 +54,7 @@ def cells_of(records: Sequence[Record]) -> list[Cell]:
                 leaks={s: leak for s in SURFACES if (leak := leaked_share(s, setting.records)) is not None},
                 accuracy=_mean(costs, "accuracy"),
                 kept=_mean(costs, "accuracy_kept"),
+                guessing=cost.details.get("guessing"),
                 bytes_ratio=_mean(costs, "bytes_ratio"),
                 time_ratio=_mean(costs, "time_ratio"),
                 promises=[f"ε {significant(g['epsilon'])} a {g['unit']}" for g in guarantees if g.get("epsilon") is not None],

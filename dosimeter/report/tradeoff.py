@@ -14,6 +14,7 @@ from dosimeter.types import Record
 from dosimeter.verdicts import SURFACES
 
 NEAR = (9.0, 14.0)  # per cent across and pixels down within which two numbers would overlap
+LEARNED = 0.1  # of the way from guessing to perfect that the undefended training must come for its accuracy to be a measure
 TOLERATED = 0.9  # of the undefended accuracy that a defense must keep to be advised
 
 
@@ -67,8 +68,24 @@ def front(points: Sequence[tuple[float, float]]) -> list[int]:
 
 
 def advice(cells: Sequence[Cell]) -> str:
-    """In a sentence: what to switch on for this model, what it stops, and what that costs; in a second, what would stop more."""
+    """In a sentence: what to switch on for this model, what it stops, and what that costs; then what would stop more, and any doubt."""
     undefended = next((cell for cell in cells if not cell.defended), None)
+    return _advised(cells, undefended) + _unlearned(undefended)
+
+
+def _unlearned(undefended: Cell | None) -> str:
+    """A sentence where the training itself came to little, so that the accuracy kept says little; else nothing."""
+    if undefended is None or undefended.accuracy is None or undefended.guessing is None:
+        return ""
+    if undefended.accuracy - undefended.guessing >= LEARNED * (1 - undefended.guessing):
+        return ""
+    return (
+        f" Without any defense the training reached an accuracy of {percent(undefended.accuracy)} only, guessing gives "
+        f"{percent(undefended.guessing)}: what is kept of it says little, so give it more rounds (federation.rounds)."
+    )
+
+
+def _advised(cells: Sequence[Cell], undefended: Cell | None) -> str:
     measured = [cell for cell in cells if cell.defended and cell.kept is not None and cell.leaks]
     if not measured:
         return "No defense could be measured here, so there is nothing to advise."

@@ -128,6 +128,14 @@ def test_the_advice_says_what_luck_leaves_open():
     assert "too few to tell from luck); 100" in said
 
 
+def test_the_advice_says_when_the_training_came_to_nothing():
+    def judged(accuracy):
+        return advice(cells_of([RECORDS[0], cost(NONE, accuracy, 1.0, guessing=0.1), *RECORDS[2:4]]))
+
+    assert "the training reached an accuracy of 16\u202f% only, guessing gives 10\u202f%" in judged(0.16)
+    assert "guessing" not in judged(0.5)
+
+
 def test_the_advice_says_when_there_is_none():
     useless = [*RECORDS[:2], inputs(PRUNED, [30.0] * 4, "leaked"), cost(PRUNED, 0.9, 1.0)]
     assert advice(cells_of(useless)).startswith("None of these defenses stops a leak")
