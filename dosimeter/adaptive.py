@@ -85,7 +85,8 @@ def adapt(method: Kind, exposure: Exposure) -> Adapted[Kind]:
     defenses = exposure.public.defenses
     reads_features = getattr(method, "features", None) is not None  # of the head's gradient as it was sent
     if not defenses or not isinstance(method, Attack) or method.matches == "nothing" or reads_features:
-        notes = tuple(f"{defense.name}: {_of_itself(method, defense)}" for defense in defenses)
+        reader = SubspaceFeatures() if getattr(method, "features", None) == "subspace" else method
+        notes = tuple(f"{defense.name}: {_of_itself(reader, defense)}" for defense in defenses)
         return Adapted(method=method, exposure=exposure, notes=notes, changed=False)
     plan = _Plan(exposure)
     for defense in defenses:

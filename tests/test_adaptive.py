@@ -121,6 +121,8 @@ def test_every_defense_gets_its_sentence(classifier, batch):
     [
         (dm.feature_recovery("subspace"), dm.defense("pruning", ratio=0.9), "it guesses, as the most likely features"),
         (dm.feature_recovery("subspace"), dm.defense("clipping", max_norm=1.0), "is free of the gradient's scale"),
+        (dm.attack("rgla", features="subspace"), dm.defense("clipping", max_norm=1.0), "subspace is free of the gradient's scale"),
+        (dm.attack("rgla", features="rgla"), dm.defense("clipping", max_norm=1.0), "rgla has no counter of its own here"),
         (dm.feature_recovery("subspace"), dm.defense("mixup"), "takes samples of two labels apart"),
         (dm.label_recovery("gradient_bridge"), dm.defense("head_withheld"), "does without the head"),
         (dm.feature_recovery("quotient"), dm.defense("pruning", ratio=0.9), "has no counter of its own here"),
