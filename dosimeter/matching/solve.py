@@ -54,7 +54,7 @@ def solve(
 def _left(run: Run, seconds: float) -> Recipe | None:
     """The recipe for the steps and the time that a run has left over, its trial as long as before; None where they do not suffice."""
     recipe = run.recipe
-    steps = recipe.steps - max(run.step, recipe.patience or 1)  # one that never had a finite number has tried its patience
+    steps = recipe.steps - max(run.step, recipe.patience or 10 * PULSE)  # one that never had a finite number has had its try
     trial = round((recipe.trial or 0.0) * recipe.steps)
     time_left = None if recipe.seconds is None else recipe.seconds - seconds
     if steps <= trial or (time_left is not None and time_left <= 0):
