@@ -36,9 +36,7 @@ class DecoderSettings:
     """
 
     width: PositiveInt | None = None  # channels of the first stage; none: by the size of the images, 512 at 128 pixels and more
-    finest: PositiveInt | None = (
-        None  # pixels a side that are drawn before scaling up; none: all, as auxiliary images are as sharp as others
-    )
+    finest: PositiveInt | None = None  # pixels a side that are drawn before scaling up, where auxiliary images hold no more; none: all
     epochs: PositiveInt = 30
     fine_tuning_epochs: NonNegativeInt = 0
     seconds: PositiveFloat | None = None  # the training ends here if its epochs have not, its step size fallen to nothing
