@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -74,10 +74,9 @@ def scalar_problem(head: Head, temperature: float, family: Family, row: int) -> 
     assert head.weight_gradient is not None
     gradient = head.weight_gradient.double()
     chosen = gradient[row]
-    ratios = gradient @ chosen / chosen.square().sum()  # (C,) g_i / g_r
-    chosen = ratios @ gradient / ratios.square().sum()  # (H,) every row's word on g_r
-    ratios = gradient @ chosen / chosen.square().sum()
-    off_rank_one = (gradient - torch.outer(ratios, chosen)).norm() / gradient.norm()
+    ratios = gradient @ chosen / (chosen @ chosen)  # (C,) g_i / g_r
+    chosen = ratios @ gradient / (ratios @ ratios)  # (H,) every row's word on g_r
+    ratios = gradient @ chosen / (chosen @ chosen)
     return ScalarProblem(
         row=chosen,
         ratios=ratios,
@@ -86,36 +85,70 @@ def scalar_problem(head: Head, temperature: float, family: Family, row: int) -> 
         temperature=temperature,
         family=family,
         precision=torch.finfo(head.weight.dtype).eps,
-        noise=float(off_rank_one),
+        noise=_off_rank_one(gradient, ratios, chosen),
         sign=int(chosen.sum().sign()) if head.non_negative else 0,
     )
+
+
+def _off_rank_one(gradient: Tensor, ratios: Tensor, chosen: Tensor) -> float:
+    """‖∇W − r gᵀ‖ / ‖∇W‖, by ‖∇W‖² − ‖r‖²‖g‖² as r projects; where that is lost in rounding, entry by entry."""
+    flat = gradient.flatten()
+    whole = float(flat @ flat)
+    share = 1 - float(ratios @ ratios) * float(chosen @ chosen) / whole
+    if share > 1e-14:
+        return share**0.5
+    return float(torch.linalg.vector_norm(gradient - torch.outer(ratios, chosen))) / whole**0.5
 
 
 def solve(head: Head, temperature: float, family: Family, use_bias: bool) -> tuple[ScalarProblem, Candidates]:
     """The scalar of a single sample: off the bias where it is shared and may be used, else by the label's family."""
     assert head.weight_gradient is not None
-    problem = scalar_problem(head, temperature, family, int(head.weight_gradient.square().sum(1).argmax()))
-    read = read_from_bias(problem, head.bias_gradient) if use_bias and head.bias_gradient is not None else None
-    return problem, grid_search(problem) if read is None else read
+    if use_bias and head.bias_gradient is not None and (read := read_from_bias(head, temperature, family)) is not None:
+        return read
+    problem = scalar_problem(head, temperature, family, int(torch.linalg.vector_norm(head.weight_gradient, dim=1).argmax()))
+    return problem, grid_search(problem)
 
 
-def read_from_bias(problem: ScalarProblem, bias_gradient: Tensor) -> Candidates | None:
-    """s from ∇b = (p − y)/τ, in which the feature has no part; nothing where ∇b is not a multiple of the rows' ratios.
+def read_from_bias(head: Head, temperature: float, family: Family) -> tuple[ScalarProblem, Candidates] | None:
+    """s from ∇b = (p − y)/τ, in which the feature has no part; nothing where the rows of ∇W do not go as the entries of ∇b.
 
     A pruned or noisy bias gradient does not agree with the rows, which then have to tell s by themselves.
     """
-    seen, ratios = bias_gradient.double(), problem.ratios
-    error = seen @ ratios / ratios.square().sum()
-    mismatch = (seen - error * ratios).norm() / (error * ratios).norm()
-    if not float(mismatch) < BELIEVED:
+    assert head.weight_gradient is not None
+    assert head.bias_gradient is not None
+    gradient, seen = head.weight_gradient.double(), head.bias_gradient.double()
+    size = float(seen @ seen)
+    feature = seen @ gradient / max(size, 1e-300)  # (H,)
+    errors = gradient @ feature / (feature @ feature)  # (C,) (p − y)/τ as all rows have it
+    mismatch = float(torch.linalg.vector_norm(seen - errors)) / max(size, 1e-300) ** 0.5
+    if not mismatch < BELIEVED:
         return None
-    errors = error[None]
-    found = _candidates(problem, errors, mismatch[None], mismatch[None], mismatch[None] + problem.noise + problem.precision)
-    label, scale = found.labels.clone(), (problem.temperature * error).abs()
-    misfit = _off_family(label, _largest(label, problem.free), problem).norm(dim=1)
-    largest_logit = (problem.pull / error + problem.bias).abs().max()
-    floor = found.error_bars + problem.precision * (2 + 4 * largest_logit)  # of the label itself
-    return replace(found, residuals=misfit / scale, floors=floor / scale, read=True)
+    error = float(seen[seen.abs().argmax()])
+    problem = ScalarProblem(
+        row=error * feature,
+        ratios=errors / error,
+        pull=error * (head.weight.double() @ feature),
+        bias=torch.zeros_like(errors) if head.bias is None else head.bias.double(),
+        temperature=temperature,
+        family=family,
+        precision=torch.finfo(head.weight.dtype).eps,
+        noise=_off_rank_one(gradient, errors, feature),
+        sign=0,
+    )
+    return problem, _read(problem, error, mismatch + problem.noise + problem.precision)
+
+
+def _read(problem: ScalarProblem, error: float, spread: float) -> Candidates:
+    """The one candidate that the bias leaves, and how far it is from the family: in floats, as there is but one."""
+    errors = problem.ratios.new_tensor([error, error * math.exp(min(spread, 0.5))])
+    labels = problem.labels(errors)  # (2, C)
+    label, scale = labels[:1], abs(problem.temperature * error)
+    bar = float((labels[1] - labels[0]).abs().sum())
+    misfit = float(torch.linalg.vector_norm(_off_family(label.clone(), _largest(label, problem.free), problem)))
+    largest_logit = float((problem.pull / error + problem.bias).abs().amax())
+    floor = bar + problem.precision * (2 + 4 * largest_logit)  # of the label itself
+    residuals, floors, spreads, bars = problem.ratios.new_tensor([misfit / scale, floor / scale, spread, bar])[:, None]
+    return Candidates(errors=errors[:1], labels=label, residuals=residuals, floors=floors, spreads=spreads, error_bars=bars, read=True)
 
 
 def grid_search(problem: ScalarProblem) -> Candidates:
@@ -262,6 +295,6 @@ def _noise_floors(problem: ScalarProblem, errors: Tensor, labels: Tensor) -> Ten
     """‖R‖ that a true s keeps: the client's rounding of logits, p and y, entry by entry, and what is not of rank one: (n,)."""
     logits = problem.pull / errors[:, None] + problem.bias
     sizes = problem.probabilities(errors) * (2 + 4 * logits.abs().amax(1, keepdim=True)) + labels.abs()
-    spread = sizes.scatter(1, labels.topk(problem.free, dim=1).indices, 0).norm(dim=1) * problem.precision
+    spread = sizes.scatter(1, _largest(labels, problem.free), 0).norm(dim=1) * problem.precision
     others = problem.ratios.scatter(0, problem.ratios.abs().argmax(), 0).norm()
     return spread / (problem.temperature * errors).abs() + problem.noise * others

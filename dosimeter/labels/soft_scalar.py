@@ -91,14 +91,14 @@ def _estimate(problem: ScalarProblem, found: Candidates, head: Head) -> LabelEst
         message = "no scalar makes a one-hot label of this gradient; the one row that points against the others names the class"
         if int((against > 0).sum()) > 1:
             message = f"no one-hot label fits: {int((against > 0).sum())} rows point against the others, the longest of which is taken"
-    winner = label.argmax()
+    winner, error = label.argmax(), found.errors[0]
     return LabelEstimate(
-        counts=torch.zeros_like(label, dtype=torch.long).index_fill(0, winner, 1),
+        counts=torch.zeros_like(label, dtype=torch.long).index_fill_(0, winner, 1),
         labels=winner[None],
         soft=label[None].to(gradient.dtype),
         scores=label,
         certified=outcome is Outcome.COMPLETED and float(found.error_bars[0]) < CERTAIN,
         outcome=outcome,
         message=message,
-        details={"scalar": 1 / found.errors[0], "features": problem.row[None] / found.errors[0], "error_bar": found.error_bars[0]},
+        details={"scalar": 1 / error, "features": (problem.row / error)[None], "error_bar": found.error_bars[0]},
     )
