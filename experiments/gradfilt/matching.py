@@ -111,7 +111,7 @@ def reconstruct(job: Job, data: Path, out: Path, until: float | None) -> str:
     torch.set_num_threads(1)
     torch.backends.cudnn.allow_tf32 = False  # the client's gradient in full precision; the attack has its own setting
     began = time.monotonic()
-    width = job.width if job.model == "convnet" else None
+    width = job.width if job.model == "convnet" and not job.quick else None
     chosen = setting(job.data_set, data, job.seed, quick=job.quick, model=job.model, width=width)
     drawn = draw(chosen, job.targets, job.size, torch.Generator().manual_seed(1000 * job.seed + job.targets))
     batch = dm.Batch(drawn.batch.inputs.to(job.device), drawn.batch.targets.to(job.device))

@@ -63,6 +63,7 @@ def setting(name: str, data: Path, seed: int, *, quick: bool = False, model: str
         "size": images.shape[-1],
         "channels": images.shape[1],
         **(QUICK_OPTIONS.get(chosen, {}) if quick else {}),
+        **({} if width is None else {"width": width}),
     }
     chosen = QUICK_MODELS.get(chosen, chosen) if quick else chosen
     return Setting(name, images, labels, load_model(chosen, options, None, seed).eval(), classes)
