@@ -41,6 +41,7 @@ class Supply:
     mirrored: bool
     mosaics: float
     sharpened: float
+    coloured: float
     bfloat16: bool
     seed: int
 
@@ -78,15 +79,22 @@ class Supply:
         return Lot(features.bfloat16() if self.bfloat16 else features, (255 * images).round_().to(torch.uint8))
 
     def varied(self, chosen: Tensor, rng: Generator) -> Tensor:
-        """Images of the model's size, all of one kind, as a client's are: plain, mosaics, sharpened; each one mirrored or not."""
-        kind, turned = torch.rand((2,), generator=rng), torch.rand(len(chosen), generator=rng) < (0.5 if self.mirrored else 0.0)
-        if kind[0] < self.mosaics:
+        """Images of the model's size, all of one kind, as a client's are: plain, mosaics, sharpened, coloured; each one mirrored or not."""
+        mosaics, sharpened, coloured = (
+            torch.rand((3,), generator=rng) < torch.tensor([self.mosaics, self.sharpened, self.coloured])
+        ).tolist()
+        turned = torch.rand(len(chosen), generator=rng) < (0.5 if self.mirrored else 0.0)
+        if mosaics:
             tiles = torch.randint(len(self.pixels), (len(chosen), 4), generator=rng)
             images = self.target.images(_mosaic(self.pixels[tiles.to(self.pixels.device)]))
+            shifts = [int(torch.randint(side, (), generator=rng)) for side in images.shape[2:]]
+            images = images.roll(shifts, (2, 3))  # or the decoder expects seams in the middle of any image
         else:
             images = self.target.images(self.pixels[chosen.to(self.pixels.device)])
-        if kind[1] < self.sharpened:
+        if sharpened:
             images = _sharpen(images)
+        if coloured:
+            images = _colour(images, rng)
         return torch.where(turned[:, None, None, None].to(images.device), images.flip(-1), images)
 
 
@@ -104,3 +112,11 @@ def _sharpen(images: Tensor, steps: int = 4, reach: int = 3) -> Tensor:
         highest, lowest = max_pool2d(images, side, 1, reach), -max_pool2d(-images, side, 1, reach)
         images = (2 * images - blurred).clamp(lowest, highest)
     return images
+
+
+def _colour(images: Tensor, rng: Generator) -> Tensor:
+    """Each image's colours from none to three times as strong, its channels in any order."""
+    strength = 3 * torch.rand(len(images), 1, 1, 1, generator=rng).to(images)
+    order = torch.rand(images.shape[:2], generator=rng).argsort(1).to(images.device)
+    gray = images.mean(1, keepdim=True)
+    return (gray + strength * (images - gray)).clamp(0, 1).gather(1, order[:, :, None, None].expand_as(images))

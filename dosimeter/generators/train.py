@@ -46,6 +46,7 @@ class DecoderSettings:
     mirrored: bool = True
     mosaics: Fraction = 0.0  # share of batches made of four images side by side, with finer detail than a small one scaled up has
     sharpened: Fraction = 0.0  # share of batches with the edges sharpened that scaling up has blurred
+    coloured: Fraction = 0.0  # share of batches with colours weaker and stronger than the auxiliary images have, and exchanged
     reuse: PositiveInt = 1  # epochs that the same features are trained on, where all of them fit into memory
     precision: Literal["auto", "fp32", "bf16"] = "auto"  # auto: bf16 on a GPU
     seed: int = 0
@@ -123,6 +124,7 @@ class _Session:
             mirrored=settings.mirrored,
             mosaics=settings.mosaics,
             sharpened=settings.sharpened,
+            coloured=settings.coloured,
             bfloat16=self.bfloat16,
             seed=settings.seed,
         )

@@ -93,6 +93,7 @@ class Bench:
             client_batch_sizes=(8, 16, 32, 64, 128, 256),
             mosaics=options.mosaics,
             sharpened=options.sharpened,
+            coloured=options.coloured,
             reuse=options.reuse,
             seed=options.seed,
         )

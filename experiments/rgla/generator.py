@@ -143,6 +143,7 @@ def main() -> None:
     parser.add_argument("--finest", type=int, help="pixels a side that the decoder draws before scaling up")
     parser.add_argument("--mosaics", type=float, default=0.25)
     parser.add_argument("--sharpened", type=float, default=0.0)
+    parser.add_argument("--coloured", type=float, default=0.0)
     parser.add_argument("--reuse", type=int, default=2)
     parser.add_argument("--batch-size", type=int, default=128)
     parser.add_argument("--learning-rate", type=float, default=1e-3)
