@@ -32,8 +32,8 @@ from dosimeter.matching.optimisers import Adam
 from dosimeter.matching.paths import Eager, Evaluator, Functional
 from dosimeter.matching.priors import TotalVariation
 from dosimeter.matching.recipe import Recipe
+from dosimeter.matching.run import Run
 from dosimeter.matching.schedules import Rate
-from dosimeter.matching.solve import Run
 from dosimeter.registry import MODELS
 
 
