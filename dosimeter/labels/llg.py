@@ -20,13 +20,18 @@ from dosimeter.types import Exposure, Knowledge, LabelEstimate
 class LLG(LabelRecovery):
     """Counts each class by how often one sample's average impact fits into its gradient row sum.
 
-    Wainakh et al., "User-Level Label Leakage from Gradients in Federated Learning", PoPETs 2022, Algorithm 1 with the
-    shared-gradients-only impact m = (1 + 1/C) Σ (negative row sums) / B: one sample for each negative row, then, until
-    the batch is full, one more for the row that is smallest once its samples' impact is taken off.
-    Departure: none in the result; the second stage is solved at once for all classes instead of sample by sample.
+    Wainakh et al., "User-Level Label Leakage from Gradients in Federated Learning", PoPETs 2022, Algorithm 1: one sample for each
+    negative row, then, until the batch is full, one more for the row that is smallest once its samples' impact is taken off.
+    Departures: the second stage is solved at once for all classes instead of sample by sample. And the paper's own assumption, that an
+    untrained network gives each class the probability 1/C, is carried through: with mean feature sum σ a row sums to
+    σ (1/C − n/B), so that N negative rows which hold all samples sum to σ (N/C − 1), which gives σ, and every row has the offset σ/C.
+    The paper has (1 + 1/C) in place of 1 / (1 − N/C) and no offset, and then misses counts like (4, 2, 2) of ten classes
+    (`as_published=True`). Where present classes have positive rows, as with few classes, σ comes out too small; llg_star measures it.
     """
 
     needs = frozenset({Knowledge.HEAD_GRADIENT, Knowledge.SOFTMAX_LOSS, Knowledge.BATCH_SIZE})
+
+    as_published: bool = False
 
     def __call__(self, exposure: Exposure, rng: Generator) -> LabelEstimate:
         require_sign_rule(exposure, self.name)
@@ -35,8 +40,11 @@ class LLG(LabelRecovery):
         size = exposure.public.batch_size
         assert size is not None
         sums = rows.sum(1, dtype=torch.float64)  # (C,)
-        impact = (1 + 1 / len(sums)) * sums.clamp_max(0).sum() / size
-        return fill_by_impact(sums, impact, size)
+        classes, negative = len(sums), sums.clamp_max(0).sum()
+        if self.as_published:
+            return fill_by_impact(sums, (1 + 1 / classes) * negative / size, size)
+        feature_sum = -negative / (1 - int((sums < 0).sum()) / classes) if bool((sums >= 0).any()) else -negative
+        return fill_by_impact(sums, -feature_sum / size, size, feature_sum / classes)
 
 
 def fill_by_impact(sums: Tensor, impact: Tensor, size: int, offset: Tensor | float = 0.0) -> LabelEstimate:
