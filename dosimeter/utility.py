@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from dosimeter.client import observe
 from dosimeter.defenses.clipping import Clipping
+from dosimeter.defenses.fewer_channels import FewerChannels
 from dosimeter.defenses.gaussian_noise import GaussianNoise
 from dosimeter.defenses.guarantees import guarantees
 from dosimeter.defenses.laplace_noise import LaplaceNoise
@@ -128,7 +129,7 @@ class Encoding:
 def update_bytes(update: Update, defenses: Sequence[Defense] = ()) -> int:
     """The size of an update on the wire, by the shortest plain encoding that loses nothing of what the defenses left.
 
-    A layer costs all its values; or after `pruning` or `soteria`, where that is less, its non-zero values with a 32-bit
+    A layer costs all its values; or after `pruning`, `soteria` or `fewer_channels`, where that is less, its non-zero values with a 32-bit
     position each or with one bit an entry that says which they are; or after `low_rank` its two factors. A value costs its
     own width, or the k bits of `quantisation` or the one bit of `sign`, whose layers add one number for the scale. Noise undoes the cheap
     encodings of the defenses listed before it, and zeros undo factors. Nothing is compressed any further.
@@ -148,6 +149,8 @@ def encoding_after(defenses: Sequence[Defense]) -> Encoding:
                 encoding = Encoding(bits=1, sparse=encoding.sparse)
             case LowRank(rank=rank):
                 encoding = Encoding(rank=rank)
+            case FewerChannels(kept=kept) if kept < 1:
+                encoding = replace(encoding, sparse=True)
             case Pruning(ratio=share) | Soteria(ratio=share) if share > 0:
                 encoding = replace(encoding, rank=None, sparse=True)
             case Clipping(mode="value"):

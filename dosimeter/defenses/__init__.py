@@ -5,8 +5,4 @@ defenses act in the order in which they are listed: `(clipping, gaussian_noise)`
 `(gaussian_noise, clipping)` clips the noise too. Three exceptions are stated where they are made: `dpsgd` adds its noise before
 anything else that is done to the update, `secure_aggregation` must stand before the defenses of the update, and `soteria`
 judges the model and the data as they are where it stands.
-
-Not here: fewer channels (thesis Table 2.2, Architecture). Taking filters out of an arbitrary model changes the shapes of the
-layers that follow, through additions, concatenations and flattenings that no rule covers for every architecture. It is a
-choice of model, and is audited by auditing the smaller model.
 """

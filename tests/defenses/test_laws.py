@@ -24,6 +24,7 @@ EXAMPLES = {  # a setting of every defense that does something
     "clipping": {"max_norm": 0.1},
     "dpsgd": {"max_norm": 0.5, "noise_multiplier": 1.0},
     "dropout": {"rate": 0.5},
+    "fewer_channels": {"kept": 0.5},
     "gaussian_noise": {"std": 0.1},
     "head_withheld": {},
     "instahide": {"images": 3},
@@ -50,6 +51,7 @@ IDENTITIES = [  # settings so weak that the update must come back bit for bit
     ("clipping", {"max_norm": math.inf, "mode": "layer"}),
     ("dpsgd", {"max_norm": math.inf, "noise_multiplier": 0.0}),
     ("dropout", {"rate": 0.0}),
+    ("fewer_channels", {"kept": 1.0}),
     ("gaussian_noise", {"std": 0.0}),
     ("gaussian_noise", {"std": 0.0, "relative": True}),
     ("label_smoothing", {"smoothing": 0.0}),
@@ -320,7 +322,7 @@ def test_any_small_model_and_batch_pass_or_are_refused_with_a_reason(name, subje
     assert _same_bits(dict(model.state_dict()), dict(state))
 
 
-@pytest.mark.parametrize("name", ["head_withheld", "bias_withheld", "bias_free_head", "dropout", "precode", "soteria"])
+@pytest.mark.parametrize("name", ["head_withheld", "bias_withheld", "bias_free_head", "dropout", "fewer_channels", "precode", "soteria"])
 def test_a_model_without_a_head_is_refused(name, batch):
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10), nn.Softmax(1))
     with pytest.raises(dm.Refused, match=r"is not the model's output"):
