@@ -70,8 +70,15 @@ def test_ilrg_restores_batches_of_24_where_sign_rules_fail(images, model, runs, 
     existence, number = {name: torch.stack(values).mean(0) for name, values in scores.items()}["ilrg"]
     assert existence == 1
     assert number >= 0.99
+    presence = {name: torch.stack(values)[:, 0] for name, values in scores.items()}
     if activation == "swish":
-        assert max(torch.stack(scores[name]).mean(0)[0] for name in ("idlg", "gradinversion")) < 0.95
+        assert max(float(presence[name].mean()) for name in ("idlg", "gradinversion")) < 0.95
+    if activation == "swish" and model == "lenet5":
+        # iDLG's rule turns with the sign of the features' sum, a matter of the model: about a third is told wrong throughout.
+        assert float((presence["idlg"] < 0.2).double().mean()) > 0.15
+        assert float(((presence["idlg"] > 0.2) & (presence["idlg"] < 0.8)).double().mean()) < 0.1
+        assert float(presence["idlg"].mean()) < 0.85
+        assert float(presence["gradinversion"].max()) < 0.3
 
 
 @pytest.mark.parametrize("activation", ["relu", "elu", "tanh", "sigmoid"])
