@@ -20,6 +20,7 @@ INEXACT = 1e-3  # relative error of a sample that is taken off
 SMALLEST_ROW = 1e-9  # of the whole gradient, below which a row is no longer scaled up
 RANK_GAP = 10.0  # between the last singular value of a sample and the first of rounding
 OPPOSITE = 0.25  # share of the wrong sign that rounding may leave in an eliminated vector
+ROUNDED_OFF = 0.5  # relative to the label's entry, what the others' sum may lack of it: a p of nearly 1 rounds the entry p − 1, or to 0
 CROWDED = 0.5  # samples' worth of other samples' probability at an unseen label, from which on elimination is not believed
 
 
@@ -56,7 +57,8 @@ def bounds(exposure: Exposure, head: Head, features: Tensor, rng: Generator, *, 
         return found
     if found.leave(size):
         found = found.sharpened(_by_auxiliary(head, features, size, public.loss.temperature), size)
-    if size >= min(head.classes - 1, head.features) or not isinstance(public.training, FedSGD) or public.defenses:
+    determined = 2 * size < head.classes and size < head.features  # more equations than unknowns for each sample
+    if not determined or not isinstance(public.training, FedSGD) or public.defenses:
         return found
     if found.leave(size):
         found = found.sharpened(_by_elimination(head, found.least, size, public.loss.temperature), size)
@@ -97,10 +99,26 @@ def _by_elimination(head: Head, least: Tensor, size: int, temperature: float) ->
     columns = left[:, :size] * scale  # (C, B)
     vanishing = columns @ torch.linalg.qr(columns[seen].T, mode="complete").Q[:, len(seen) :]  # (C, m)
     unseen = _largest_volume(vanishing.index_fill(0, seen, 0))  # (m,)
-    shares = torch.linalg.solve(vanishing[unseen].T, -vanishing.T).T.index_fill(0, unseen, 0)  # (C, m), minus the identity at `unseen`
-    opposite = -shares.clamp_max(0).sum(0)
+    shares, tails = _shares(vanishing, unseen)
+    unseen = torch.where(tails < 0, shares.argmax(0), unseen)
+    shares, tails = _shares(vanishing, unseen)
+    opposite, off_one = -shares.clamp_max(0).sum(0), (shares.sum(0) - 1).abs()
     crowd = size * temperature * head.bias_gradient.double()[unseen]
-    return least.index_fill(0, unseen, 1) if bool(((opposite < OPPOSITE) & (crowd < CROWDED)).all()) else least
+    believed = (opposite < OPPOSITE) & (off_one < ROUNDED_OFF) & (crowd < CROWDED) & (tails >= 0)
+    return least.index_fill(0, unseen, 1) if bool(believed.all()) else least
+
+
+def _shares(vanishing: Tensor, unseen: Tensor) -> tuple[Tensor, Tensor]:
+    """Of each unseen label (m,), how the other classes share its entry (C, m), and what all but the largest of them have (m,).
+
+    Where the label's entry and one other are nearly all of a vector, rounding may have made the other the larger one, and so been taken
+    for the label; the rest then has the wrong sign.
+    """
+    solved, failed = torch.linalg.solve_ex(vanishing[unseen].T, -vanishing.T)
+    shares = solved.T.index_fill(0, unseen, 0)
+    if int(failed):
+        shares = torch.full_like(shares, -torch.inf)
+    return shares, shares.sum(0) - shares.amax(0)
 
 
 def _largest_volume(rows: Tensor) -> Tensor:

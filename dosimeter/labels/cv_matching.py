@@ -19,6 +19,8 @@ from dosimeter.registry import LABELS
 from dosimeter.training import FedSGD
 from dosimeter.types import Exposure, Knowledge, LabelEstimate, Outcome
 
+UNPROVED = 0.95  # confidence in counts that the bounds tell without proof
+
 
 @LABELS.register("cv_matching")
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +38,7 @@ class CVMatching(LabelRecovery):
     show, by elimination in the column space, and by samples that the gradient is taken apart into. The cosine's best counts alone
     are often not the true ones, as features differ in length and p − 1 is not −1 (`bounded=False`: v ≥ 1, as in the paper).
     `certified` where signs alone leave no choice and nothing stands between the batch's gradient and the server; `confidence` is the
-    share of the samples whose class the bounds tell.
+    share of the samples whose class the bounds tell, a little less where not all of them are proofs.
     """
 
     needs = frozenset({Knowledge.HEAD_GRADIENT, Knowledge.SOFTMAX_LOSS, Knowledge.BATCH_SIZE, Knowledge.AUXILIARY})
@@ -74,7 +76,7 @@ class CVMatching(LabelRecovery):
             counts,
             scores=-means,
             certified=known.proved and known.leave(size) == 0 and isinstance(public.training, FedSGD) and not public.defenses,
-            confidence=1 - known.leave(size) / size,
+            confidence=(1 if known.proved else UNPROVED) * (1 - known.leave(size) / size),
             outcome=Outcome.AMBIGUOUS if failed else Outcome.COMPLETED,
             message="no row of the head's gradient has a negative mean; the smallest is taken" if failed else "",
             details={"cosine": cosine(found, pull)},
