@@ -62,8 +62,17 @@ class Supply:
         """All images once, in an order and with variations that `number` decides."""
         rng = generator(self.seed, f"decoder features {number}")
         for part in torch.randperm(len(self.pixels), generator=rng).split(self.held):
-            pieces = [self._piece(chosen, rng) for chosen in part.split(self.together)]
-            yield Lot(*(torch.cat(tensors) for tensors in zip(*pieces)))
+            lot: Lot | None = None
+            filled = 0
+            for chosen in part.split(self.together):
+                piece = self._piece(chosen, rng)
+                if lot is None:  # all at once, since pieces that are joined later take twice the memory
+                    lot = Lot(*(tensor.new_empty(len(part), *tensor.shape[1:]) for tensor in piece))
+                for whole, tensor in zip(lot, piece):
+                    whole[filled : filled + len(chosen)] = tensor
+                filled += len(chosen)
+            assert lot is not None
+            yield lot
 
     def sample(self) -> Tensor:
         """Features of enough images to take their moments."""

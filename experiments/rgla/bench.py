@@ -30,6 +30,7 @@ from dosimeter.randomness import generator
 from dosimeter.records import write_record
 from dosimeter.types import Batch, Normalization, Record
 
+PRIVATE = ("CIFAR-100", "photographs")
 METHODS = ("fgla", "subspace", "rgla as published")
 KEPT_NULLS = 256  # auxiliary images beside the nearest ones, which the nulls are drawn from
 PICTURES = {

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from bench import METHODS, Bench
+from bench import METHODS, PRIVATE, Bench
 from rows import COMPARED
 
 import dosimeter as dm
@@ -78,16 +78,16 @@ def table10(bench: Bench) -> None:
 
 
 def table11(bench: Bench) -> None:
-    for data in bench.private:
+    for data in bench.options.private:
         batches = bench.batches(data, 8, bench.options.batches)
         foreign = bench.batches(data, 8, bench.options.batches, foreign=True)
         published = {224: 18.80, 336: 16.75}.get(bench.size) if data == "photographs" else None
-        name = f"{data}, subspace" if bench.size == bench.options.sizes[0] else f"11: {data} at {bench.size} px, subspace"
+        name = f"{data}, subspace" if bench.size <= 224 else f"11: {data} at {bench.size} px, subspace"
         bench.row(name, batches, foreign=foreign, published=published, attack=bench.attack("rgla", features="subspace"))
-        if data == "photographs" and bench.size == bench.options.sizes[0] and not bench.options.twin:
+        if data == "photographs" and bench.size == 224:
             many = bench.batches(data, 64, 1)
             bench.row(f"{data}, B=64, subspace", many, attack=bench.attack("rgla", features="subspace"))
-        if bench.size == bench.options.sizes[0] and bench.options.refinement_steps:
+        if bench.size <= 224 and bench.options.refinement_steps:
             refined = bench.attack("rgla", features="subspace", refinement_steps=bench.options.refinement_steps)
             bench.row(f"{data}, subspace refined", dict(list(batches.items())[:1]), attack=refined)
 
@@ -149,6 +149,7 @@ def main() -> None:
     parser.add_argument("--learning-rate", type=float, default=1e-3)
     parser.add_argument("--batches", type=int, default=8)
     parser.add_argument("--first-batch", type=int, default=0)
+    parser.add_argument("--private", nargs="+", default=list(PRIVATE), choices=list(PRIVATE), help="of Table 11")
     parser.add_argument("--batch-sizes", nargs="+", type=int, default=list(BATCH_SIZES), help="of Table 10")
     parser.add_argument("--defenses", nargs="+", help="rows of Tables 12 and 2, such as '2: noise .01'; none: all")
     parser.add_argument("--published-steps", type=int, default=20_000)
