@@ -16,8 +16,8 @@ from dosimeter.interfaces import Attack
 from dosimeter.matching.distances import Cosine
 from dosimeter.matching.optimisers import Adam
 from dosimeter.matching.recipe import Recipe
+from dosimeter.matching.run import Run
 from dosimeter.matching.schedules import Rate
-from dosimeter.matching.solve import Run
 from dosimeter.normalization import to_pixels
 from dosimeter.options import NonNegativeFloat, PositiveFloat, PositiveInt
 from dosimeter.registry import ATTACKS

@@ -12,7 +12,7 @@ from dosimeter.generators.decoder import Decoder
 from dosimeter.generators.target import Target
 from dosimeter.generators.train import decode
 from dosimeter.matching.paths import Evaluation
-from dosimeter.matching.solve import Run
+from dosimeter.matching.run import Run
 from dosimeter.normalization import from_pixels
 from dosimeter.progress import advance
 

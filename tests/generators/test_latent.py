@@ -12,8 +12,8 @@ from dosimeter.generators.train import DecoderSettings
 from dosimeter.matching.distances import Cosine
 from dosimeter.matching.optimisers import Adam
 from dosimeter.matching.recipe import Recipe
+from dosimeter.matching.run import Run
 from dosimeter.matching.schedules import Rate
-from dosimeter.matching.solve import Run
 from dosimeter.server import as_label_estimate
 
 
