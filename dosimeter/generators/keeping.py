@@ -64,7 +64,7 @@ def trained(
         found = load_decoder(path, target)
         if all(found.facts.get(name) == json.dumps(value) for name, value in depends.items()):
             return found
-    keep = ProgressFile(path.with_suffix(".progress"))
+    keep = ProgressFile(path.with_suffix(".progress"), digest(depends))
     lesson = train_decoder(target, pixels, settings, keep, start=None if start is None else start.decoder)
     shape = lesson.decoder.shape
     facts = {name: json.dumps(value) for name, value in depends.items()}

@@ -18,6 +18,7 @@ class ProgressFile:
     """Where a training keeps its state, and how often."""
 
     path: Path
+    key: str = ""  # of all that the training depends on
     every: float = 30.0  # seconds
     _last: float = field(default_factory=time.monotonic, init=False, repr=False)
 
@@ -26,16 +27,18 @@ class ProgressFile:
         if time.monotonic() - self._last < self.every:
             return
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(self.path, state(), {"epoch": str(epoch)})
+        write_whole(self.path, state(), {"epoch": str(epoch), "key": self.key})
         self._last = time.monotonic()
 
     def load(self) -> tuple[dict[str, Tensor], int] | None:
-        """What an earlier run left, or None; a torn file counts as none."""
+        """What an earlier run of the same training left, or None; a torn file counts as none."""
         if not self.path.is_file():
             return None
         try:
             with safe_open(self.path, framework="pt") as file:
                 metadata = file.metadata() or {}
+                if metadata["key"] != self.key:
+                    return None
                 return {name: file.get_tensor(name).clone() for name in file.keys()}, int(metadata["epoch"])  # noqa: SIM118
         except (SafetensorError, OSError, KeyError, ValueError):
             return None

@@ -234,8 +234,12 @@ class _Session:
         if found is None:
             return 0
         tensors, epoch = found
+        weights = {name[8:]: tensor for name, tensor in tensors.items() if name.startswith("decoder ")}
+        own = self.decoder.state_dict()
+        if {name: tensor.shape for name, tensor in weights.items()} != {name: tensor.shape for name, tensor in own.items()}:
+            return 0  # left by another version
         self.spent, self.error = float(tensors["elapsed"]), float(tensors["error"])
-        self.decoder.load_state_dict({name[8:]: tensor for name, tensor in tensors.items() if name.startswith("decoder ")})
+        self.decoder.load_state_dict(weights)
         moments: dict[int, dict[str, Tensor]] = {}
         for key, tensor in tensors.items():
             if key.startswith("adam "):

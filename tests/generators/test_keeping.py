@@ -1,6 +1,7 @@
 """Decoders on disk: found again under what they depend on, and refused where they do not fit."""
 
 import copy
+from functools import partial
 
 import pytest
 import torch
@@ -8,8 +9,10 @@ from torch import nn
 
 from dosimeter.generators import keeping
 from dosimeter.generators.keeping import load_decoder, trained
+from dosimeter.generators.progress_file import ProgressFile
 from dosimeter.generators.target import Target
 from dosimeter.generators.train import DecoderSettings
+from dosimeter.progress import listening
 from dosimeter.types import Normalization, Refused
 
 SMALL = DecoderSettings(width=8, epochs=1)
@@ -90,3 +93,24 @@ def test_a_decoder_of_another_architecture_is_refused(normed_classifier, digits,
     save_file(tensors, path, found.facts)
     with pytest.raises(ValueError, match="another version of dosimeter; train it again"):
         load_decoder(path, view)
+
+
+def test_a_killed_training_of_other_settings_is_not_gone_on_with(normed_classifier, digits, tmp_path, monkeypatch):
+    """The same file, killed after an epoch under one learning rate and begun anew under another."""
+    view, path = view_of(normed_classifier), tmp_path / "mine.safetensors"
+    first, other = (DecoderSettings(width=8, epochs=3, learning_rate=rate) for rate in (1e-3, 2e-3))
+
+    class Killed(Exception):
+        pass
+
+    def kill(done, total, note):
+        if done == 5:
+            raise Killed
+
+    monkeypatch.setattr(keeping, "ProgressFile", partial(ProgressFile, every=0.0))
+    with pytest.raises(Killed), listening(kill):
+        trained(view, digits[0][:40], first, path)
+    assert path.with_suffix(".progress").is_file()
+    expected = trained(view, digits[0][:40], other).decoder.state_dict()
+    found = trained(view, digits[0][:40], other, path).decoder.state_dict()
+    assert all(torch.equal(expected[name], tensor) for name, tensor in found.items())
