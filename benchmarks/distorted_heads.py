@@ -5,7 +5,7 @@
 
 The errors behind rgla's Tables 2 and 12, in the table of docs/defenses.md: noise of .01, clipping to 4, and 80 to 99.9 % of each layer's
 entries pruned. A line is printed for each method on each batch, so that a killed run loses nothing; where a method is run again, the last
-line counts. The table has the mean over the batches of the relative feature error and of the cosine, the cosine of the samples to
+line counts. The table has the median over the batches of the mean relative feature error and of the mean cosine, the samples' cosine to
 their batch's mean beside it, and in how many batches `subspace` is closer than RGLA; what is not finite counts as infinitely far.
 `--methods subspace` leaves RGLA's 20,000 steps out.
 """
@@ -99,10 +99,11 @@ def table(paths: Iterable[Path]) -> None:
         for behind in dict.fromkeys(line["behind"] for line in lines if line["setting"] == setting):
             by_method = {m: {key[3]: line for key, line in found.items() if key[:3] == (setting, behind, m)} for m in METHODS}
             both = sorted(by_method["rgla"].keys() & by_method["subspace"].keys())
+            by_method = {m: {seed: line for seed, line in found_by_seed.items() if seed in both} for m, found_by_seed in by_method.items()}
             closer = sum(_error(by_method["subspace"][seed]) <= _error(by_method["rgla"][seed]) for seed in both)
-            cells = [_mean(by_method[m].values(), "error") for m in METHODS]
-            cosines = " / ".join(_mean(by_method[m].values(), "cosine") for m in METHODS)
-            nearest = _mean(by_method["subspace"].values(), "nearest")
+            cells = [_median(by_method[m].values(), "error") for m in METHODS]
+            cosines = " / ".join(_median(by_method[m].values(), "cosine") for m in METHODS)
+            nearest = _median(by_method["subspace"].values(), "nearest")
             print("|", " | ".join([behind, str(len(both)), *cells, f"{closer} of {len(both)}", cosines, nearest]), "|")
 
 
@@ -128,12 +129,9 @@ def _error(line: dict[str, Any]) -> float:
     return line.get("error", float("inf"))
 
 
-def _mean(lines: Iterable[dict[str, Any]], what: str) -> str:
+def _median(lines: Iterable[dict[str, Any]], what: str) -> str:
     values = [line[what] for line in lines if what in line]
-    if not values:
-        return "–"
-    spread = statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else 0.0
-    return f"{statistics.mean(values):.3g} ± {spread:.1g}"
+    return f"{statistics.median(values):.3g}" if values else "–"
 
 
 def main() -> None:

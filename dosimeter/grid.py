@@ -11,9 +11,13 @@ from typing import Any, Literal
 
 import torch
 
+from dosimeter.attacks.dlg import DLG
 from dosimeter.auditing import Audit, AuditConfig, Progress, Suite, known_records, run_suite
 from dosimeter.build import attack, defense, feature_recovery, label_recovery
 from dosimeter.config import construct, describe, digest, override
+from dosimeter.defenses.head_withheld import HeadWithheld
+from dosimeter.defenses.only_layer import OnlyLayer
+from dosimeter.defenses.simulated_head import SimulatedHead
 from dosimeter.experiment import Setting, Subject, facts_of, versions
 from dosimeter.interfaces import Attack, Defense, FeatureRecovery, LabelRecovery
 from dosimeter.options import OptionError, PositiveInt
@@ -116,7 +120,7 @@ def run_grid(
     subjects = _subjects(subject, grid)
     undefended: Record | None = None
     for number, defenses in enumerate(cells):
-        setting = Suite(**{**suite, "defenses": defenses})
+        setting = _with_counters(Suite(**{**suite, "defenses": defenses}))
         shown = None if progress is None else _within(progress, number, len(cells), defenses)
         refusal = ""
         try:
@@ -131,6 +135,16 @@ def run_grid(
         undefended = undefended or cost
         records.append(cost)
     return Audit(records=tuple(records))
+
+
+def _with_counters(suite: Suite) -> Suite:
+    """The suite with the methods that do without the head, or without labels, where the defenses withhold or replace the head."""
+    if not suite.adaptive or not any(isinstance(one, (HeadWithheld, OnlyLayer, SimulatedHead)) for one in suite.defenses):
+        return suite
+    bridge, joint = label_recovery("gradient_bridge"), attack("dlg", **DLG.quick)
+    labels = suite.labels if suite.labels in ("all", ()) or bridge in suite.labels else (*suite.labels, bridge)
+    attacks = suite.attacks if suite.attacks in ("all", ()) or joint in suite.attacks else (*suite.attacks, joint)
+    return replace(suite, labels=labels, attacks=attacks)
 
 
 def _subjects(subject: Subject, grid: DefenseGrid) -> list[Subject]:

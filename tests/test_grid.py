@@ -90,6 +90,16 @@ def test_a_defense_that_cannot_be_there_is_a_finding(subject):
     assert "train mode only" in result.records[4].reason
 
 
+def test_behind_a_withheld_head_the_methods_that_do_without_it_run_too(subject):
+    grid = DefenseGrid(grid=((dm.defense("head_withheld"),),), **{**TINY, "adaptive": True})
+    records = [r for r in run_grid(subject, grid).records if r.threat_model["defenses"] and r.surface != "utility"]
+    assert {"gradient_bridge", "dlg"} <= {record.method for record in records}
+    joint = next(record for record in records if record.method == "dlg")
+    assert joint.outcome != "impossible"  # it needs neither the head nor labels
+    plain = run_grid(subject, DefenseGrid(grid=((dm.defense("head_withheld"),),), **TINY)).records
+    assert not {"gradient_bridge", "dlg"} & {record.method for record in plain}
+
+
 def test_what_is_always_in_force_stands_before_the_cells_own():
     always = dm.defense("clipping", max_norm=1.0)
     cells = DefenseGrid(defenses=(always,), grid=((dm.defense("pruning", ratio=0.5),), ())).cells
