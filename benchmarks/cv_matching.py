@@ -1,4 +1,4 @@
-"""HFGInv's label step on 64 photographs and an ImageNet network: bounded by what signs prove, and as published.
+"""HFGInv's label step on 64 photographs and an ImageNet network: bounded from below, and as published.
 
     python benchmarks/cv_matching.py mobilenet_v2-b0353104.pth [--data ../shared/data] [--draws 10] [--seed 100]
 
