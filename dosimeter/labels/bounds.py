@@ -48,7 +48,8 @@ def bounds(exposure: Exposure, head: Head, features: Tensor, rng: Generator, *, 
 
     1. Signs (`counting.least_counts`), a proof. 2. The batch gives a class at least B times the probability that the auxiliary sample
     with the smallest gives it: sharp on untrained networks, whose probabilities hardly vary. 3. Elimination, where labels are all
-    different. 4. Samples that the gradient is taken apart into (`separation/extremes.py`), and signs of what is left without them.
+    different. 4. Samples that the gradient is taken apart into (`separation/extremes.py`), signs of what is left without them, and
+    elimination once more.
     """
     public, size = exposure.public, exposure.public.batch_size
     assert size is not None
@@ -61,9 +62,12 @@ def bounds(exposure: Exposure, head: Head, features: Tensor, rng: Generator, *, 
     if not determined or not isinstance(public.training, FedSGD) or public.defenses:
         return found
     if found.leave(size):
-        found = found.sharpened(_by_elimination(head, found.least, size, public.loss.temperature), size)
+        mass = size * public.loss.temperature * head.bias_gradient.double()
+        found = found.sharpened(_by_elimination(head, found.least, size, mass), size)
     if found.leave(size):
-        found = found.sharpened(_by_samples(exposure, head, rng, size, method=method), size)
+        least, mass = _by_samples(exposure, head, rng, size, method=method)
+        found = found.sharpened(least, size)
+        found = found.sharpened(_by_elimination(head, found.least, size, mass), size)
     return found
 
 
@@ -77,17 +81,17 @@ def _by_auxiliary(head: Head, features: Tensor, size: int, temperature: float) -
     return (size * (smallest - gradient) - ROUNDING).ceil().clamp_min(0)
 
 
-def _by_elimination(head: Head, least: Tensor, size: int, temperature: float) -> Tensor:
+def _by_elimination(head: Head, least: Tensor, size: int, mass: Tensor) -> Tensor:
     """Add the classes that signs do not show, of samples whose classes are all different: (C,).
 
     The column space of ∇W holds every dᵢ = pᵢ − yᵢ, of which only the label's entry is negative. A vector of it that vanishes at all
     classes seen is, up to a factor, d_j + Σ αᵢ dᵢ for a sample j of a class unseen, with αᵢ ≥ 0: what cancels the probability at a
     label seen is negative there and nowhere else. So still only the label's own entry is negative, and is minus the sum of all
     others: with several such j their rows of a basis span the largest volume, which pivoting finds. Then signs must be right,
-    and hardly any other sample may give the class probability: else this may be the difference of two samples of one class.
+    and other samples, but known ones, may give the class little probability (`mass`, (C,)): else this may be the difference of two
+    samples of one class.
     """
     assert head.weight_gradient is not None
-    assert head.bias_gradient is not None
     seen = torch.nonzero(least > 0).flatten()
     if bool((least > 1).any()) or len(seen) >= size:
         return least
@@ -103,9 +107,8 @@ def _by_elimination(head: Head, least: Tensor, size: int, temperature: float) ->
     unseen = torch.where(tails < 0, shares.argmax(0), unseen)
     shares, tails = _shares(vanishing, unseen)
     opposite, off_one = -shares.clamp_max(0).sum(0), (shares.sum(0) - 1).abs()
-    crowd = size * temperature * head.bias_gradient.double()[unseen]
-    believed = (opposite < OPPOSITE) & (off_one < ROUNDED_OFF) & (crowd < CROWDED) & (tails >= 0)
-    return least.index_fill(0, unseen, 1) if bool(believed.all()) else least
+    believed = (opposite < OPPOSITE) & (off_one < ROUNDED_OFF) & (mass[unseen] < CROWDED) & (tails >= 0)
+    return least.index_fill(0, unseen[believed], 1)
 
 
 def _shares(vanishing: Tensor, unseen: Tensor) -> tuple[Tensor, Tensor]:
@@ -131,20 +134,18 @@ def _largest_volume(rows: Tensor) -> Tensor:
     return torch.stack(picked)
 
 
-def _by_samples(exposure: Exposure, head: Head, rng: Generator, size: int, *, method: str) -> Tensor:
-    """The labels of the samples that the gradient is taken apart into, and what signs show of the rest: (C,)."""
+def _by_samples(exposure: Exposure, head: Head, rng: Generator, size: int, *, method: str) -> tuple[Tensor, Tensor]:
+    """The labels of samples that the gradient is taken apart into and what signs show of the rest; and Σ (p − y) of the rest: (C,), (C,)."""
     loss = exposure.public.loss
     assert isinstance(loss, CrossEntropy)
     assert head.weight_gradient is not None
     assert head.bias_gradient is not None
     features, labels = sure_samples(exposure, head, rng, method=method)
-    counts = torch.bincount(labels, minlength=head.classes).double()
-    left = size - len(labels)
-    if left == 0:
-        return counts
+    counts, left = torch.bincount(labels, minlength=head.classes).double(), size - len(labels)
     errors = softmax(head.logits(features) / loss.temperature, 1) - one_hot(labels, head.classes)  # (n, C)
     weight = size * loss.temperature * head.weight_gradient.double() - errors.T @ features
     inexact = INEXACT * errors.abs().T @ features.abs()
     bias = size * loss.temperature * head.bias_gradient.double() - errors.sum(0)
-    rest = replace(head, weight_gradient=torch.where(weight.abs() > inexact, weight, 0.0), bias_gradient=bias / (left * loss.temperature))
-    return counts + least_counts(rest, left, loss)
+    weight = torch.where(weight.abs() > inexact, weight, 0.0)
+    rest = replace(head, weight_gradient=weight, bias_gradient=bias / (max(left, 1) * loss.temperature))
+    return counts + least_counts(rest, left, loss), bias
