@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from dosimeter.types import Refused
 
 Seen = Mapping[str, Tensor]  # by module name: what the module received in the forward pass
+Statistics = tuple[Tensor, Tensor, Tensor]  # of a batch norm, (C,) each: running mean, running variance, what it divides by
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,18 +73,20 @@ class BatchNormStatistics(Prior):
     """The batch's mean and variance at every batch norm are those of the training data.
 
     Σ_l w_l (‖μ_l(x) − μ̄_l‖₂ + ‖σ²_l(x) − σ̄²_l‖₂): Yin et al., CVPR 2020 and 2021; hfginv Eq. (11). `first` weighs the
-    first layer up, as the released code of both does.
+    first layer up, as the released code of both does. Departure: both differences are taken in the units in which the norm hands its
+    maps on, s_l = √(σ̄²_l + ε) and s_l². In the maps' own units a weight serves one network only: a network that takes pixels up to
+    255 has a thousand times larger maps behind its stem than one that takes normalised ones, and the prior then drowns the match.
     """
 
-    statistics: Mapping[str, tuple[Tensor, Tensor]]  # by module name: running mean and variance
+    statistics: Mapping[str, Statistics]  # by module name
     first: float = 1.0
 
     def __call__(self, inputs: Tensor, seen: Seen) -> Tensor:
         total = inputs.new_zeros(())
-        for position, (name, (mean, variance)) in enumerate(self.statistics.items()):
+        for position, (name, (mean, variance, unit)) in enumerate(self.statistics.items()):
             received = seen[name]
             spread, centre = torch.var_mean(received, dim=[0, *range(2, received.ndim)], correction=0)
-            term = torch.linalg.vector_norm(centre - mean) + torch.linalg.vector_norm(spread - variance)
+            term = torch.linalg.vector_norm((centre - mean) / unit) + torch.linalg.vector_norm((spread - variance) / unit**2)
             total = total + (self.first if position == 0 else 1.0) * term
         return total
 
@@ -99,10 +102,14 @@ def batch_norm_prior(model: nn.Module, *, weight: float, onset: float = 0.0, fir
     return BatchNormStatistics(weight=weight, onset=onset, statistics=statistics, first=first)
 
 
-def batch_norms(model: nn.Module) -> dict[str, tuple[Tensor, Tensor]]:
-    """The running mean and variance of every batch norm that keeps them, by module name."""
+def batch_norms(model: nn.Module) -> dict[str, Statistics]:
+    """The running statistics of every batch norm that keeps them, by module name."""
     return {
-        name: (module.running_mean.detach().clone(), module.running_var.detach().clone())
+        name: (
+            module.running_mean.detach().clone(),
+            module.running_var.detach().clone(),
+            (module.running_var.detach() + module.eps).sqrt(),
+        )
         for name, module in model.named_modules()
         if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_mean is not None and module.running_var is not None
     }

@@ -51,8 +51,19 @@ def test_batch_norm_statistics_by_hand_through_the_model() -> None:
     terms = Terms(matching=torch.zeros(()), priors=torch.ones(1))
     found = Eager(objective)(IMAGE[None], None, objective.names, terms)
     mean, variance = IMAGE.mean(), IMAGE.var(correction=0)
-    assert float(found.objective) == pytest.approx(3 * (abs(float(mean) - 1) + abs(float(variance) - 2)))
+    unit = (2 + norm.eps) ** 0.5
+    assert float(found.objective) == pytest.approx(3 * (abs(float(mean) - 1) / unit + abs(float(variance) - 2) / unit**2))
     assert float(norm.running_mean) == 1.0
+
+
+def test_batch_norm_statistics_weigh_the_same_in_any_units_of_the_maps() -> None:
+    maps, totals = torch.rand(4, 3, 5, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64), []
+    for factor in (1.0, 255.0):
+        norm = nn.BatchNorm2d(3, eps=1e-5 * factor**2).double()
+        norm.running_mean, norm.running_var = 0.3 * factor * torch.ones(3).double(), 0.2 * factor**2 * torch.ones(3).double()
+        prior = batch_norm_prior(nn.Sequential(norm), weight=1.0)
+        totals.append(float(prior(maps, {"0": factor * maps})))
+    assert totals[0] == pytest.approx(totals[1], rel=1e-10)
 
 
 def test_a_model_without_batch_norm_is_refused() -> None:
