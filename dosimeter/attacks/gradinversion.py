@@ -42,7 +42,7 @@ class GradInversion(Attack):
     gradient: PositiveFloat = 1.0
     total_variation: NonNegativeFloat = 1e-3
     norm: NonNegativeFloat = 1e-5
-    batch_norm: NonNegativeFloat = 1e-3
+    batch_norm: NonNegativeFloat = 2e-4
     first_batch_norm: NonNegativeFloat = 10.0
     consistency: NonNegativeFloat = 1e-2
     consistency_onset: Fraction = 0.5
