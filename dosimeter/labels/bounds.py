@@ -135,7 +135,7 @@ def _largest_volume(rows: Tensor) -> Tensor:
 
 
 def _by_samples(exposure: Exposure, head: Head, rng: Generator, size: int, *, method: str) -> tuple[Tensor, Tensor]:
-    """The labels of samples that the gradient is taken apart into and what signs show of the rest; and Σ (p − y) of the rest: (C,), (C,)."""
+    """The labels of samples that the gradient comes apart into and what signs show of the rest; and Σ (p − y) of the rest: (C,), (C,)."""
     loss = exposure.public.loss
     assert isinstance(loss, CrossEntropy)
     assert head.weight_gradient is not None

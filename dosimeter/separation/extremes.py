@@ -5,11 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from dosimeter.separation.equations import Equations, Span, probabilities
+from dosimeter.separation.equations import Equations, Span, probabilities, whole
 
 ROUNDS = 15  # of features and errors in turn
 CONSISTENT = 0.3  # relative difference of an error row solved for and computed, below which a sample is worth polishing
 VISIBLE = 4.0  # times the noise, from which on a row is read
+LAST_LABELS = 3  # tried for the last sample
 LEAST_SHARE = 0.2  # of one sample, below which a solution has vanished
 
 
@@ -52,6 +53,20 @@ def extreme_starts(
         found = torch.linalg.solve_triangular(upper, right, upper=True) / size  # (r, r + 1) share · (f, 1)
         features = torch.where(found[:, -1:] > LEAST_SHARE, found[:, :-1] / found[:, -1:].clamp_min(LEAST_SHARE), features)
     return best
+
+
+def last_start(equations: Equations, span: Span, t: Tensor) -> tuple[Tensor, Tensor]:
+    """Where all samples but one are found, at `t` (k, B): the one direction left, as long as a typical feature, with the likeliest labels.
+
+    Of a sample that is predicted surely and rightly hardly a trace is left, less than what the others' last digits leave; but its
+    feature must be orthogonal to their errors. Its label is what the head answers there.
+    """
+    direction = span.lift.T * equations.spectrum.values.square().mean().sqrt()  # (1, B)
+    length = torch.linalg.vector_norm(t * equations.spectrum.values, dim=1).median()
+    size = torch.linalg.vector_norm(direction * equations.spectrum.values)
+    towards = torch.sign((direction @ equations.basis).sum())  # features sum to more than zero, where they have a sign at all
+    points = (towards * direction * length / size).expand(LAST_LABELS, -1)
+    return points, probabilities(equations, whole(equations), points[:1])[0].topk(LAST_LABELS).indices
 
 
 def _left_over(equations: Equations, t: Tensor, errors: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

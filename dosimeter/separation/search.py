@@ -9,7 +9,7 @@ from torch import Generator, Tensor
 
 from dosimeter.separation.certificate import equation_variance
 from dosimeter.separation.equations import Equations, Span, forgiving, main_classes, off_space, peeled, probabilities, weighed_errors, whole
-from dosimeter.separation.extremes import extreme_starts
+from dosimeter.separation.extremes import extreme_starts, last_start
 from dosimeter.separation.single import linear_scan, solve
 
 PLAUSIBLE = 0.45  # linear residual above which a class is tried only when nothing better is left
@@ -102,6 +102,8 @@ def from_extremes(
     while len(found) < equations.rank:
         span = peeled(equations, found.t, found.errors)
         points, labels = extreme_starts(equations, span, found.t, found.errors, found.labels, non_negative=non_negative)
+        if len(labels) == 0 and len(found) and len(found) == equations.rank - 1 and not equations.blends and equations.targets is None:
+            points, labels = last_start(equations, span, found.t)
         if len(labels) == 0:
             return found
         t, value = solve(equations, forgiving(equations, span), points @ span.lift, labels, iterations=EXTREME_STEPS)

@@ -46,6 +46,17 @@ def test_every_sample_of_a_sure_head_is_found_with_its_label(seed):
     assert float(errors.max()) < 0.05
 
 
+def test_the_last_sample_is_found_where_the_others_are_even_if_it_is_predicted_surely_and_rightly():
+    exposure, features, labels = exposed(0)
+    surest = int(exposure.model(features).softmax(1).amax(1).argmax())
+    labels[surest] = exposure.model(features)[surest].argmax()
+    exposure = dm.observe(sure_head(0), dm.Batch(features, labels))
+    found, named = sure_samples(exposure, find_head(exposure), torch.Generator(), method="test")
+    nearest = torch.cdist(found, features.double()).argmin(1)
+    assert nearest.sort().values.tolist() == list(range(SAMPLES))
+    assert torch.equal(named, labels[nearest])
+
+
 def test_without_a_bias_gradient_there_are_no_starts():
     exposure, _, _ = exposed(0, bias=False)
     found, named = sure_samples(exposure, find_head(exposure), torch.Generator(), method="test")
