@@ -17,5 +17,5 @@ THRESHOLDS = {
     "previous_round": 0.6,
     "isolated_samples": math.inf,  # said, never held against a model
 }
-HONEST_MODELS = 500  # that the thresholds were tried on after they were set: seeds 71 and 72, each with either images
-FALSE_ALARMS = 1  # among them: a pruned perceptron of five neurons and 1,000 classes
+HONEST_MODELS = 890  # that the thresholds were tried on after they were set: seeds 851 (unseen architectures) and 852
+FALSE_ALARMS = 1  # among them: a network of two classes, one step of Adam after a zero head; `trap_rows` has learnt of it since

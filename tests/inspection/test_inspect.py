@@ -119,6 +119,15 @@ def test_a_head_that_pruning_cut_off_from_its_features_hides_nothing() -> None:
     assert not found.suspicious, str(found)
 
 
+def test_rows_that_one_step_of_adam_made_of_zero_are_no_traps() -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(768, 40), nn.ReLU(), nn.Linear(40, 2))
+    with torch.no_grad():
+        model[3].weight.copy_(0.001 * torch.tensor([[1.0, -1.0], [-1.0, 1.0]]).repeat(1, 20))
+    batch = data(16, 3)
+    found = inspect(model, dm.Batch(batch.inputs, batch.targets % 2))
+    assert not found.suspicious, str(found)
+
+
 def test_a_zero_head_is_where_fine_tuning_begins() -> None:
     model, batch = honest("small_cnn", 11, classes=100), dm.Batch(data(16, 8).inputs, torch.arange(12) % 10)
     nn.init.zeros_(model.fc.weight)
@@ -216,7 +225,7 @@ def test_every_check_has_a_threshold_a_statistic_and_a_sentence() -> None:
     assert {finding.check for finding in found.findings} == set(CHECKS) == set(THRESHOLDS)
     assert all(len(finding.sentence) > 20 for finding in found.findings)
     assert 0 < found.false_positive_rate <= 0.01
-    assert "1 of 500 honest models" in str(found)
+    assert "1 of 890 honest models" in str(found)
 
 
 def test_the_count_of_isolated_samples_is_the_one_that_a_brute_force_gives() -> None:

@@ -11,6 +11,7 @@ from dosimeter.inspection.sent import Sent
 
 SMALLEST = 1e-12
 SAMPLED = 64  # rows a layer
+ALIKE = 0.05  # relative deviation up to which weights are of one magnitude
 
 
 def measure(sent: Sent) -> tuple[float, str] | None:
@@ -27,7 +28,10 @@ def measure(sent: Sent) -> tuple[float, str] | None:
 
 
 def _mirror_misfit(weight: Tensor) -> float:
-    """The median over rows of ‖positives − s · negatives‖ / ‖positives‖, each sorted; 1 where the halves differ in number."""
+    """The median over rows of ‖positives − s · negatives‖ / ‖positives − their mean‖, each sorted; 1 where the halves differ in number.
+
+    A row that one step of Adam made of zero has weights of one magnitude, whose halves are alike without being mirrored.
+    """
     misfits = []
     for row in weight[:: max(1, len(weight) // SAMPLED)].double():
         positive, negative = row[row > 0].sort().values, (-row[row < 0]).sort().values
@@ -35,5 +39,7 @@ def _mirror_misfit(weight: Tensor) -> float:
             misfits.append(1.0)
             continue
         scale = (positive @ negative) / (negative @ negative)
-        misfits.append(float((positive - scale * negative).norm() / positive.norm()))
+        varied = float((positive - positive.mean()).norm())
+        mirrored = varied > ALIKE * float(positive.norm())
+        misfits.append(float((positive - scale * negative).norm()) / varied if mirrored else 1.0)
     return float(torch.tensor(misfits).median()) if misfits else 1.0
