@@ -18,7 +18,7 @@ from dosimeter.experiment import Measurement, Subject
 from dosimeter.interfaces import Sampler
 from dosimeter.models.loading import load_model
 from dosimeter.normalization import from_pixels
-from dosimeter.options import NonNegativeInt, PositiveInt, check_fields
+from dosimeter.options import NonNegativeInt, OptionError, PositiveInt, check_fields
 from dosimeter.progress import advance
 from dosimeter.randomness import generator
 from dosimeter.registry import MODELS, options_of
@@ -59,6 +59,9 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        for name in ("part", "size"):
+            if name in self.options:
+                raise OptionError(f"options.{name}", f"belongs beside the name, as data.{name}")
 
 
 @dataclass(frozen=True, kw_only=True)
