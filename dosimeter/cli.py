@@ -95,14 +95,14 @@ def _audit(options: argparse.Namespace) -> int:
     from dosimeter import terminal
     from dosimeter.auditing import AuditConfig, run_suite
     from dosimeter.config import construct
-    from dosimeter.gate import parse_condition, tripped
+    from dosimeter.gate import parse_condition, tripped, untested
     from dosimeter.grid import DefenseGrid, grid_of, run_grid
     from dosimeter.subjects import prepare
 
     _spare_cores()
     conditions = [parse_condition(text) for text in options.fail_on]
     data = _described(options.words)
-    if options.defenses:
+    if options.defenses is not None:
         data |= {"grid": grid_of(options.defenses)}
     config = construct(DefenseGrid if "grid" in data else AuditConfig, data)
     subject = prepare(config.model, config.data, seed=config.seed, device=config.device)
@@ -121,7 +121,14 @@ def _audit(options: argparse.Namespace) -> int:
         terminal.print_audit(result, path)
     for failure in failures:
         sys.stderr.write(f"dosimeter: {failure}\n")
-    return 1 if failures else 0
+    if failures:
+        return 1
+    for condition in conditions:
+        if untested(condition, result.records):
+            raise ValueError(
+                f"--fail-on: nothing that ran measures {condition.surface}, so '{condition}' cannot tell a pass from a failure"
+            )
+    return 0
 
 
 def _run(options: argparse.Namespace) -> int:

@@ -104,7 +104,7 @@ def run(
         exposure = exposure or expose(subject, measurement, subject.batch)
         started = time.perf_counter()
         try:
-            found = _attack(exposure, measurement, subject.batch.targets)
+            found = _of_private_samples(_attack(exposure, measurement, subject.batch.targets), measurement.defenses)
         except Refused as refusal:
             if raise_refusals:
                 raise
@@ -166,6 +166,19 @@ def _attack(exposure: Exposure, measurement: Measurement, given: Tensor) -> Esti
         return reconstruct(exposure, attack, labels=labels, seed=seed)
     assert measurement.features is not None
     return recover_features(exposure, measurement.features, labels=labels, seed=seed)
+
+
+def _of_private_samples(found: Estimate, defenses: tuple[Defense, ...]) -> Estimate:
+    """A certificate speaks of what the client trained on: where a defense replaces that, it proves nothing of the private batch."""
+    replacing = ", ".join(defense.name for defense in defenses if defense.replaces)
+    if not replacing or isinstance(found, Reconstruction):
+        return found
+    message = "; ".join(
+        filter(None, (found.message, f"what the gradient proves is of the samples after {replacing}, not of the private ones"))
+    )
+    if isinstance(found, LabelEstimate):
+        return replace(found, certified=False, message=message)
+    return replace(found, certified=torch.zeros_like(found.certified), message=message)
 
 
 def _attack_foreign(subject: Subject, measurement: Measurement) -> Estimate | None:

@@ -40,6 +40,8 @@ class Condition:
         values = record.metrics.get(self.metric)
         if record.surface != self.surface or not values:
             return None
+        if self.metric == "epsilon" and record.threat_model.get("defenses"):
+            values = [math.inf if value is None else value for value in values]  # a defense that promises nothing
         best = COSTS[self.metric] if self.surface == UTILITY else METRICS.build(self.metric).higher_is_better
         if self.statistic == "median":
             return summarize(values, best).median
@@ -77,6 +79,11 @@ def parse_condition(text: str) -> Condition:
     if statistic not in STATISTICS:
         raise ValueError(f"--fail-on: expected a statistic out of {', '.join(STATISTICS)}, got {statistic!r}")
     return Condition(surface=surface, metric=metric, statistic=statistic, comparison=comparison, bound=float(bound))
+
+
+def untested(condition: Condition, records: Sequence[Record]) -> bool:
+    """Whether nothing that ran could have met the condition, so that its silence says nothing."""
+    return all(record.surface != condition.surface for record in records)
 
 
 def tripped(condition: Condition, records: Sequence[Record]) -> Trip | None:

@@ -68,6 +68,7 @@ class Defense(Method):
     side: ClassVar[Literal["data", "model", "training", "update"]]  # what it changes; the sides act in this order
     promise: ClassVar[str] = "nothing"  # what the defense guarantees on paper
     breaks: ClassVar[str] = ""  # what it costs, or makes impossible
+    replaces: ClassVar[bool] = False  # True: the client trains on other inputs, labels or features than its own
 
     @abstractmethod
     def __call__(self, client: Client, rng: Generator) -> Client: ...

@@ -173,7 +173,8 @@ def _score_features(
     assert scores.assignment is not None
     false = false_certificates(found, actual, truth.targets, scores.assignment)
     counts = {"recovered": len(found.features), "certified": int(found.certified.sum())}
-    if not dropping:  # else the truth cannot be computed again, and refutes nothing
+    replaced = any(defense.replaces for defense in exposure.public.defenses)
+    if not dropping and not replaced:  # else the truth is not what the client trained on, and refutes nothing
         counts["false_certificates"] = int(false.sum())
     return replace(scores, details=counts)
 

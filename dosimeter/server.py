@@ -91,7 +91,11 @@ def _missing(need: Knowledge, exposure: Exposure, labels: LabelEstimate | None) 
     public = exposure.public
     match need:
         case Knowledge.HEAD_GRADIENT:
-            if find_head(exposure).weight_gradient is None:
+            head = find_head(exposure)
+            weight = exposure.model.get_submodule(head.name).weight
+            if sum(parameter is weight for _, parameter in exposure.model.named_parameters(remove_duplicate=False)) > 1:
+                return "the last layer shares its weight with another, and only the sum of their gradients is sent"
+            if head.weight_gradient is None:
                 return "the client withholds the last layer"
         case Knowledge.BIAS_GRADIENT:
             head = find_head(exposure)

@@ -90,3 +90,24 @@ def test_objects_of_a_python_caller(classifier, batch):
     assert subject.description["accuracy_on"] == "the private batch itself"
     assert subject.foreign.inputs.shape == batch.inputs.shape
     assert not torch.equal(subject.foreign.inputs, batch.inputs)
+
+
+@pytest.mark.parametrize("name", ["random_labels", "mixup", "pixelation", "label_smoothing"])
+def test_certificates_of_replaced_samples_prove_nothing_of_the_private_ones(subject, name):
+    options = {
+        "random_labels": {"epsilon": 0.0},
+        "mixup": {"alpha": 1.0},
+        "pixelation": {"block": 4},
+        "label_smoothing": {"smoothing": 0.1},
+    }
+    defended = {"defenses": (dm.defense(name, **options[name]),), "seed": 3}
+    labels = run(subject, Measurement(labels=dm.label_recovery("subspace"), **defended))
+    features = run(subject, Measurement(features=dm.feature_recovery("subspace"), labels="optimised", **defended))
+    replaced = name != "label_smoothing"
+    assert labels.details["certified"] == (not replaced)
+    assert bool(features.details["certified"]) == (not replaced)
+    assert features.details.get("false_certificates") == (None if replaced else 0)
+    assert "refuted" not in features.reason
+    assert (f"after {name}" in features.details["message"]) == replaced
+    if name == "random_labels":  # the inputs are the private ones still
+        assert features.verdict == Verdict.LEAKED

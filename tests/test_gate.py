@@ -2,7 +2,7 @@ import dataclasses
 
 import pytest
 
-from dosimeter.gate import parse_condition, tripped
+from dosimeter.gate import parse_condition, tripped, untested
 from dosimeter.types import Record
 
 BLANK = Record(
@@ -83,3 +83,16 @@ def test_costs_can_be_gated_too():
 def test_bad_grammar_is_refused(text, problem):
     with pytest.raises(ValueError, match=f"--fail-on: {problem}"):
         parse_condition(text)
+
+
+def test_a_defense_that_promises_nothing_has_no_finite_epsilon():
+    costs = record("utility", "", epsilon=[None])
+    assert tripped(parse_condition("utility.epsilon.max > 1"), [costs]) is None  # nothing was to promise anything
+    defended = dataclasses.replace(costs, threat_model={"defenses": [{"name": "gaussian_noise"}]})
+    assert tripped(parse_condition("utility.epsilon.max > 1"), [defended]) is not None
+
+
+def test_a_surface_that_nothing_measured_is_no_pass():
+    condition = parse_condition("inputs.psnr.median > 20")
+    assert untested(condition, [record("labels", "ilrg", insacc=[1.0])])
+    assert not untested(condition, [record(psnr=[1.0])])

@@ -95,3 +95,22 @@ def test_a_proof_is_shared_with_copies_and_dropped_when_the_model_changes():
         model[2].weight.mul_(2)
     locate_head(model, (6,))
     assert len(passes) == 3
+
+
+class _Tied(nn.Module):
+    def __init__(self, head_first: bool) -> None:
+        super().__init__()
+        names = ("head", "encoder") if head_first else ("encoder", "head")
+        for name in names:
+            setattr(self, name, nn.Linear(12, 12))
+        self.encoder.weight = self.head.weight
+
+    def forward(self, inputs):
+        return self.head(torch.relu(self.encoder(inputs)))
+
+
+@pytest.mark.parametrize("head_first", [False, True])
+def test_a_head_that_shares_its_weight_is_refused(head_first):
+    exposure = dm.observe(_Tied(head_first).eval(), dm.Batch(torch.rand(3, 12), torch.tensor([1, 4, 8])))
+    with pytest.raises(dm.Refused, match="shares its weight with another"):
+        dm.recover_labels(exposure, "ilrg")

@@ -26,6 +26,7 @@ class Blur(Defense):
     """
 
     side: ClassVar = "data"
+    replaces: ClassVar[bool] = True
     promise: ClassVar[str] = "fine detail is damped before training, but deconvolution brings back what noise does not cover"
     breaks: ClassVar[str] = "accuracy where the classes differ in detail"
 

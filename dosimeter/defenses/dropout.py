@@ -28,6 +28,7 @@ class Dropout(Defense):
     """
 
     side: ClassVar = "model"
+    replaces: ClassVar[bool] = True
     promise: ClassVar[str] = "nothing: the masks can be optimised along with the inputs"
     breaks: ClassVar[str] = "little: it is a regulariser; it does nothing in eval mode"
 

@@ -32,6 +32,7 @@ class InstaHide(Defense):
     """
 
     side: ClassVar = "data"
+    replaces: ClassVar[bool] = True
     promise: ClassVar[str] = "nothing that held: Carlini et al. (S&P 2021) recover the samples from the blends"
     breaks: ClassVar[str] = "accuracy by a few points; hard labels are gone"
 

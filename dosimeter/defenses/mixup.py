@@ -30,6 +30,7 @@ class Mixup(Defense):
     """
 
     side: ClassVar = "data"
+    replaces: ClassVar[bool] = True
     promise: ClassVar[str] = "nothing: the blends leak as samples do, and the labels say how they were blended"
     breaks: ClassVar[str] = "little: it is a regulariser; hard labels are gone"
 

@@ -26,6 +26,7 @@ class Pixelation(Defense):
     """
 
     side: ClassVar = "data"
+    replaces: ClassVar[bool] = True
     promise: ClassVar[str] = "details finer than a block never enter training, so no update can hold them; the block means may leak"
     breaks: ClassVar[str] = "accuracy where the classes differ in detail"
 

@@ -27,6 +27,7 @@ class RandomLabels(Defense):
     """
 
     side: ClassVar = "data"
+    replaces: ClassVar[bool] = True
     promise: ClassVar[str] = "ε for each label, δ = 0, if a label is randomised once and then reused; nothing for the inputs"
     breaks: ClassVar[str] = "accuracy at small ε, the more the more classes there are"
 
