@@ -4,6 +4,7 @@ from torch import nn
 
 from dosimeter.client import observe
 from dosimeter.head import copy_of, find_head, input_of, locate_head
+from dosimeter.server import recover_labels
 from dosimeter.types import Batch, Refused
 
 
@@ -111,6 +112,6 @@ class _Tied(nn.Module):
 
 @pytest.mark.parametrize("head_first", [False, True])
 def test_a_head_that_shares_its_weight_is_refused(head_first):
-    exposure = dm.observe(_Tied(head_first).eval(), dm.Batch(torch.rand(3, 12), torch.tensor([1, 4, 8])))
-    with pytest.raises(dm.Refused, match="shares its weight with another"):
-        dm.recover_labels(exposure, "ilrg")
+    exposure = observe(_Tied(head_first).eval(), Batch(torch.rand(3, 12), torch.tensor([1, 4, 8])))
+    with pytest.raises(Refused, match="shares its weight with another"):
+        recover_labels(exposure, "ilrg")
