@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from dosimeter.defenses.clipping import Clipping
+from dosimeter.defenses.clipping import Clipping, clip_factor, cut, norm
 from dosimeter.defenses.dpsgd import DPSGD
 from dosimeter.defenses.gaussian_noise import GaussianNoise
 from dosimeter.defenses.head_withheld import HeadWithheld
@@ -89,8 +89,8 @@ def adapt(method: Kind, exposure: Exposure) -> Adapted[Kind]:
         notes = tuple(f"{defense.name}: {_of_itself(reader, defense)}" for defense in defenses)
         return Adapted(method=method, exposure=exposure, notes=notes, changed=False)
     plan = _Plan(exposure)
-    for defense in defenses:
-        _counter(defense, method, plan)
+    for position, defense in enumerate(defenses):
+        _counter(defense, method, plan, followed_by=defenses[position + 1 :])
     _weigh(plan)
     adapted = replace(method, **plan.options) if plan.options else method
     training = exposure.public.training
@@ -125,7 +125,7 @@ def trusted(defenses: Sequence[Defense]) -> tuple[str, ...]:
     return TRUSTED_WHEN_NOISY if any(distorts(defense) for defense in defenses) else TRUSTED
 
 
-def _counter(defense: Defense, method: Attack, plan: _Plan) -> None:
+def _counter(defense: Defense, method: Attack, plan: _Plan, followed_by: Sequence[Defense]) -> None:
     update = plan.exposure.update
     note = "no counter is known here"
     match defense:
@@ -136,17 +136,18 @@ def _counter(defense: Defense, method: Attack, plan: _Plan) -> None:
             note = "the clipping is replayed on the guess"
         case Pruning(ratio=0) | Soteria(ratio=0):
             note = "takes nothing out"
+        case Pruning() | Soteria() if any(_is_noise(later) for later in followed_by):
+            note = "the noise after it fills what it emptied, so which entries survived is not known and all are matched"
         case Pruning() | Soteria():
-            layers = (
-                update if isinstance(defense, Pruning) else {name: change for name, change in update.items() if _has_empty_column(change)}
-            )
-            plan.after.append(_Scaled({name: (change != 0).to(change) for name, change in layers.items()}))
+            emptied = _has_zeros if isinstance(defense, Pruning) else _has_empty_column
+            layers = {name: (change != 0).to(change) for name, change in update.items() if emptied(change)}
             kept = sum(int(change.count_nonzero()) for change in update.values()) / max(1, sum(c.numel() for c in update.values()))
-            note = f"only entries that survived are matched, {kept:.1%} of the update"
+            note = f"only entries that survived are matched, {kept:.1%} of the update" if layers else "nothing that was sent is empty"
+            plan.after += [_Scaled(layers)] if layers else []
         case LowRank():
             spaces = {name: space for name, change in update.items() if (space := _column_space(change, defense.rank)) is not None}
-            plan.after.append(_Projected(spaces))
-            note = "the guess is projected on the space of the factors that were sent"
+            note = "the guess is projected on the space of the factors that were sent" if spaces else "takes nothing out at this rank"
+            plan.after += [_Projected(spaces)] if spaces else []
         case Quantisation() if defense.bits < 32:
             factor = 6 if defense.stochastic else 12
             for name, change in update.items():
@@ -222,11 +223,22 @@ class _Clipped:
 
     def __call__(self, update: Update) -> Update:
         if self.mode == "value":
-            return {name: change.clamp(-self.max_norm, self.max_norm) for name, change in update.items()}
-        squares = {name: change.square().sum() for name, change in update.items()}
+            return {name: cut(change, self.max_norm) for name, change in update.items()}
+        norms = {name: norm(change) for name, change in update.items()}
         if self.mode == "norm":
-            squares = dict.fromkeys(squares, torch.stack(list(squares.values())).sum())
-        return {name: change * (self.max_norm / squares[name].clamp_min(self.max_norm**2).sqrt()) for name, change in update.items()}
+            norms = dict.fromkeys(norms, norm(torch.stack(list(norms.values()))))
+        return {name: change * clip_factor(norms[name], self.max_norm).to(change) for name, change in update.items()}
+
+
+def _is_noise(defense: Defense) -> bool:
+    match defense:
+        case GaussianNoise(std=size) | LaplaceNoise(scale=size):
+            return size > 0
+    return False
+
+
+def _has_zeros(change: Tensor) -> bool:
+    return not bool(change.all())
 
 
 def _has_empty_column(change: Tensor) -> bool:

@@ -8,7 +8,7 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor, nn
@@ -27,13 +27,14 @@ from dosimeter.defenses.sign import Sign
 from dosimeter.defenses.soteria import Soteria
 from dosimeter.experiment import Setting, Subject
 from dosimeter.interfaces import Defense
-from dosimeter.options import Fraction, PositiveFloat, PositiveInt, check_fields
+from dosimeter.options import Constraint, PositiveFloat, PositiveInt, check_fields
 from dosimeter.privacy import Guarantee
 from dosimeter.progress import advance
 from dosimeter.randomness import generator
 from dosimeter.subjects import measure_accuracy
 from dosimeter.types import Batch, Client, Exposure, Outcome, Refused, Update
 
+Probability = Annotated[float, Constraint("a number in (0, 1)", lambda value: 0 < value < 1)]
 LAST = 5  # rounds whose models are judged, since one round alone moves the accuracy by several points
 TIMED = 8  # updates whose time is taken, with and without the defenses in turn
 INDEX_BITS = 32  # of the position of a sparse entry
@@ -53,7 +54,7 @@ class Federation:
     batch_size: PositiveInt = 16
     learning_rate: PositiveFloat = 0.02
     server: Literal["adam", "sgd"] = "adam"
-    delta: Fraction = 1e-5  # at which ε is told
+    delta: Probability = 1e-5  # at which ε is told
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -1,3 +1,4 @@
+import math
 import statistics
 
 import pytest
@@ -197,3 +198,26 @@ def _misfit(exposure, replayed) -> float:
 
 def _norm(update) -> float:
     return sum(float(change.square().sum()) for change in update.values()) ** 0.5
+
+
+@pytest.mark.parametrize(("name", "ratio"), [("pruning", 0.9), ("soteria", 0.5)])
+def test_noise_that_fills_what_was_emptied_leaves_no_counter(classifier, batch, name, ratio):
+    emptied, noise = dm.defense(name, ratio=ratio), dm.defense("gaussian_noise", std=1e-5)
+    adapted = adapt(WHOLE, dm.observe(classifier, batch, defenses=(emptied, noise)))
+    assert not adapted.changed
+    assert "the noise after it fills what it emptied" in adapted.notes[0]
+    other_way_round = adapt(WHOLE, dm.observe(classifier, batch, defenses=(dm.defense("gaussian_noise", std=0.0), emptied)))
+    assert other_way_round.changed
+
+
+def test_a_full_rank_leaves_no_counter(classifier, batch):
+    adapted = adapt(WHOLE, dm.observe(classifier, batch, defenses=(dm.defense("low_rank", rank=10**9),)))
+    assert not adapted.changed
+    assert adapted.notes == ("low_rank: takes nothing out at this rank",)
+
+
+@pytest.mark.parametrize("mode", ["norm", "layer", "value"])
+@pytest.mark.parametrize("bound", [1e30, 1e300, math.inf])
+def test_a_bound_that_nothing_reaches_is_replayed_as_none(classifier, batch, mode, bound):
+    seen = adapt(WHOLE, dm.observe(classifier, batch, defenses=(dm.defense("clipping", max_norm=bound, mode=mode),))).exposure
+    assert _misfit(seen, seen.public.training(seen.model, batch.inputs, batch.targets, seen.public.loss)) < 1e-6

@@ -136,3 +136,6 @@ def test_refusals(subject):
         measure_utility(subject, Setting(defenses=(dm.defense("dropout"),)), SHORT)
     with pytest.raises(ValueError, match="rounds: expected a positive int, got 0"):
         Federation(rounds=0)
+    for delta in (0.0, 1.0, -1e-5, math.nan):
+        with pytest.raises(ValueError, match=r"delta: expected a number in \(0, 1\), got"):
+            Federation(delta=delta)

@@ -7,6 +7,7 @@ from typing import ClassVar, Literal
 
 from torch import Generator, nn
 
+from dosimeter.defenses.outgoing import names_of
 from dosimeter.head import locate_head
 from dosimeter.interfaces import Defense
 from dosimeter.registry import DEFENSES
@@ -43,4 +44,4 @@ class BiasWithheld(Defense):
         head, _ = locate_head(client.model, tuple(client.batch.inputs.shape[1:]), client.loss.shift_invariant)
         linear = [name for name, module in client.model.named_modules() if isinstance(module, nn.Linear)]
         layers = {head} if self.scope == "head" else {head, *linear}
-        return {f"{name}.bias" if name else "bias" for name in layers}
+        return names_of((getattr(client.model.get_submodule(name), "bias", None) for name in layers), client.model)

@@ -36,14 +36,25 @@ class Clipping(OutgoingDefense):
         if math.isinf(self.max_norm) or not update:
             return dict(update)
         if self.mode == "value":
-            return {name: change.clamp(-self.max_norm, self.max_norm) for name, change in update.items()}
-        norms = torch.stack([_norm(change) for change in update.values()])  # (layers,)
+            return {name: cut(change, self.max_norm) for name, change in update.items()}
+        norms = torch.stack([norm(change) for change in update.values()])  # (layers,)
         if self.mode == "norm":
-            norms = torch.linalg.vector_norm(norms).expand(len(update))
-        scales = (self.max_norm / norms).tolist()
+            norms = norm(norms).expand(len(update))
+        scales = clip_factor(norms, self.max_norm).tolist()
         return {name: change * scale if scale < 1 else change for (name, change), scale in zip(update.items(), scales)}
 
 
-def _norm(change: Tensor) -> Tensor:
+def cut(change: Tensor, bound: float) -> Tensor:
+    """Every entry within ±bound, also where the tensor's dtype cannot hold the bound."""
+    reach = min(bound, torch.finfo(change.dtype).max)
+    return change.clamp(-reach, reach)
+
+
+def norm(change: Tensor, dim: int | None = None) -> Tensor:
     """In float64, so that float16 and large float32 entries do not overflow when squared."""
-    return torch.linalg.vector_norm(change, dtype=torch.float64)
+    return torch.linalg.vector_norm(change, dim=dim, dtype=torch.float64)
+
+
+def clip_factor(norms: Tensor, max_norm: float) -> Tensor:
+    """min(1, max_norm / norm) without squaring either; its slope is finite at a norm of zero, so that attacks can replay it."""
+    return (norms / max_norm).clamp_min(1).reciprocal()

@@ -11,7 +11,8 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from dosimeter.defenses.gaussian_noise import GaussianNoise
+from dosimeter.defenses.clipping import clip_factor, norm
+from dosimeter.defenses.outgoing import standard_normal, with_noise, working_dtype
 from dosimeter.interfaces import Defense, Loss, Training
 from dosimeter.options import FiniteFloat, OptionError, PositiveFloat
 from dosimeter.privacy import Accountant, gaussian_epsilon
@@ -51,7 +52,9 @@ class DPSGD(Defense):
         _refuse_batch_norm(client.model)
         training = FedSGD() if math.isinf(self.max_norm) else ClippedSGD(max_norm=self.max_norm)
         std = self.noise_multiplier * self.max_norm / len(client.batch.inputs) if self.noise_multiplier else 0.0
-        noise = partial(GaussianNoise(std=std).protect, rng=rng)
+        if std == 0:
+            return replace(client, training=training)
+        noise = partial(with_noise, draw=standard_normal, rng=rng, size=std, defense=self.name)
         return replace(client, training=training, outgoing=(noise, *client.outgoing))
 
     def epsilon(self, *, sample_rate: float, steps: int, delta: float, accountant: Accountant = "rdp") -> float:
@@ -78,12 +81,14 @@ class ClippedSGD(Training):
         with torch.set_grad_enabled(create_graph):
             for piece_inputs, piece_targets in zip(inputs.split(size), targets.split(size)):
                 gradients = per_sample_gradients(model, piece_inputs, piece_targets, loss)
-                square = torch.stack([g.flatten(1).square().sum(1) for g in gradients.values()]).sum(0)  # (b,)
-                scale = self.max_norm / square.clamp_min(self.max_norm**2).sqrt()  # smooth where a gradient is zero
+                rows = [g[..., None].flatten(1) for g in gradients.values()]  # (b, entries); a parameter without dimensions has one
+                scale = clip_factor(norm(torch.stack([norm(row, dim=1) for row in rows]), dim=0), self.max_norm)  # (b,)
                 for name, g in gradients.items():
-                    clipped = torch.tensordot(scale, g, dims=1)
+                    exact = g.to(working_dtype(g))  # half precision would round the scales and the sum past the bound
+                    clipped = torch.tensordot(scale.to(exact), exact, dims=1)
                     total[name] = total[name] + clipped if name in total else clipped
-        return {name: change / len(inputs) for name, change in total.items()}
+        parameters = dict(model.named_parameters())
+        return {name: (change / len(inputs)).to(parameters[name].dtype) for name, change in total.items()}
 
 
 def per_sample_gradients(model: nn.Module, inputs: Tensor, targets: Tensor, loss: Loss) -> Update:

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from torch import Generator
 
-from dosimeter.defenses.outgoing import OutgoingDefense, largest_magnitude, standard_normal
+from dosimeter.defenses.outgoing import OutgoingDefense, standard_normal, with_noise
 from dosimeter.options import FiniteFloat
 from dosimeter.registry import DEFENSES
 from dosimeter.types import Update
@@ -33,7 +33,4 @@ class GaussianNoise(OutgoingDefense):
     def protect(self, update: Update, rng: Generator) -> Update:
         if self.std == 0:
             return dict(update)
-        return {
-            name: change + standard_normal(change, rng) * (self.std * (largest_magnitude(change) if self.relative else 1.0))
-            for name, change in update.items()
-        }
+        return with_noise(update, standard_normal, rng, size=self.std, relative=self.relative, defense=self.name)

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from torch import Generator
 
+from dosimeter.defenses.outgoing import names_of
 from dosimeter.head import locate_head
 from dosimeter.interfaces import Defense
 from dosimeter.registry import DEFENSES
@@ -21,6 +22,7 @@ class HeadWithheld(Defense):
     Sotthiwat et al., "Partially Encrypted Multi-Party Computation for Federated Learning", CCGrid 2021 (PE-MPC), and Mei et al.,
     "FedVF: Personalized Federated Learning Based on Layer-wise Parameter Updates with Variable Frequency", IPCCC 2021, as
     in thesis Section 4.2.3. To the server, an encrypted layer and one kept at home look the same: absent.
+    A weight that the head shares with another layer stays at home for both.
     """
 
     side: ClassVar = "update"
@@ -29,8 +31,7 @@ class HeadWithheld(Defense):
 
     def __call__(self, client: Client, rng: Generator) -> Client:
         name, _ = locate_head(client.model, tuple(client.batch.inputs.shape[1:]), client.loss.shift_invariant)
-        prefix = f"{name}." if name else ""
-        withheld = {f"{prefix}weight", f"{prefix}bias"}
+        withheld = names_of(client.model.get_submodule(name).parameters(), client.model)
 
         def without_head(update: Update) -> Update:
             return {name: change for name, change in update.items() if name not in withheld}

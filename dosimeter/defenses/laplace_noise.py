@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Generator, Tensor
 
-from dosimeter.defenses.outgoing import OutgoingDefense, largest_magnitude, working_dtype
+from dosimeter.defenses.outgoing import OutgoingDefense, with_noise, working_dtype
 from dosimeter.options import FiniteFloat
 from dosimeter.registry import DEFENSES
 from dosimeter.types import Update
@@ -33,10 +33,7 @@ class LaplaceNoise(OutgoingDefense):
     def protect(self, update: Update, rng: Generator) -> Update:
         if self.scale == 0:
             return dict(update)
-        return {
-            name: change + _standard_laplace(change, rng) * (self.scale * (largest_magnitude(change) if self.relative else 1.0))
-            for name, change in update.items()
-        }
+        return with_noise(update, _standard_laplace, rng, size=self.scale, relative=self.relative, defense=self.name)
 
 
 def _standard_laplace(like: Tensor, rng: Generator) -> Tensor:

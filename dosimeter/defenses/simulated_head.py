@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Generator, Tensor
 
-from dosimeter.defenses.outgoing import standard_normal, working_dtype
+from dosimeter.defenses.outgoing import own_weight, standard_normal, working_dtype
 from dosimeter.head import locate_head
 from dosimeter.interfaces import Defense
 from dosimeter.registry import DEFENSES
@@ -36,13 +36,13 @@ class SimulatedHead(Defense):
 
     def __call__(self, client: Client, rng: Generator) -> Client:
         name, _ = locate_head(client.model, tuple(client.batch.inputs.shape[1:]), client.loss.shift_invariant)
-        prefix = f"{name}." if name else ""
+        weight, bias = own_weight(self.name, client.model, name), f"{name}.bias" if name else "bias"
 
         def simulated(update: Update) -> Update:
-            if f"{prefix}weight" not in update:
+            if weight not in update:
                 raise Refused("simulated_head needs the head's gradient, and an earlier defense withholds it")
-            likeness = self.likeness(update[f"{prefix}weight"], rng)
-            return {key: change for key, change in update.items() if key != f"{prefix}bias"} | {f"{prefix}weight": likeness}
+            likeness = self.likeness(update[weight], rng)
+            return {key: change for key, change in update.items() if key != bias} | {weight: likeness}
 
         return replace(client, outgoing=(*client.outgoing, simulated))
 

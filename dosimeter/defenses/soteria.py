@@ -10,6 +10,7 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn.functional import one_hot
 
+from dosimeter.defenses.outgoing import own_weight
 from dosimeter.head import locate_head
 from dosimeter.interfaces import Defense
 from dosimeter.options import Fraction, PositiveInt
@@ -49,7 +50,7 @@ class Soteria(Defense):
 
     def __call__(self, client: Client, rng: Generator) -> Client:
         name, _ = locate_head(client.model, tuple(client.batch.inputs.shape[1:]), client.loss.shift_invariant)
-        layer = f"{name}.weight" if name else "weight"
+        layer = own_weight(self.name, client.model, name)
         scores = feature_scores(client.model, name, client.batch.inputs, self.probes, rng)  # (H,)
         telling = scores.topk(math.floor(self.ratio * len(scores) + 1e-9)).indices
 

@@ -18,3 +18,9 @@ def test_biases_are_withheld_by_scope(classifier, batch, scope, withheld):
 def test_an_unknown_scope_is_refused():
     with pytest.raises(ValueError, match=r"defense\.scope: expected one of 'head', 'linear', 'all', got 'none'"):
         dm.defense("bias_withheld", scope="none")
+
+
+def test_a_bias_that_the_head_shares_is_withheld_under_its_other_name(tied, batch):
+    tied.head.bias = tied.below.bias
+    sent = dm.observe(tied, batch, defenses=(dm.defense("bias_withheld", scope="head"),)).update
+    assert set(sent) == {"first.weight", "first.bias", "below.weight", "back.weight", "back.bias"}

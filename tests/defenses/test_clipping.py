@@ -53,3 +53,11 @@ def test_half_precision_does_not_overflow():
 def test_a_bound_that_is_not_positive_is_refused(bound):
     with pytest.raises(ValueError, match=r"defense\.max_norm: expected a positive number"):
         dm.defense("clipping", max_norm=bound)
+
+
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float16, 1e30), (torch.float32, 1e300)])
+@pytest.mark.parametrize("mode", ["norm", "layer", "value"])
+def test_a_bound_beyond_the_numbers_clips_nothing(mode, dtype, bound):
+    update = {"weight": torch.tensor([[3.0, -4.0]], dtype=dtype)}
+    sent = dm.defense("clipping", max_norm=bound, mode=mode).protect(update, generator(0, "clipping"))
+    assert torch.equal(sent["weight"], update["weight"])

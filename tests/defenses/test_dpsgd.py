@@ -1,3 +1,4 @@
+import copy
 import math
 
 import pytest
@@ -136,3 +137,73 @@ def test_local_steps_are_refused(classifier, batch):
 def test_noise_without_a_bound_is_refused():
     with pytest.raises(ValueError, match=r"defense\.noise_multiplier: expected 0 with an infinite max_norm, got 1"):
         dm.defense("dpsgd", max_norm=math.inf, noise_multiplier=1.0)
+
+
+class _Tempered(nn.Module):
+    """Logits over a temperature that is learnt: a parameter without any dimension."""
+
+    def __init__(self):
+        super().__init__()
+        self.classifier, self.temperature = nn.Linear(64, 10), nn.Parameter(torch.tensor(1.5))
+
+    def forward(self, images):
+        return self.classifier(images.flatten(1)) / self.temperature
+
+
+def test_a_parameter_without_dimensions_counts_towards_the_norm(batch):
+    model = _Tempered()
+    gradients = _loop(model, batch)
+    sent = ClippedSGD(max_norm=0.5)(model, batch.inputs, batch.targets, CrossEntropy())
+    for name, change in sent.items():
+        expected = torch.stack([g[name] * min(1.0, 0.5 / float(_norm(g))) for g in gradients]).mean(0)
+        assert change.shape == expected.shape
+        assert torch.allclose(change, expected, atol=1e-6)
+    assert sent["temperature"] != 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_clips_to_the_bound_and_not_to_nothing(dtype):
+    """Gradients of norms far above 256, whose squares float16 cannot hold."""
+    rng = torch.Generator().manual_seed(5)
+    inputs = (torch.rand(6, 300, generator=rng) * 40).to(dtype)
+    targets = torch.randint(5, (6,), generator=rng)
+    model = nn.Linear(300, 5).to(dtype)
+    for one, target in zip(inputs.split(1), targets.split(1)):
+        sent = ClippedSGD(max_norm=1.0)(model, one, target, CrossEntropy())
+        assert all(change.dtype == dtype for change in sent.values())
+        assert float(_norm({name: change.double() for name, change in sent.items()})) == pytest.approx(1, rel=torch.finfo(dtype).eps)
+    whole = ClippedSGD(max_norm=1.0)(model, inputs, targets, CrossEntropy())
+    exact = ClippedSGD(max_norm=1.0)(copy.deepcopy(model).double(), inputs.double(), targets, CrossEntropy())
+    for name, change in whole.items():
+        assert torch.allclose(change.double(), exact[name], atol=20 * torch.finfo(dtype).eps * float(exact[name].abs().max()))
+
+
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float16, 1e4), (torch.float32, 1e30), (torch.float32, 1e200)])
+def test_a_bound_whose_square_overflows_clips_nothing(classifier, batch, dtype, bound):
+    model, defense = classifier.to(dtype), dm.defense("dpsgd", max_norm=bound, noise_multiplier=0.0)
+    halved = dm.Batch(batch.inputs.to(dtype), batch.targets)
+    sent, plain = dm.observe(model, halved, defenses=(defense,)).update, dm.observe(model, halved).update
+    for name, change in plain.items():
+        assert torch.allclose(sent[name], change, atol=4 * torch.finfo(dtype).eps)
+
+
+def test_a_tiny_bound_clips_and_does_not_empty(classifier, batch):
+    sent = ClippedSGD(max_norm=1e-25)(classifier, batch.inputs[:1], batch.targets[:1], CrossEntropy())
+    assert float(_norm({name: change.double() for name, change in sent.items()})) == pytest.approx(1e-25, rel=1e-5)
+
+
+def test_noise_beyond_the_numbers_is_blamed_on_the_defense(classifier, batch):
+    defense = dm.defense("dpsgd", max_norm=1e30, noise_multiplier=1e12)
+    with pytest.raises(dm.Refused, match=r"^dpsgd: its noise on '0\.weight', of size .*, is beyond what torch\.float32 can hold"):
+        dm.observe(classifier, batch, defenses=(defense,))
+
+
+def test_the_replay_has_a_slope_where_a_gradient_is_zero(batch):
+    """A model that answers the same whatever it sees, with soft labels to match: nothing to clip, and no 0/0."""
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 8))
+    nn.init.zeros_(model[1].weight), nn.init.zeros_(model[1].bias)
+    inputs = batch.inputs.clone().requires_grad_()
+    update = ClippedSGD(max_norm=0.5)(model, inputs, torch.full((len(inputs), 8), 0.125), CrossEntropy(), create_graph=True)
+    slope = torch.autograd.grad(torch.stack([change.sum() for change in update.values()]).sum(), inputs)[0]
+    assert not any(change.detach().any() for change in update.values())
+    assert torch.isfinite(slope).all()

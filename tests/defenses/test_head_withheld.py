@@ -22,3 +22,13 @@ def test_withholding_all_that_there_is_is_refused(batch):
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
     with pytest.raises(dm.Refused, match=r"head_withheld: every layer that this model trains is withheld, so nothing is sent"):
         _sent(model, batch, "head_withheld")
+
+
+def test_a_weight_that_the_head_shares_stays_at_home_too(tied, batch):
+    assert set(dm.observe(tied, batch).update) >= {"below.weight", "head.bias"}
+    assert _sent(tied, batch, "head_withheld") == {"first.weight", "first.bias", "below.bias", "back.weight", "back.bias"}
+
+
+def test_what_the_head_is_made_from_stays_at_home(batch):
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 12), nn.ReLU(), nn.utils.parametrizations.weight_norm(nn.Linear(12, 10)))
+    assert _sent(model, batch, "head_withheld") == {"1.weight", "1.bias"}

@@ -22,3 +22,8 @@ def test_relative_noise_scales_with_each_layer_maximum():
 def test_a_negative_scale_is_refused():
     with pytest.raises(ValueError, match=r"defense\.scale: expected a finite number of at least 0"):
         dm.defense("laplace_noise", scale=-0.1)
+
+
+def test_noise_beyond_the_numbers_is_blamed_on_the_defense(classifier, batch):
+    with pytest.raises(dm.Refused, match=r"^laplace_noise: its noise on '0\.weight', of size 1e\+308, is beyond what torch\.float32"):
+        dm.observe(classifier, batch, defenses=(dm.defense("laplace_noise", scale=1e308),))

@@ -47,3 +47,8 @@ def test_only_the_head_changes_and_its_bias_stays_at_home(classifier, batch):
 def test_refuses_without_the_head(classifier, batch):
     with pytest.raises(Refused, match="withholds it"):
         dm.observe(classifier, batch, defenses=(dm.defense("head_withheld"), SimulatedHead()))
+
+
+def test_a_head_whose_weight_is_shared_is_refused(tied, batch):
+    with pytest.raises(dm.Refused, match=r"^simulated_head needs a head whose weight is its own; 'head\.weight' is shared"):
+        dm.observe(tied, batch, defenses=(dm.defense("simulated_head"),))
