@@ -23,7 +23,7 @@ from dosimeter.separation.equations import (
     blend_shares,
     off_space,
     probabilities,
-    slopes,
+    pulled,
     weighed_errors,
     whole,
 )
@@ -44,6 +44,7 @@ class Assessment:
     misfit: Tensor  # (n,) residual energy over what the noise explains
     residual: Tensor  # (n,) ‖(I − UUᵀ) w∘d‖ / ‖w∘d‖
     mass: Tensor  # (n,) t·e: the batch size over how often the sample occurs, times any unknown scale
+    mass_bar: Tensor  # (n,) on it
     errors: Tensor  # (n, B) e
     isolated: Tensor  # (n,) bool: within its bar the solution is a point, not a curve
     second_share: Tensor  # (n,) μ, where labels blend two classes; else 0
@@ -68,12 +69,14 @@ def assess(equations: Equations, t: Tensor, labels: Tensor, inverse: Tensor) -> 
     bar = DEVIATIONS * (inside + outside).sqrt() / feature_size
     if freedom < (PAIR_FREEDOM if equations.blends else 2):
         bar = torch.full_like(bar, torch.inf)
-    share, share_bar = _second_shares(equations, t, p, labels, inverse, expected.amax(1) * raised)
+    variance = expected.amax(1) * raised
+    share, share_bar = _second_shares(equations, t, p, labels, inverse, variance)
     return Assessment(
         error_bar=with_floor(equations, bar),
         misfit=misfit,
         residual=torch.linalg.vector_norm(left_over, dim=1) / torch.linalg.vector_norm(error, dim=1),
         mass=(t * e).sum(1),
+        mass_bar=_mass_bar(equations, t, p, labels, e, inverse, variance),
         errors=e,
         isolated=_isolated(equations, t, labels, inverse, bar * feature_size),
         second_share=share,
@@ -104,9 +107,31 @@ def _second_shares(equations: Equations, t: Tensor, p: Tensor, labels: Tensor, i
         return torch.zeros_like(variance), torch.zeros_like(variance)
     span = whole(equations)
     _, along = blend_directions(equations, span, labels)
-    by_t = (along[:, None, :] @ slopes(equations, span, p))[:, 0]  # (n, B)
+    by_t = pulled(equations, span, p, along)  # (n, B)
     spread = along.square().sum(1) + (inverse @ by_t[:, :, None]).square().sum((1, 2))
     return blend_shares(equations, span, p, labels), DEVIATIONS * (variance * spread).sqrt()
+
+
+def _mass_bar(equations: Equations, t: Tensor, p: Tensor, labels: Tensor, e: Tensor, inverse: Tensor, variance: Tensor) -> Tensor:
+    """The error bar of the mass t·e: (n,).
+
+    ∂(t·e)/∂t = e + Mᵀ U t carries the coordinates' own error; noise E on the gradient besides turns t·e by tᵀ UᵀE V S⁻¹e, and along q
+    it moves the blend. The mass can be off by its whole size where the feature is exact: two samples that differ little leave a small
+    singular value, and the coordinates along it hardly move the feature.
+    """
+    span, spectrum = whole(equations), equations.spectrum
+    towards = t @ spectrum.left.T  # (n, C) U t
+    by_t = e + pulled(equations, span, p, towards)
+    by_blend = torch.zeros_like(variance)
+    if equations.blends:
+        across, along = blend_directions(equations, span, labels)
+        follows = (across * towards).sum(1)
+        by_t = by_t - follows[:, None] * pulled(equations, span, p, along)
+        by_blend = follows.square() * along.square().sum(1)
+    turned = spectrum.noise**2 * t.square().sum(1) * (e / spectrum.values).square().sum(1)
+    spread = (inverse @ by_t[:, :, None]).square().sum((1, 2)) + by_blend
+    mass = (t * e).sum(1).abs()
+    return mass * with_floor(equations, DEVIATIONS * (variance * spread + turned).sqrt() / mass)
 
 
 def with_floor(equations: Equations, bar: Tensor) -> Tensor:

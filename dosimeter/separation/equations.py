@@ -185,6 +185,12 @@ def slopes(equations: Equations, span: Span, p: Tensor, labels: Tensor | None = 
     return slope - across[:, :, None] * (along[:, None, :] @ slope)
 
 
+def pulled(equations: Equations, span: Span, p: Tensor, rows: Tensor) -> Tensor:
+    """The transposed slopes, at a fixed blend, applied to one row a sample, none of them built: (n, C) -> (n, r)."""
+    weighed = equations.spectrum.weights * p * rows
+    return weighed @ span.logits - weighed.sum(1, keepdim=True) * (p @ span.logits)
+
+
 def mean_coordinates(equations: Equations, gradient: Tensor, bias_gradient: Tensor | None) -> Tensor:
     """Where every search begins: the mean feature, weighted by the probability of classes that look absent: (B,).
 

@@ -141,12 +141,15 @@ def _separate(equations: Equations, start: Tensor, counts: Tensor | None, plan: 
     keep = _once(equations, t, labels, single)
     t, labels, single = t[keep], labels[keep], _pick(single, keep)
     trusted = (single.error_bar <= CERTIFIABLE) & single.isolated & (single.misfit < LARGEST_MISFIT)
+    trusted &= single.mass_bar <= SHARE_TOLERANCE * single.mass  # else nobody can tell how often it occurs
     if equations.blends:
         trusted &= single.second_bar <= CERTIFIABLE / 2
         trusted &= (single.second_share >= -single.second_bar) & (single.second_share <= 1 + single.second_bar)
-    result = judged(equations, t, labels, single.residual, single.error_bar, single.isolated, single.mass, trusted, plan.terms)
+    result = judged(
+        equations, t, labels, single.residual, single.error_bar, single.isolated, single.mass, single.mass_bar, trusted, plan.terms
+    )
     if equations.blends:
-        result = with_blends(equations, result, labels, single)
+        result = with_blends(equations, result, labels, single, plan.terms)
     if not plan.jointly:
         return result
     fine = result.complete and bool((single.error_bar <= REFINE_ABOVE).all())
@@ -192,7 +195,8 @@ def _jointly(
     residual = torch.linalg.vector_norm(off_space(whole(equations), error), dim=1) / torch.linalg.vector_norm(error, dim=1)
     trusted = (joint.error_bar <= CERTIFIABLE) & joint.isolated
     mass_each = torch.full_like(joint.error_bar, joint.mass)
-    return judged(equations, joint.t, labels, residual, joint.error_bar, joint.isolated, mass_each, trusted, plan.terms)
+    exactly = torch.zeros_like(mass_each)  # by assumption all masses are one
+    return judged(equations, joint.t, labels, residual, joint.error_bar, joint.isolated, mass_each, exactly, trusted, plan.terms)
 
 
 def determined(equations: Equations) -> int:

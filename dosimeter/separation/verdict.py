@@ -13,7 +13,8 @@ from dosimeter.separation.equations import Equations, probabilities, whole
 from dosimeter.separation.spectrum import ROUNDING_SLACK
 
 CERTIFIABLE = 1e-2  # the largest error bar of a certified sample
-SHARE_TOLERANCE = 0.1  # how far a sample's share of the gradient may be from a whole number of samples
+SHARE_TOLERANCE = 0.1  # how far a sample's share of the gradient may be from a whole number of samples, whatever its error bar
+MOST_COPIES = 8  # of one input under two classes that may pass for one blended sample, where nobody says the batch size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,15 +54,22 @@ def judged(
     bar: Tensor,
     isolated: Tensor,
     mass: Tensor,
+    mass_bar: Tensor,
     trusted: Tensor,
     terms: Terms,
 ) -> Separation:
-    """The verdict: each sample's share of the gradient must be a whole number of samples, and no twin may hide in the noise."""
+    """The verdict: each sample's share of the gradient must be a whole number of samples, and no twin may hide in the noise.
+
+    A share that is off a whole number by more than its error bar refutes the sample, however small its residual.
+    """
     features = t @ equations.basis
     size = torch.linalg.vector_norm(features, dim=1)
     reference = share_of_one(equations, mass[trusted], terms)
     times = reference / mass
-    shared = (times > 1 - SHARE_TOLERANCE) & ((times - times.round()).abs() < SHARE_TOLERANCE)
+    unsure = mass_bar / mass
+    if terms.free_scale and bool(trusted.any()):
+        unsure = unsure + unsure[torch.where(trusted, mass, -torch.inf).argmax()]  # of the sample that the others are held against
+    shared = (times.round() >= 1) & ((times - times.round()).abs() <= (times * unsure).clamp_max(SHARE_TOLERANCE))
     could_merge = times.round() > 1
     trusted = trusted & shared & _room(equations, times, trusted & shared, reference, terms)
     if not _size_is_known(equations, reference, int(trusted.sum()), terms):
@@ -134,11 +142,12 @@ def hidden_difference(equations: Equations, t: Tensor) -> Tensor:
     return (equations.rank * ROUNDING_SLACK * spectrum.edge / lever.sqrt().clamp_min(1e-30)).sqrt()
 
 
-def with_blends(equations: Equations, result: Separation, labels: Tensor, single: Assessment) -> Separation:
+def with_blends(equations: Equations, result: Separation, labels: Tensor, single: Assessment, terms: Terms) -> Separation:
     """Pairs of classes as soft labels; a share that its bar does not tell from none or all is none or all.
 
     Even shares go by the lower class. A blended sample that occurs several times is not certified: copies of one input with
-    different labels look the same.
+    different labels look the same. Nor is one whose share is a small fraction where nobody says the batch size: every input of the
+    batch may then occur as often, and this one under two classes.
     """
     share = torch.where(single.second_share <= single.second_bar, 0.0, single.second_share)
     share = torch.where(share >= 1 - single.second_bar, 1.0, share)
@@ -146,8 +155,17 @@ def with_blends(equations: Equations, result: Separation, labels: Tensor, single
     soft = (1 - share)[:, None] * one_hot(first, equations.classes) + share[:, None] * one_hot(second, equations.classes)
     even = (share - 0.5).abs() <= single.second_bar
     label = torch.where(even, torch.minimum(first, second), torch.where(share > 0.5, second, first))
-    one_target = (result.times == 1) | (share == 0) | (share == 1)
+    one_target = (share == 0) | (share == 1) | ((result.times == 1) & ~_may_be_copies(equations, share, single.second_bar, terms))
     return replace(result, labels=label, soft=equations.share * soft + equations.even, certified=result.certified & one_target)
+
+
+def _may_be_copies(equations: Equations, share: Tensor, bar: Tensor, terms: Terms) -> Tensor:
+    """Whether a share is that of some of a few copies, and the batch size does not speak against them: (n,) bool."""
+    if terms.batch_size is not None and (not terms.free_scale or terms.batch_size == equations.rank):
+        return torch.zeros_like(share, dtype=torch.bool)
+    copies = torch.arange(2, MOST_COPIES + 1, dtype=share.dtype, device=share.device)
+    counts = share[:, None] * copies  # (n, m) of the second class
+    return ((counts - counts.round()).abs() <= bar[:, None] * copies).any(1)
 
 
 def nothing_found(equations: Equations) -> Separation:

@@ -216,6 +216,31 @@ def test_one_input_under_two_labels_is_not_taken_for_two_blended_ones(declared):
     assert false_certificates(told, case) == 0
 
 
+def test_inputs_all_under_two_labels_are_not_taken_for_blended_ones_where_nobody_says_how_many():
+    """The gradient of four even blends is the same, number by number."""
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 100)).eval()
+    inputs = torch.rand(4, 64, generator=torch.Generator().manual_seed(0))
+    case = case_of(model, torch.cat([inputs, inputs]), torch.tensor([3, 60, 8, 41, 5, 9, 77, 80]), declare_batch_size=False)
+    assert not bool(dm.recover_features(case.exposure, "subspace").certified.any())
+
+
+def test_alike_inputs_under_two_labels_are_not_counted_by_a_share_that_is_not_known():
+    """Their features solve the equations to the noise, but along their small difference the share of the gradient is anyone's guess."""
+    rng = torch.Generator().manual_seed(123001)
+    with torch.random.fork_rng():
+        torch.manual_seed(123001)
+        model = nn.Sequential(nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 100))
+    inputs, labels = torch.rand(8, 256, generator=rng), torch.randint(0, 100, (8,), generator=rng)
+    inputs[5:] = inputs[:3] + 10.0 ** -(1 + 6 * float(torch.rand((), generator=rng))) * torch.randn(3, 256, generator=rng)
+    labels[5:] = (labels[:3] + 7) % 100
+    case = case_of(model, inputs.clamp(0, 1), labels, declare_batch_size=False)
+    found = dm.recover_features(case.exposure, "subspace")
+    assert false_certificates(found, case) == 0
+    assert_all_found(found, case, 1e-5)
+
+
 def test_even_blends_go_by_the_lower_class(make):
     targets = 0.5 * (one_hot(torch.tensor([30, 9, 71]), 100) + one_hot(torch.tensor([12, 55, 8]), 100)).float()
     found = dm.recover_features(make(targets).exposure, "subspace")
