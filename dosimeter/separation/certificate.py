@@ -69,14 +69,13 @@ def assess(equations: Equations, t: Tensor, labels: Tensor, inverse: Tensor) -> 
     bar = DEVIATIONS * (inside + outside).sqrt() / feature_size
     if freedom < (PAIR_FREEDOM if equations.blends else 2):
         bar = torch.full_like(bar, torch.inf)
-    variance = expected.amax(1) * raised
-    share, share_bar = _second_shares(equations, t, p, labels, inverse, variance)
+    share, share_bar = _second_shares(equations, t, p, labels, inverse, expected.amax(1) * raised)
     return Assessment(
         error_bar=with_floor(equations, bar),
         misfit=misfit,
         residual=torch.linalg.vector_norm(left_over, dim=1) / torch.linalg.vector_norm(error, dim=1),
         mass=(t * e).sum(1),
-        mass_bar=_mass_bar(equations, t, p, labels, e, inverse, variance),
+        mass_bar=_mass_bar(equations, t, p, labels, e, inverse, expected * raised[:, None]),
         errors=e,
         isolated=_isolated(equations, t, labels, inverse, bar * feature_size),
         second_share=share,
@@ -113,25 +112,27 @@ def _second_shares(equations: Equations, t: Tensor, p: Tensor, labels: Tensor, i
 
 
 def _mass_bar(equations: Equations, t: Tensor, p: Tensor, labels: Tensor, e: Tensor, inverse: Tensor, variance: Tensor) -> Tensor:
-    """The error bar of the mass t·e: (n,).
+    """The error bar of the mass t·e, from the variance of each equation (n, C): (n,).
 
     ∂(t·e)/∂t = e + Mᵀ U t carries the coordinates' own error; noise E on the gradient besides turns t·e by tᵀ UᵀE V S⁻¹e, and along q
     it moves the blend. The mass can be off by its whole size where the feature is exact: two samples that differ little leave a small
     singular value, and the coordinates along it hardly move the feature.
     """
     span, spectrum = whole(equations), equations.spectrum
-    towards = t @ spectrum.left.T  # (n, C) U t
-    by_t = e + pulled(equations, span, p, towards)
-    by_blend = torch.zeros_like(variance)
+    across = along = torch.zeros_like(p)
     if equations.blends:
         across, along = blend_directions(equations, span, labels)
-        follows = (across * towards).sum(1)
-        by_t = by_t - follows[:, None] * pulled(equations, span, p, along)
-        by_blend = follows.square() * along.square().sum(1)
+    towards = t @ spectrum.left.T  # (n, C) U t
+    follows = (across * towards).sum(1, keepdim=True)
+    by_t = e + pulled(equations, span, p, towards) - follows * pulled(equations, span, p, along)
+    step = (inverse.transpose(1, 2) @ (inverse @ by_t[:, :, None]))[:, :, 0]
+    pushed = step @ span.logits.T
+    pushed = spectrum.weights * p * (pushed - (p * pushed).sum(1, keepdim=True))  # slopes @ step, at a fixed blend
+    pushed = off_space(span, pushed - (along * pushed).sum(1, keepdim=True) * across)
+    inside = (variance * (pushed + follows * along).square()).sum(1)
     turned = spectrum.noise**2 * t.square().sum(1) * (e / spectrum.values).square().sum(1)
-    spread = (inverse @ by_t[:, :, None]).square().sum((1, 2)) + by_blend
     mass = (t * e).sum(1).abs()
-    return mass * with_floor(equations, DEVIATIONS * (variance * spread + turned).sqrt() / mass)
+    return mass * with_floor(equations, DEVIATIONS * (inside + turned).sqrt() / mass)
 
 
 def with_floor(equations: Equations, bar: Tensor) -> Tensor:

@@ -64,7 +64,7 @@ def test_the_mass_scatters_as_its_bar_says(noisy, blends):
     off, bars = torch.stack(off), torch.stack(bars)
     ratios = off / bars
     assert float(ratios.max()) < 1
-    assert bool((ratios.square().mean(0).sqrt() > 0.01).all())  # one eighth, were all equations as noisy as the noisiest
+    assert bool((ratios.square().mean(0).sqrt() > 0.02).all())  # one eighth, were the noise model perfect
     assert float(bars[:, :2].min()) > 30 * float(bars[:, 2:].max())
     assert float(off[:, :2].mean()) > 30 * float(off[:, 2:].mean())
 
