@@ -175,10 +175,12 @@ def _reproduce(options: argparse.Namespace) -> int:
     from dosimeter.reproduction.library import Library
     from dosimeter.reproduction.reproduce import reproduce
     from dosimeter.reproduction.tables import read_table, summaries
+    from dosimeter.subjects import check_device
 
     if options.table is None:
         _print_json(summaries()) if options.json else terminal.print_tables(summaries())
         return 0
+    check_device(options.device)
     table = read_table(options.table, quick=options.quick)
     folders = {name: Path(value).expanduser() for name in ("data", "cache") if (value := getattr(options, name))}
     with terminal.step_bar() as listener:

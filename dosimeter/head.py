@@ -16,7 +16,8 @@ from dosimeter.types import Exposure, Refused
 
 PROBES = 16  # random inputs that the proof runs on; each with many features, so that a negative one would show
 ROUNDINGS = 64  # units in the last place by which the same logits, computed twice, may differ
-Proofs = dict[tuple[tuple[int, ...], bool], tuple[str, bool]]  # (input shape, allow_shift) -> (name, non-negative)
+Question = tuple[tuple[int, ...], bool, bool]  # input shape, allow_shift, whether anything is in train mode
+Proofs = dict[Question, tuple[str, bool, bool]]  # -> name, non-negative, alone
 _KNOWN: WeakKeyDictionary[nn.Module, tuple[list[object], Proofs]] = WeakKeyDictionary()
 
 
@@ -30,6 +31,7 @@ class Head:
     weight_gradient: Tensor | None  # (C, H), None where withheld
     bias_gradient: Tensor | None  # (C,), None where withheld or where there is no bias
     non_negative: bool  # no probe gave a negative feature, as after a ReLU
+    alone: bool = True  # nothing else in the model uses the weight, so that its gradient is the layer's own
 
     @property
     def classes(self) -> int:
@@ -48,7 +50,7 @@ class Head:
 def find_head(exposure: Exposure) -> Head:
     """The linear layer whose output is the model's output on random inputs, with its gradients; else a refusal."""
     public = exposure.public
-    name, non_negative = locate_head(exposure.model, public.input_shape, allow_shift=public.loss.shift_invariant)
+    name, non_negative, alone = _known(exposure.model, public.input_shape, allow_shift=public.loss.shift_invariant)
     weight, bias = _parameters(exposure.model.get_submodule(name))
     prefix = f"{name}." if name else ""
     return Head(
@@ -58,6 +60,7 @@ def find_head(exposure: Exposure) -> Head:
         weight_gradient=exposure.update.get(prefix + "weight"),
         bias_gradient=None if bias is None else exposure.update.get(prefix + "bias"),
         non_negative=non_negative,
+        alone=alone,
     )
 
 
@@ -68,7 +71,12 @@ def locate_head(model: nn.Module, input_shape: tuple[int, ...], allow_shift: boo
     output. With `allow_shift`, up to a constant per sample, which is what a closing log-softmax subtracts. What is proved
     of a model is kept as long as its modules and tensors stay the same.
     """
-    proofs, question = _proofs(model), (tuple(input_shape), allow_shift)
+    return _known(model, input_shape, allow_shift)[:2]
+
+
+def _known(model: nn.Module, input_shape: tuple[int, ...], allow_shift: bool) -> tuple[str, bool, bool]:
+    proofs = _proofs(model)
+    question = (tuple(input_shape), allow_shift, any(module.training for module in model.modules()))
     if question not in proofs:
         proofs[question] = _proved(model, input_shape, allow_shift)
     return proofs[question]
@@ -99,16 +107,21 @@ def _state(model: nn.Module) -> list[object]:
     return state
 
 
-def _proved(model: nn.Module, input_shape: tuple[int, ...], allow_shift: bool) -> tuple[str, bool]:
+def _proved(model: nn.Module, input_shape: tuple[int, ...], allow_shift: bool) -> tuple[str, bool, bool]:
     seen: list[tuple[str, Tensor, Tensor]] = []
+    inputs = _probe_inputs(model, input_shape)
     with _probed(model, seen) as forward:
-        output = forward(_probe_inputs(model, input_shape))
+        output = forward(inputs)
     if not isinstance(output, Tensor) or output.ndim != 2:
         raise Refused(f"the model's output must be one (batch, classes) tensor of logits, got {_describe(output)}")
     for name, features, logits in reversed(seen):
         layer = model.get_submodule(name)
         if logits.shape == output.shape and _is_affine(layer, features, logits) and _same(logits, output, allow_shift):
-            return name, bool((features >= 0).all())
+            return (
+                name,
+                bool((features >= 0).all()) and _non_negative_in_training(model, name, inputs),
+                _is_alone(model, name, features, inputs),
+            )
     linear = [name for name, _, _ in seen]
     if not linear:
         raise Refused("the model has no linear layer: there is no head whose gradient could be taken apart")
@@ -116,6 +129,44 @@ def _proved(model: nn.Module, input_shape: tuple[int, ...], allow_shift: bool) -
         f"the output of the last linear layer {linear[-1]!r} is not the model's output: something follows it. "
         "Let the model return its logits, without softmax or scaling"
     )
+
+
+def _non_negative_in_training(model: nn.Module, name: str, inputs: Tensor) -> bool:
+    """Whether no feature is negative in the model's own mode either, where batch norm sees the batch; True where all is in eval mode."""
+    if not any(module.training for module in model.modules()):
+        return True
+    with torch.random.fork_rng([inputs.device] if inputs.is_cuda else []):
+        try:
+            return bool((input_of(model, name, inputs) >= 0).all())
+        except (RuntimeError, ValueError):  # cannot run on these inputs in this mode: nothing is known
+            return False
+
+
+def _is_alone(model: nn.Module, name: str, features: Tensor, inputs: Tensor) -> bool:
+    """Whether the gradient at the layer's weight is the layer's own: output slopes, which sum to 0 per sample, times features.
+
+    True where it cannot be told: the weight is no parameter, or has no gradient at all.
+    """
+    key = f"{name}.weight" if name else "weight"
+    parameters = {other: parameter.detach() for other, parameter in model.named_parameters(remove_duplicate=False)}
+    if key not in parameters:
+        return True
+    weight = parameters[key].clone().requires_grad_()
+    tied = {other: weight for other, parameter in parameters.items() if parameter.data_ptr() == parameters[key].data_ptr()}
+    modes = {module: module.training for module in model.modules()}
+    try:
+        with torch.enable_grad():
+            output = torch.func.functional_call(model.eval(), parameters | tied, (inputs,), tie_weights=False)
+            slopes = torch.randn(output.shape, generator=generator(0, "output slopes")).to(output)
+            slopes = slopes - slopes.mean(1, keepdim=True)
+            (gradient,) = torch.autograd.grad(output, weight, slopes)
+    except RuntimeError:
+        return True
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+    own, size = slopes.double().T @ features.double(), slopes.double().abs().T @ features.double().abs()
+    return bool(((gradient.double() - own).abs() <= ROUNDINGS * torch.finfo(output.dtype).eps * (size + size.mean())).all())
 
 
 def input_of(model: nn.Module, name: str, inputs: Tensor) -> Tensor:

@@ -92,8 +92,7 @@ def _missing(need: Knowledge, exposure: Exposure, labels: LabelEstimate | None) 
     match need:
         case Knowledge.HEAD_GRADIENT:
             head = find_head(exposure)
-            weight = exposure.model.get_submodule(head.name).weight
-            if sum(parameter is weight for _, parameter in exposure.model.named_parameters(remove_duplicate=False)) > 1:
+            if not head.alone:
                 return "the last layer shares its weight with another, and only the sum of their gradients is sent"
             if head.weight_gradient is None:
                 return "the client withholds the last layer"

@@ -78,7 +78,7 @@ class Experiment(Measurement):
 
 def prepare(model_config: ModelConfig, data_config: DataConfig, *, seed: int = 0, device: str = "cpu") -> Subject:
     """The subject that a configuration names; everything drawn at random depends on `seed` alone."""
-    _check_device(device)
+    check_device(device)
     images = load_images(data_config.name, part=data_config.part, size=data_config.size, **data_config.options)
     private, foreign, rest = _draw(images, data_config, seed)
     held_out, public = _part(rest, max(1, round(HELD_OUT * len(rest))))
@@ -148,7 +148,7 @@ def subject_from(
     )
 
 
-def _check_device(device: str) -> None:
+def check_device(device: str) -> None:
     try:
         torch.zeros(1, device=device).item()
     except (RuntimeError, AssertionError) as error:

@@ -85,17 +85,19 @@ def test_a_proof_is_shared_with_copies_and_dropped_when_the_model_changes():
     passes = []
     model[0].register_forward_hook(lambda *_: passes.append(1))
     assert locate_head(model, (6,)) == ("2", True)
+    once = len(passes)
     twin = copy_of(model)
     assert twin is not model
     assert locate_head(twin, (6,)) == locate_head(model, (6,)) == ("2", True)
-    assert len(passes) == 1
+    assert len(passes) == once
     twin[1] = nn.Tanh()
     assert locate_head(twin, (6,)) == ("2", False)
     assert locate_head(model, (6,)) == ("2", True)
     with torch.no_grad():
         model[2].weight.mul_(2)
+    told = len(passes)
     locate_head(model, (6,))
-    assert len(passes) == 3
+    assert len(passes) == told + once
 
 
 class _Tied(nn.Module):
@@ -115,3 +117,30 @@ def test_a_head_that_shares_its_weight_is_refused(head_first):
     exposure = observe(_Tied(head_first).eval(), Batch(torch.rand(3, 12), torch.tensor([1, 4, 8])))
     with pytest.raises(Refused, match="shares its weight with another"):
         recover_labels(exposure, "ilrg")
+
+
+class _Twice(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.head = nn.Linear(12, 10), nn.Linear(10, 10)
+
+    def forward(self, inputs):
+        hidden = torch.relu(self.encoder(inputs))
+        return self.head(torch.relu(nn.functional.linear(hidden, self.head.weight)))
+
+
+def test_a_head_whose_weight_is_used_twice_is_refused():
+    exposure = observe(_Twice().eval(), Batch(torch.rand(3, 12), torch.tensor([1, 4, 8])))
+    assert not find_head(exposure).alone
+    with pytest.raises(Refused, match="shares its weight with another"):
+        recover_labels(exposure, "ilrg")
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_features_are_non_negative_in_the_mode_of_the_client(training):
+    model = nn.Sequential(nn.Linear(12, 10), nn.ReLU(), nn.BatchNorm1d(10), nn.Linear(10, 4)).train(training)
+    for _ in range(2):  # the second time from what is known
+        assert find_head(observe(model, Batch(torch.rand(5, 12), torch.arange(5) % 4))).non_negative is (not training)
+        assert all(module.training is training for module in model.modules())
+    after_relu = nn.Sequential(nn.Linear(12, 10), nn.BatchNorm1d(10), nn.ReLU(), nn.Linear(10, 4)).train(training)
+    assert find_head(observe(after_relu, Batch(torch.rand(5, 12), torch.arange(5) % 4))).non_negative

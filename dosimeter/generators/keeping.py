@@ -109,7 +109,7 @@ def _read(path: Path, changed: int) -> tuple[dict[str, str], dict[str, Tensor]]:
         with safe_open(path, framework="pt") as file:
             return dict(file.metadata() or {}), {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
-        raise ValueError(f"decoder: {path} is truncated, damaged or not a safetensors file") from error
+        raise ValueError(f"decoder: {path} is truncated, damaged or not a safetensors file; remove it to train a new one") from error
 
 
 def _hash(pixels: Tensor) -> str:

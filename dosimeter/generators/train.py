@@ -96,6 +96,8 @@ def train_decoder(
     if math.isnan(session.error):
         raise Refused(f"the decoder's training left the finite numbers; try a smaller learning_rate than {settings.learning_rate:g}")
     if math.isinf(session.error):
+        if settings.seconds is None:
+            raise Refused(f"decoder.batch_size: batches of {settings.batch_size} leave the training without a step")
         raise Refused(f"decoder.seconds: {settings.seconds} s were over before the first step; the features alone take longer")
     if keep is not None:
         keep.remove()

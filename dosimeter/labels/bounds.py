@@ -10,7 +10,7 @@ from torch.nn.functional import one_hot, softmax
 
 from dosimeter.head import Head
 from dosimeter.labels.auxiliary import logits_in_chunks
-from dosimeter.labels.counting import ROUNDING, least_counts
+from dosimeter.labels.counting import feigned, least_counts
 from dosimeter.losses import CrossEntropy
 from dosimeter.separation.exposed import sure_samples
 from dosimeter.training import FedSGD
@@ -78,7 +78,7 @@ def _by_auxiliary(head: Head, features: Tensor, size: int, temperature: float) -
     smallest = torch.full_like(gradient, torch.inf)
     for _, logits in logits_in_chunks(head, features):
         smallest = torch.minimum(smallest, softmax(logits / temperature, 1).amin(0))
-    return (size * (smallest - gradient) - ROUNDING).ceil().clamp_min(0)
+    return (size * (smallest - gradient) - feigned(head.bias_gradient, size)).ceil().clamp_min(0)
 
 
 def _by_elimination(head: Head, least: Tensor, size: int, mass: Tensor) -> Tensor:

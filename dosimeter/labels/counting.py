@@ -12,7 +12,12 @@ from dosimeter.interfaces import Loss
 from dosimeter.losses import CrossEntropy
 from dosimeter.types import LabelEstimate, Outcome
 
-ROUNDING = 1e-3  # samples that the rounding of a gradient may feign
+ROUNDING = 1e-3  # samples that the rounding of a gradient may feign at the least
+
+
+def feigned(gradient: Tensor, total: int) -> float:
+    """How many samples of `total` the rounding of a gradient may feign: some units in the last place of each."""
+    return max(ROUNDING, 4 * torch.finfo(gradient.dtype).eps * total)
 
 
 def nearest_counts(estimate: Tensor, total: int | Tensor, at_least: Tensor | None = None) -> Tensor:
@@ -52,7 +57,7 @@ def least_counts(head: Head, total: int, loss: Loss) -> Tensor:
     if not isinstance(loss, CrossEntropy) or loss.smoothing > 0:
         return least
     if head.bias_gradient is not None:
-        least = (-total * loss.temperature * head.bias_gradient.double() - ROUNDING).ceil().clamp_min(0)
+        least = (-total * loss.temperature * head.bias_gradient.double() - feigned(head.bias_gradient, total)).ceil().clamp_min(0)
     if head.weight_gradient is not None and head.non_negative:
         least = torch.maximum(least, (head.weight_gradient.amin(1) < 0).to(least))
     return least if int(least.sum()) <= total else torch.zeros_like(least)

@@ -19,8 +19,6 @@ from dosimeter.registry import LABELS
 from dosimeter.training import FedSGD
 from dosimeter.types import Exposure, Knowledge, LabelEstimate, Outcome
 
-UNPROVED = 0.95  # confidence in counts that the bounds tell without proof
-
 
 @LABELS.register("cv_matching")
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +74,7 @@ class CVMatching(LabelRecovery):
             counts,
             scores=-means,
             certified=known.proved and known.leave(size) == 0 and isinstance(public.training, FedSGD) and not public.defenses,
-            confidence=(1 if known.proved else UNPROVED) * (1 - known.leave(size) / size),
+            confidence=1 - known.leave(size) / size if known.proved else None,
             outcome=Outcome.AMBIGUOUS if failed else Outcome.COMPLETED,
             message="no row of the head's gradient has a negative mean; the smallest is taken" if failed else "",
             details={"cosine": cosine(found, pull)},

@@ -163,8 +163,8 @@ def parsed(data: dict[str, Any], key: str, *, quick: bool = False) -> Table:
     known = {"title", "source", "published", "departures", "seed"}
     if unknown := sorted(data.keys() - known):
         raise OptionError(unknown[0], f"no such key in {key}; keys are: {', '.join(sorted(known))}, defaults, quick, rows, laws")
-    if not rows:
-        raise OptionError("rows", f"{key} has none")
+    if not rows or not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise OptionError("rows", f"expected [[rows]] tables in {key}, got {'none' if not rows else type(rows).__name__}")
     departures = [*data.get("departures", []), *(short.pop("departures", []) if quick else [])]
     built: list[Row] = []
     for position, own in enumerate(rows):

@@ -49,7 +49,8 @@ def test_columns_choose_among_the_methods(small):
     ("change", "message"),
     [
         ({"titel": "x"}, r"titel: no such key in a/b"),
-        ({"rows": []}, r"rows: a/b has none"),
+        ({"rows": []}, r"rows: expected \[\[rows\]\] tables in a/b, got none"),
+        ({"rows": 3}, r"rows: expected \[\[rows\]\] tables in a/b, got int"),
         ({"rows": [{"name": "x", "columns": ["zlg"]}]}, r"rows\[0\].methods: no column 'zlg'; there are: ilrg, idlg"),
         ({"rows": [{"name": "x", "published": {"zlg": {"leacc": 1.0}}}]}, r"no column 'zlg'"),
         ({"rows": [{"name": "x", "repeats": 0}]}, r"rows\[0\].repeats: expected a positive int, got 0"),
