@@ -43,6 +43,8 @@ class Target:
         channels, height, width = input_shape
         head, _ = locate_head(model, tuple(input_shape))
         model = copy.deepcopy(model).requires_grad_(False)
+        if torch.finfo(next(model.parameters()).dtype).bits < 32:
+            model.float()  # a decoder is trained in single precision, behind features that half precision only rounds
         shape = _feature_shape(model, head, (channels, height, width))
         return cls(model=model, head=head, feature_shape=shape, image_shape=(channels, height, width), normalization=normalization)
 

@@ -82,3 +82,13 @@ def test_smaller_images_are_scaled_up_and_inputs_without_an_image_are_refused(cl
     assert target_of(classifier).images(torch.rand(2, 1, 4, 4)).shape == (2, 1, 8, 8)
     with pytest.raises(Refused, match="draws images"):
         target_of(nn.Linear(9, 3), (9,))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_model_in_half_precision_is_looked_through_in_single(dtype):
+    model = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(256, 3)).eval().to(dtype)
+    target = Target.from_model(model, (1, 8, 8), Normalization())
+    images = target.images(torch.rand(2, 1, 8, 8))
+    rounded = copy.deepcopy(model).float()[:3](images)
+    torch.testing.assert_close(target.features(images), rounded)
+    assert next(model.parameters()).dtype == dtype
