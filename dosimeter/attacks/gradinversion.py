@@ -60,7 +60,7 @@ class GradInversion(Attack):
         if self.norm:
             priors.append(SquaredNorm(weight=self.norm))
         if self.batch_norm:
-            priors.append(batch_norm_prior(exposure.model, weight=self.batch_norm, first=self.first_batch_norm))
+            priors.append(batch_norm_prior(exposure.model, weight=self.batch_norm, leading=(self.first_batch_norm,)))
         recipe = Recipe(
             distance=SquaredError(relative=True, weight=self.gradient),
             optimiser=Adam(),

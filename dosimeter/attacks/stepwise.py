@@ -28,10 +28,12 @@ class Stepwise(Attack):
     Cosine distance over the layers that have entered, with one fresh dropout mask on both gradients; signed Adam .1, steps
     × .33 at 3/8, 5/8 and 7/8; total variation after T₁ = 1/5 and batch-norm statistics after T₂ = 1/3 of the steps; inputs boxed.
     `variant` chooses between the paper (sign; isotropic total variation with β = 2, weight .01) and its released code (soft
-    sign; L1 total variation, weight .005; the first batch norm weighted up). Both let in 10 tensors every 1/30 of the steps and never
-    the stem and first block. Onsets are fractions of `steps`, so that a shorter run keeps the shape of the schedule.
+    sign; L1 total variation, weight .005; the first two batch norms weighted by 1.3 and 3). Both let in ten of ResNet-34's tensors every
+    1/30 of the steps, and never the stem and first block. Onsets are fractions of `steps`, so that a shorter run keeps the shape of the
+    schedule, and so are the layers' shares: ten are a ninth of that network's, so a ninth of any network's enter at once, and all of
+    them before the batch-norm prior.
     Departures: total variation is a mean, not a sum; batch-norm statistics are in the norm's units (see `BatchNormStatistics`), where 2e-5
-    weighs on MobileNetV2 what the paper's 1e-4 does; the ten-fold weight of the first batch norm is our choice, as the paper gives none;
+    weighs on MobileNetV2 what the paper's 1e-4 does; gradients are not doubled in the first 100 steps, which Adam undoes;
     a model without batch norm is attacked without that prior, and without blocks (three or more) all its layers are matched.
     """
 
@@ -48,7 +50,7 @@ class Stepwise(Attack):
     batch_norm: NonNegativeFloat = 2e-5
     batch_norm_onset: Fraction = 1 / 3
     dropout: Fraction = 0.3
-    layers_at_once: PositiveInt | None = 10  # none: all layers from the start
+    layer_shares: PositiveInt = 9  # 1: all layers from the start
     layers_every: Fraction = 1 / 30
     skip_first_block: bool = True
     seconds: PositiveFloat | None = None
@@ -64,7 +66,7 @@ class Stepwise(Attack):
             steps=self.steps,
             restarts=self.restarts,
             priors=self._priors(exposure),
-            layers=Layers(at_once=self.layers_at_once, every=max(self.layers_every, 1e-9), skipped=skipped),
+            layers=Layers(shares=self.layer_shares, every=max(self.layers_every, 1e-9), skipped=skipped),
             dropout=self.dropout,
             seconds=self.seconds,
             path=self.path,
@@ -82,5 +84,5 @@ class Stepwise(Attack):
             variation = TotalVariation(weight=weight, onset=onset, form="isotropic", power=2.0)
         if not self.batch_norm or not batch_norms(exposure.model):
             return (variation,)
-        first = 10.0 if released else 1.0
-        return variation, batch_norm_prior(exposure.model, weight=self.batch_norm, onset=self.batch_norm_onset, first=first)
+        leading = (1.3, 3.0) if released else ()
+        return variation, batch_norm_prior(exposure.model, weight=self.batch_norm, onset=self.batch_norm_onset, leading=leading)

@@ -72,34 +72,36 @@ class SquaredNorm(Prior):
 class BatchNormStatistics(Prior):
     """The batch's mean and variance at every batch norm are those of the training data.
 
-    Σ_l w_l (‖μ_l(x) − μ̄_l‖₂ + ‖σ²_l(x) − σ̄²_l‖₂): Yin et al., CVPR 2020 and 2021; hfginv Eq. (11). `first` weighs the
-    first layer up, as the released code of both does. Departure: both differences are taken in the units in which the norm hands its
-    maps on, s_l = √(σ̄²_l + ε) and s_l². In the maps' own units a weight serves one network only: a network that takes pixels up to
-    255 has a thousand times larger maps behind its stem than one that takes normalised ones, and the prior then drowns the match.
+    Σ_l w_l (‖μ_l(x) − μ̄_l‖₂ + ‖σ²_l(x) − σ̄²_l‖₂): Yin et al., CVPR 2020 and 2021; hfginv Eq. (11). `leading` are the
+    weights of the first layers, which released code of both raises; the others weigh 1. Departure: both differences are taken in the
+    units in which the norm hands its maps on, s_l = √(σ̄²_l + ε) and s_l². In the maps' own units a weight serves one network only: a
+    network that takes pixels up to 255 has a thousand times larger maps behind its stem than one that takes normalised ones, and the
+    prior then drowns the match.
     """
 
     statistics: Mapping[str, Statistics]  # by module name
-    first: float = 1.0
+    leading: tuple[float, ...] = ()
 
     def __call__(self, inputs: Tensor, seen: Seen) -> Tensor:
         total = inputs.new_zeros(())
-        for position, (name, (mean, variance, unit)) in enumerate(self.statistics.items()):
+        factors = (*self.leading, *[1.0] * len(self.statistics))
+        for factor, (name, (mean, variance, unit)) in zip(factors, self.statistics.items()):
             received = seen[name]
             spread, centre = torch.var_mean(received, dim=[0, *range(2, received.ndim)], correction=0)
             term = torch.linalg.vector_norm((centre - mean) / unit) + torch.linalg.vector_norm((spread - variance) / unit**2)
-            total = total + (self.first if position == 0 else 1.0) * term
+            total = total + factor * term
         return total
 
     def watched(self, model: nn.Module) -> tuple[str, ...]:
         return tuple(self.statistics)
 
 
-def batch_norm_prior(model: nn.Module, *, weight: float, onset: float = 0.0, first: float = 1.0) -> BatchNormStatistics:
+def batch_norm_prior(model: nn.Module, *, weight: float, onset: float = 0.0, leading: tuple[float, ...] = ()) -> BatchNormStatistics:
     """The prior on a model's own running statistics; refused where it keeps none."""
     statistics = batch_norms(model)
     if not statistics:
         raise Refused("the batch-norm prior needs batch-norm layers with running statistics: the model has none; set batch_norm=0")
-    return BatchNormStatistics(weight=weight, onset=onset, statistics=statistics, first=first)
+    return BatchNormStatistics(weight=weight, onset=onset, statistics=statistics, leading=leading)
 
 
 def batch_norms(model: nn.Module) -> dict[str, Statistics]:

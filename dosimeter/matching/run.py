@@ -110,7 +110,7 @@ class Run:
         matched = recipe.layers.at(progress, self.objective.names)
         names = recipe.layers.ever(self.objective.names) if self.evaluate.one_layer_set else matched
         layers = masks = None
-        if recipe.layer_weights is not None or (self.evaluate.one_layer_set and recipe.layers.at_once is not None):
+        if recipe.layer_weights is not None or (self.evaluate.one_layer_set and recipe.layers.shares > 1):
             given, entered = recipe.layer_weights or {}, set(matched)
             layers = self.constant(*(given.get(name, 1.0) * (name in entered) for name in names))
         if recipe.dropout > 0 and (not final or self.evaluate.one_layer_set):

@@ -35,21 +35,21 @@ class Rate:
 
 @dataclass(frozen=True, kw_only=True)
 class Layers:
-    """Which layers are matched when: all at once, or from the deep end `at_once` tensors more every `every` of the steps.
+    """Which layers are matched when: all at once, or in equal shares from the deep end, one more every `every` of the steps.
 
     hfginv, Stage II, "Stepwise optimization objective". `skipped` are never matched.
     """
 
-    at_once: int | None = None
+    shares: int = 1
     every: float = 1 / 30
     skipped: frozenset[str] = frozenset()
 
     def at(self, progress: float, names: Sequence[str]) -> tuple[str, ...]:
         """The matched layers among `names` (shallow to deep) after a fraction `progress` of the steps."""
         wanted = self.ever(names)
-        if self.at_once is None:
+        if self.shares == 1:
             return wanted
-        entered = self.at_once * (1 + math.floor(progress / self.every + 1e-9))
+        entered = math.ceil(len(wanted) / self.shares) * (1 + math.floor(progress / self.every + 1e-9))
         return wanted[max(0, len(wanted) - entered) :]
 
     def ever(self, names: Sequence[str]) -> tuple[str, ...]:

@@ -70,7 +70,7 @@ def largest_error(one: Evaluation, other: Evaluation) -> float:
 def test_the_functional_form_and_eager_double_backward_agree(train, training, dtype, tolerance) -> None:
     model = seeded(Residual).to(dtype).train(train)
     exposure = dm.observe(model, batch(dtype), training=training)
-    made = recipe(priors=(TotalVariation(weight=0.1), batch_norm_prior(model, weight=1e-3, first=10)))
+    made = recipe(priors=(TotalVariation(weight=0.1), batch_norm_prior(model, weight=1e-3, leading=(10.0,))))
     assert largest_error(evaluated(Eager, exposure, made, 1), evaluated(Functional, exposure, made, 1)) < tolerance
 
 

@@ -45,7 +45,7 @@ def test_batch_norm_statistics_by_hand_through_the_model() -> None:
     assert isinstance(norm, nn.BatchNorm2d)
     norm.running_mean, norm.running_var = torch.tensor([1.0]), torch.tensor([2.0])
     exposure = dm.observe(model, dm.Batch(IMAGE / 5, torch.tensor([0])))
-    prior = batch_norm_prior(model, weight=1.0, first=3.0)
+    prior = batch_norm_prior(model, weight=1.0, leading=(3.0, 5.0))
     recipe = Recipe(distance=SquaredError(), optimiser=Adam(), rate=Rate(start=1), steps=1, priors=(prior,))
     objective = Objective(exposure, recipe, torch.tensor([0]))
     terms = Terms(matching=torch.zeros(()), priors=torch.ones(1))

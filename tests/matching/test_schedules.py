@@ -22,12 +22,21 @@ def test_the_rate_follows_half_a_cosine_after_a_linear_warm_up() -> None:
 
 
 def test_layers_enter_from_the_deep_end_and_skipped_ones_never() -> None:
-    layers = Layers(at_once=2, every=0.25, skipped=frozenset({"a"}))
+    layers = Layers(shares=2, every=0.25, skipped=frozenset({"a"}))
     assert layers.at(0, NAMES) == ("d", "e")
     assert layers.at(0.24, NAMES) == ("d", "e")
     assert layers.at(0.25, NAMES) == ("b", "c", "d", "e")
     assert layers.at(1, NAMES) == ("b", "c", "d", "e")
     assert Layers().at(0, NAMES) == NAMES
+
+
+def test_nine_shares_are_the_published_ten_tensors_of_resnet34_and_end_as_early_in_any_network() -> None:
+    for name, at_first in (("resnet34", 10), ("resnet50", 15), ("mobilenet_v2", 17)):
+        model = MODELS.build(name)
+        names = tuple(name for name, _ in model.named_parameters())
+        layers = Layers(shares=9, skipped=first_block(model))
+        assert len(layers.at(0, names)) == at_first
+        assert layers.at(7.9 / 30, names) != layers.at(8 / 30, names) == layers.ever(names)
 
 
 def test_skipping_everything_skips_nothing() -> None:

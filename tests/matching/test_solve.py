@@ -86,7 +86,7 @@ def test_progress_is_told_with_the_objective() -> None:
 @pytest.mark.parametrize(
     "made",
     [
-        recipe(dropout=0.3, layers=Layers(at_once=2, every=0.2), priors=(TotalVariation(weight=0.1, onset=0.5),), restarts=2),
+        recipe(dropout=0.3, layers=Layers(shares=2, every=0.2), priors=(TotalVariation(weight=0.1, onset=0.5),), restarts=2),
         recipe(distance=SquaredError(), optimiser=LBFGS(history=10), rate=Rate(start=1, shape="constant"), boxed=False, joint_labels=True),
     ],
 )
