@@ -1,9 +1,10 @@
 """What DLG and Inverting Gradients recover of real images, beside their nulls. Needs ../shared/data.
 
     python benchmarks/matching_quality.py dlg --seeds 0 10
-    python benchmarks/matching_quality.py inverting_gradients --model lenet5 --batch 4 --seeds 0 5
+    python benchmarks/matching_quality.py inverting_gradients --model lenet5 --batch 4 --seeds 0 5 [--ring 2]
 
-Every line is one attacked batch: the median and range of PSNR over its samples, after one-to-one assignment.
+Every line is one attacked batch: the median and range of PSNR over its samples, after one-to-one assignment. With `--ring N` each N
+batches have one network, and the guess for one of them is the foreign gradient's null of the one before it: half the time.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=None)
     parser.add_argument("--total-variation", type=float, default=None)
     parser.add_argument("--restarts", type=int, default=1)
+    parser.add_argument("--ring", type=int, default=1)
     parser.add_argument("--path", default="auto")
+    parser.add_argument("--precision", default="fp32")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     options = parser.parse_args()
     dlg(options) if options.what == "dlg" else inverting_gradients(options)
@@ -65,29 +68,33 @@ def inverting_gradients(options: argparse.Namespace) -> None:
     """CIFAR-10 batches with their labels known, beside the mean image and the same attack on a foreign gradient."""
     images, labels = cifar("test")
     mean_image = cifar("train")[0].mean(0, keepdim=True)
+    settings = {"steps": options.steps or 4800, "restarts": options.restarts, "path": options.path, "precision": options.precision}
+    if options.total_variation is not None:
+        settings["total_variation"] = options.total_variation
     gains = []
-    for seed in range(*options.seeds):
-        model = seeded_model(options.model, seed, **({} if options.width is None else {"width": options.width}))
+    for first in range(*options.seeds, options.ring):
+        model = seeded_model(options.model, first, **({} if options.width is None else {"width": options.width}))
         if options.weights:
             load_cifar_weights(model, options.weights)
         model = model.to(options.device)
-        batch = on(options.device, pick(images, labels, seed, options.batch, CIFAR))
-        foreign = on(options.device, pick(images, labels, seed + 1000, options.batch, CIFAR))
-        settings = {"steps": options.steps or 4800, "restarts": options.restarts, "path": options.path}
-        if options.total_variation is not None:
-            settings["total_variation"] = options.total_variation
-        exposure = dm.observe(model, batch, normalization=CIFAR)
-        found, seconds = attacked(exposure, "inverting_gradients", batch.targets, seed, **settings)
-        other, _ = attacked(dm.observe(model, foreign, normalization=CIFAR), "inverting_gradients", foreign.targets, seed, **settings)
-        values = psnr(found, batch)
-        nulls = {
-            "mean image": psnr_of(mean_image.expand(len(values), -1, -1, -1), to_pixels(batch.inputs, CIFAR).cpu()),
-            "foreign": psnr(other, batch),
+        own = range(first, first + options.ring)
+        seeds = [*own] if options.ring > 1 else [first, first + 1000]
+        batches = {seed: on(options.device, pick(images, labels, seed, options.batch, CIFAR)) for seed in seeds}
+        found = {
+            seed: attacked(dm.observe(model, batch, normalization=CIFAR), "inverting_gradients", batch.targets, seed, **settings)
+            for seed, batch in batches.items()
         }
-        best_null = max(float(null.median()) for null in nulls.values())
-        gains.append(float(values.median()) - best_null)
-        shown = ", ".join(f"{name} {float(null.median()):.1f}" for name, null in nulls.items())
-        line(seed, values, seconds, f"nulls: {shown}; gain {gains[-1]:+.1f}; distance {found.distance}; {found.outcome}; {found.message}")
+        for seed, following in zip(own, [*seeds[1:], seeds[0]]):
+            guess, seconds = found[seed]
+            values = psnr(guess, batches[seed])
+            nulls = {
+                "mean image": psnr_of(mean_image.expand(len(values), -1, -1, -1), to_pixels(batches[seed].inputs, CIFAR).cpu()),
+                "foreign": psnr(found[following][0], batches[seed]),
+            }
+            gains.append(float(values.median()) - max(float(null.median()) for null in nulls.values()))
+            shown = ", ".join(f"{name} {float(null.median()):.1f}" for name, null in nulls.items())
+            told = f"nulls: {shown}; gain {gains[-1]:+.1f}; distance {guess.distance}; {guess.outcome}; {guess.message}"
+            line(seed, values, seconds, told)
     print(f"median gain over the best null {np.median(gains):+.2f} dB")
 
 

