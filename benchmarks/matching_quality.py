@@ -66,6 +66,7 @@ def dlg(options: argparse.Namespace) -> None:
 
 def inverting_gradients(options: argparse.Namespace) -> None:
     """CIFAR-10 batches with their labels known, beside the mean image and the same attack on a foreign gradient."""
+    torch.backends.cudnn.allow_tf32 = False  # the client's gradient in full precision; the attack has its own setting
     images, labels = cifar("test")
     mean_image = cifar("train")[0].mean(0, keepdim=True)
     settings = {"steps": options.steps or 4800, "restarts": options.restarts, "path": options.path, "precision": options.precision}
