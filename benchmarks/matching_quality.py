@@ -39,6 +39,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--steps", type=int, default=None)
     parser.add_argument("--total-variation", type=float, default=None)
+    parser.add_argument("--sign", choices=("signed", "raw", "soft"), default="signed")
     parser.add_argument("--restarts", type=int, default=1)
     parser.add_argument("--ring", type=int, default=1)
     parser.add_argument("--path", default="auto")
@@ -69,7 +70,8 @@ def inverting_gradients(options: argparse.Namespace) -> None:
     torch.backends.cudnn.allow_tf32 = False  # the client's gradient in full precision; the attack has its own setting
     images, labels = cifar("test")
     mean_image = cifar("train")[0].mean(0, keepdim=True)
-    settings = {"steps": options.steps or 4800, "restarts": options.restarts, "path": options.path, "precision": options.precision}
+    settings = {"steps": options.steps or 4800, "restarts": options.restarts, "sign": options.sign, "path": options.path}
+    settings["precision"] = options.precision
     if options.total_variation is not None:
         settings["total_variation"] = options.total_variation
     gains = []
