@@ -44,13 +44,17 @@ def recovered_pixels(folder: Path, seed: int) -> Iterator[tuple[str, Tensor]]:
 
 
 def _endings(folder: Path) -> Lines:
-    """From the files' own facts: a distance of 0 is a matched update, 1 a cosine distance that says nothing."""
-    lines: Lines = [("batch", "row", "steps", "seconds", "distance", "outcome", "message")]
+    """From the files' own facts: a distance of 0 is a matched update, 1 a cosine distance that says nothing.
+
+    Where the objective is lower at the photographs than at the end, the attack was not done; where it is higher, the objective misled it.
+    """
+    lines: Lines = [("batch", "row", "steps", "seconds", "distance", "objective", "at the photographs", "outcome", "message")]
     for file in sorted(folder.glob("*-*.safetensors")):
         with safe_open(file, "pt") as stored:
             facts = json.loads(stored.metadata()["facts"])
-        numbers = (f"{facts['seed']}", facts["row"], f"{facts['steps']}", f"{facts['seconds']:.0f}", f"{facts['distance']:.3g}")
-        lines.append((*numbers, facts["outcome"], facts["message"]))
+        ends = ("–" if facts[name] is None else f"{facts[name]:.3g}" for name in ("distance", "objective", "at the photographs"))
+        counts = (f"{facts['seed']}", facts["row"], f"{facts['steps']}", f"{facts['seconds']:.0f}")
+        lines.append((*counts, *ends, facts["outcome"], facts["message"]))
     return lines
 
 
