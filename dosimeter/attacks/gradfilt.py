@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Generator, nn
 
 from dosimeter.attacks.imprint import read_inserted_layer
 from dosimeter.attacks.inverting_gradients import InvertingGradients
+from dosimeter.head import find_head
 from dosimeter.interfaces import ActiveAttack
-from dosimeter.matching.recipe import Path, Precision
+from dosimeter.matching.distances import SquaredError
+from dosimeter.matching.optimisers import Adam
+from dosimeter.matching.priors import TotalVariation
+from dosimeter.matching.recipe import Path, Precision, Recipe
+from dosimeter.matching.schedules import Layers, Rate
+from dosimeter.matching.solve import solve, start_distance
 from dosimeter.options import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from dosimeter.randomness import generator
 from dosimeter.registry import ATTACKS
@@ -23,6 +29,7 @@ from dosimeter.types import Exposure, Knowledge, LabelEstimate, Normalization, O
 BINS_PER_TARGET = 8
 FEWEST_BINS = 128  # the thesis's number
 FUNCTIONALS: tuple[Functional, ...] = ("brightness", "random", "random", "random", "random")
+FADING = (0.1, 1e-3)  # total variation's weight at the start and at the end, as shares of the start's distance
 ROOMY = 1.15  # bins a target sample from which five functionals settle all of them; with fewer bins fewer functionals show more
 
 
@@ -65,6 +72,7 @@ class GradFilt(ActiveAttack):
     seconds: PositiveFloat | None = None
     path: Path = "auto"
     precision: Precision = "fp32"
+    matched: Literal["update", "features"] = "update"  # of the target samples
 
     def tamper(self, model: nn.Module) -> nn.Module:
         shape = self.input_shape or find_input_shape(model)
@@ -97,7 +105,11 @@ class GradFilt(ActiveAttack):
         if isinstance(exposure.model, InsertedLayer):
             found = read_inserted_layer(exposure, exposure.model, of_targets.counts.nonzero().flatten())
         else:
-            found = self._matching()(calibrated, of_targets, rng)
+            found = (
+                self._match_features(calibrated, of_targets, rng)
+                if self.matched == "features"
+                else self._match_update(calibrated, of_targets, rng)
+            )
             if wanted > self.threshold:
                 note += f", more than {self.threshold}: send tamper with expected={wanted} to read them off an inserted layer"
         if any(isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training for m in exposure.model.modules()):
@@ -113,8 +125,9 @@ class GradFilt(ActiveAttack):
         """What the target samples alone would have sent, and their labels."""
         return calibrate(exposure, restore_labels(exposure, self.name))
 
-    def _matching(self) -> InvertingGradients:
-        return InvertingGradients(
+    def _match_update(self, calibrated: Exposure, labels: LabelEstimate, rng: Generator) -> Reconstruction:
+        """Eq. (5.23), with inverting_gradients' total variation."""
+        matching = InvertingGradients(
             steps=self.steps,
             restarts=self.restarts,
             learning_rate=self.learning_rate,
@@ -123,6 +136,37 @@ class GradFilt(ActiveAttack):
             path=self.path,
             precision=self.precision,
         )
+        return matching(calibrated, labels, rng)
+
+    def _match_features(self, calibrated: Exposure, labels: LabelEstimate, rng: Generator) -> Reconstruction:
+        """Inputs whose mean feature in each target class is the client's, while total variation fades."""
+        head = find_head(calibrated)
+        weight = f"{head.name}.weight" if head.name else "weight"
+        recipe = Recipe(
+            distance=SquaredError(relative=True),
+            optimiser=Adam(sign="signed"),
+            rate=Rate(start=self.learning_rate),
+            steps=self.steps,
+            restarts=self.restarts,
+            layers=Layers(skipped=frozenset(calibrated.update) - {weight}),
+            seconds=self.seconds,
+            path=self.path,
+            precision=self.precision,
+        )
+        first, last = (share * start_distance(calibrated, labels, rng, recipe) for share in FADING)
+        return solve(calibrated, labels, rng, replace(recipe, priors=(FadingVariation(weight=first, last=last),)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class FadingVariation(TotalVariation):
+    """Total variation whose weight falls from `weight` to `last`, by the same factor in each of `stairs` stairs."""
+
+    last: float
+    stairs: int = 40
+
+    def weight_at(self, progress: float) -> float:
+        stair = min(int(progress * self.stairs), self.stairs - 1)
+        return self.weight * (self.last / self.weight) ** (stair / (self.stairs - 1))
 
 
 def _nothing(exposure: Exposure, note: str) -> Reconstruction:

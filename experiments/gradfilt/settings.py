@@ -22,6 +22,7 @@ FILES = {
 }
 MODELS = {"F-MNIST": "lenet5", "SVHN": "convnet", "CIFAR-10": "vgg11", "CIFAR-100": "resnet18", "ImageNet": "resnet50"}
 CLASSES = {"CIFAR-100": 100, "ImageNet": 1000}
+STEMS = {"resnet18": "imagenet", "resnet50": "imagenet"}  # for photographs
 QUICK_MODELS = {"resnet18": "resnet20", "resnet50": "resnet20"}
 QUICK_OPTIONS = {"convnet": {"width": 4}, "vgg11": {"hidden": 256}}
 
@@ -63,6 +64,7 @@ def setting(name: str, data: Path, seed: int, *, quick: bool = False, model: str
         "size": images.shape[-1],
         "channels": images.shape[1],
         **(QUICK_OPTIONS.get(chosen, {}) if quick else {}),
+        **({"stem": STEMS[chosen]} if name == "ImageNet" and not quick and chosen in STEMS else {}),
         **({} if width is None else {"width": width}),
     }
     chosen = QUICK_MODELS.get(chosen, chosen) if quick else chosen

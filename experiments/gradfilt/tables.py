@@ -34,7 +34,7 @@ FORMS = {
 
 def table_5_1(arguments: argparse.Namespace) -> None:
     print("Table 5.1, label restoration: InsAcc / ClsAcc at B = 2, 8, 32, 128, 512, least over the seeds (published: 1.0 throughout)")
-    for name in MODELS:
+    for name in arguments.data_sets or MODELS:
         cells: dict[int, list[tuple[float, float]]] = {}
         for seed in range(*arguments.seeds):
             chosen, rng = setting(name, arguments.data, seed, quick=arguments.quick), torch.Generator().manual_seed(seed + 1)
@@ -113,6 +113,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tables", nargs="+", choices=list(TABLES))
     parser.add_argument("--data", type=Path, default=Path("../shared/data"))
+    parser.add_argument("--data-sets", nargs="+", choices=list(MODELS), help="of Table 5.1; all unless given")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--seeds", type=int, nargs=2, default=(0, 5), metavar=("FIRST", "END"))
     parser.add_argument("--device", default="cpu")
