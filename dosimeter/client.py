@@ -124,14 +124,14 @@ def listed(defenses: Sequence[Defense | str] | Defense | str) -> Sequence[Defens
 
 def check_exposure(exposure: Exposure) -> None:
     """Refuse an update that does not fit its model, or that is not finite."""
-    shapes = {name: tuple(parameter.shape) for name, parameter in exposure.model.named_parameters()}
+    parameters = dict(exposure.model.named_parameters())
     if not exposure.update:
         raise ValueError("update: the client sent no layer at all")
     for name, change in exposure.update.items():
-        if name not in shapes:
+        if name not in parameters:
             raise ValueError(f"update: the model has no parameter {name!r}")
-        if tuple(change.shape) != shapes[name]:
-            raise ValueError(f"update.{name}: expected shape {shapes[name]} as in the model, got {tuple(change.shape)}")
+        if change.shape != parameters[name].shape:
+            raise ValueError(f"update.{name}: expected shape {tuple(parameters[name].shape)} as in the model, got {tuple(change.shape)}")
         if not math.isfinite(float(change.sum())) and not torch.isfinite(change).all():  # a finite sum is proof, and cheaper
             raise ValueError(f"update.{name}: has NaN or infinite entries; the loss or the training diverged on this batch")
 

@@ -75,8 +75,8 @@ def locate_head(model: nn.Module, input_shape: tuple[int, ...], allow_shift: boo
 
 
 def _known(model: nn.Module, input_shape: tuple[int, ...], allow_shift: bool) -> tuple[str, bool, bool]:
-    proofs = _proofs(model)
-    question = (tuple(input_shape), allow_shift, any(module.training for module in model.modules()))
+    proofs, training = _proofs(model)
+    question = (tuple(input_shape), allow_shift, training)
     if question not in proofs:
         proofs[question] = _proved(model, input_shape, allow_shift)
     return proofs[question]
@@ -85,26 +85,36 @@ def _known(model: nn.Module, input_shape: tuple[int, ...], allow_shift: bool) ->
 def copy_of(model: nn.Module) -> nn.Module:
     """A deep copy that shares what is proved of the model, so that a server with many updates of one model proves it once."""
     twin = copy.deepcopy(model)
-    _KNOWN[twin] = (_state(twin), _proofs(model))
+    _KNOWN[twin] = (_state(twin)[0], _proofs(model)[0])
     return twin
 
 
-def _proofs(model: nn.Module) -> Proofs:
-    state = _state(model)
+def _proofs(model: nn.Module) -> tuple[Proofs, bool]:
+    """What is proved of the model as it is, and whether anything in it is in train mode."""
+    state, training = _state(model)
     known = _KNOWN.get(model)
     if known is None or known[0] != state:
         _KNOWN[model] = known = (state, {})
-    return known[1]
+    return known[1], training
 
 
-def _state(model: nn.Module) -> list[object]:
-    """Which modules and tensors a model consists of, and how often each tensor was written to."""
+def _state(model: nn.Module) -> tuple[list[object], bool]:
+    """Which modules and tensors a model consists of and how often each tensor was written to; and whether any module is in train mode."""
     state: list[object] = []
-    for module in model.modules():
+    training, met = False, set()
+    waiting: list[nn.Module | None] = [model]
+    while waiting:  # by hand, as every recovery asks, and `modules()` also spells out names
+        module = waiting.pop()
+        if module is None or id(module) in met:
+            continue
+        met.add(id(module))
         state.append(id(module))
+        training |= module.training
         for tensor in (*module._parameters.values(), *module._buffers.values()):
-            state.append((id(tensor), None if tensor is None or tensor.is_inference() else tensor._version))
-    return state
+            state.append(id(tensor))
+            state.append(None if tensor is None or tensor.is_inference() else tensor._version)
+        waiting.extend(module._modules.values())
+    return state, training
 
 
 def _proved(model: nn.Module, input_shape: tuple[int, ...], allow_shift: bool) -> tuple[str, bool, bool]:

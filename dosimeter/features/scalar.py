@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Generator
@@ -46,15 +47,19 @@ class Scalar(FeatureRecovery):
             raise Refused("scalar needs a gradient that is not zero: here the model predicts the label exactly")
         problem, found = solve(head, loss.temperature, self.family, self.use_bias)
         outcome, message = verdict(found, problem)
-        dtype = torch.promote_types(head.weight_gradient.dtype, torch.float32)
-        certain = found.spreads[:1] < CERTAIN
+        options: dict[str, Any] = {
+            "dtype": torch.promote_types(head.weight_gradient.dtype, torch.float32),
+            "device": head.weight_gradient.device,
+        }
+        label = torch.as_tensor(found.labels[:1], **options)
+        certain = torch.as_tensor(found.spreads[:1] < CERTAIN, device=label.device)
         return FeatureEstimate(
-            features=(problem.row[None] / found.errors[0]).to(dtype),
-            labels=found.labels[:1].argmax(1),
-            residual=found.residuals[:1].to(dtype),
+            features=torch.as_tensor(problem.row / found.errors[0], **options)[None],
+            labels=torch.as_tensor(found.labels[:1].argmax(1), device=label.device),
+            residual=torch.as_tensor(found.residuals[:1], **options),
             certified=certain if outcome is Outcome.COMPLETED else torch.zeros_like(certain),
-            error_bar=found.spreads[:1].to(dtype),
-            soft=found.labels[:1].to(dtype),
+            error_bar=torch.as_tensor(found.spreads[:1], **options),
+            soft=label,
             batch_size=1,
             outcome=outcome,
             message=message,

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Generator
 
-from dosimeter.analytic.scalar_search import Candidates, Family, ScalarProblem, scalar_problem, solve, verdict
+from dosimeter.analytic.scalar_search import Candidates, Family, ScalarProblem, on_host, scalar_problem, solve, verdict
 from dosimeter.head import Head, find_head
 from dosimeter.interfaces import LabelRecovery
 from dosimeter.labels.counting import nothing_to_read
@@ -71,18 +72,18 @@ class SoftScalar(LabelRecovery):
 
 
 def _published(head: Head, temperature: float, family: Family, rng: Generator) -> tuple[ScalarProblem, Candidates]:
-    gradient = head.weight_gradient
-    assert gradient is not None
-    row = int(gradient.sum(1).abs().argmax())
-    problem = scalar_problem(head, temperature, family, row)
-    largest = gradient[row].abs().argmax()
-    return problem, published_search(problem, gradient[:, largest].double() / gradient[row, largest].double(), rng)
+    assert head.weight_gradient is not None
+    gradient = on_host(head.weight_gradient)
+    row = int(np.abs(gradient.sum(1)).argmax())
+    problem = scalar_problem(head, gradient, temperature, family, row)
+    largest = np.abs(gradient[row]).argmax()
+    return problem, published_search(problem, gradient[:, largest] / np.float64(gradient[row, largest]), rng)
 
 
 def _estimate(problem: ScalarProblem, found: Candidates, head: Head) -> LabelEstimate:
     gradient = head.weight_gradient
     assert gradient is not None
-    label = found.labels[0]
+    label = torch.from_numpy(found.labels[0]).to(gradient.device)
     outcome, message = verdict(found, problem)
     if outcome is Outcome.PARTIAL and problem.family == "one_hot" and not found.read:
         # Where the softmax saturates, signs still name the label, though no feature.
@@ -91,14 +92,18 @@ def _estimate(problem: ScalarProblem, found: Candidates, head: Head) -> LabelEst
         message = "no scalar makes a one-hot label of this gradient; the one row that points against the others names the class"
         if int((against > 0).sum()) > 1:
             message = f"no one-hot label fits: {int((against > 0).sum())} rows point against the others, the longest of which is taken"
-    winner, error = label.argmax(), found.errors[0]
+    winner, error, error_bar = label.argmax(), float(found.errors[0]), float(found.error_bars[0])
     return LabelEstimate(
         counts=torch.zeros_like(label, dtype=torch.long).index_fill_(0, winner, 1),
         labels=winner[None],
         soft=label[None].to(gradient.dtype),
         scores=label,
-        certified=outcome is Outcome.COMPLETED and float(found.error_bars[0]) < CERTAIN,
+        certified=outcome is Outcome.COMPLETED and error_bar < CERTAIN,
         outcome=outcome,
         message=message,
-        details={"scalar": 1 / error, "features": (problem.row / error)[None], "error_bar": found.error_bars[0]},
+        details={
+            "scalar": label.new_tensor(1 / error),
+            "features": torch.from_numpy(problem.row / error)[None].to(gradient.device),
+            "error_bar": label.new_tensor(error_bar),
+        },
     )

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 
+import numpy as np
 import torch
 from torch import Generator, Tensor
 from torch.nn.functional import softmax
 
-from dosimeter.analytic.scalar_search import Candidates, Family, ScalarProblem
+from dosimeter.analytic.scalar_search import Array, Candidates, Family, ScalarProblem
 
 FOUND = 1e-9  # of 1000 × the variance
 DESCENTS, BOUND = 100, 100.0  # steps of L-BFGS for each sign, and the largest |λ| they may reach
@@ -19,29 +20,30 @@ WIDTHS: dict[Family, tuple[float, ...]] = {"smoothing": (5, 4, 20, 20), "mixup":
 Objective = Callable[[Tensor], Tensor]
 
 
-def published_search(problem: ScalarProblem, column: Tensor, rng: Generator) -> Candidates:
+def published_search(problem: ScalarProblem, column: Array, rng: Generator) -> Candidates:
     """Algorithms 1 and 2 with the released code's constants: λ is what the row, divided by SCALES, is multiplied with.
 
     `column` (C,) holds ∇W_i / ∇W_r at the coordinate where |g_r| is largest, from which the paper reads the ratios.
     """
     scale = SCALES[problem.family]
+    pull, bias, ratios = (torch.from_numpy(values) for values in (problem.pull, problem.bias, column))
 
     def loss(guess: Tensor) -> Tensor:
-        probabilities = softmax((guess / scale * problem.pull + problem.bias) / problem.temperature, 0)
-        label = probabilities - problem.temperature * scale / guess * column
+        probabilities = softmax((guess / scale * pull + bias) / problem.temperature, 0)
+        label = probabilities - problem.temperature * scale / guess * ratios
         return 1000 * label.topk(len(label) - problem.free, largest=False, sorted=False).values.var(correction=0)
 
-    guess, value = _descended(loss, problem.pull)
+    guess, value = _descended(loss, pull)
     if value >= FOUND:
-        flown, swarm_value = _flown(loss, WIDTHS[problem.family], rng, problem.pull)
+        flown, swarm_value = _flown(loss, WIDTHS[problem.family], rng, pull)
         if swarm_value < value:
             guess, value = flown, swarm_value
-    errors = (scale / guess)[None]
-    unknown = torch.full_like(errors, torch.nan)
+    errors = np.array([scale / float(guess)])
+    unknown = np.full_like(errors, np.nan)
     return Candidates(
         errors=errors,
         labels=problem.labels(errors),
-        residuals=torch.full_like(errors, value),
+        residuals=np.full_like(errors, value),
         floors=unknown,
         spreads=unknown,
         error_bars=unknown,
