@@ -18,10 +18,10 @@ from dosimeter.head import locate_head
 from dosimeter.interfaces import ActiveAttack, Attack, Defense, FeatureRecovery, LabelRecovery, Loss, Training
 from dosimeter.losses import CrossEntropy
 from dosimeter.matching.checkpoints import FOLDER, keeping
+from dosimeter.needs import check_needs
 from dosimeter.progress import Listener, listening
 from dosimeter.records import FILE_NAME, exclusive, read_records, write_record
 from dosimeter.registry import ATTACKS, DEFENSES, FEATURES, LABELS, LOSSES, TRAININGS, Registry, options_of
-from dosimeter.server import check_needs
 from dosimeter.subjects import DataConfig, ModelConfig, subject_from
 from dosimeter.training import FedSGD
 from dosimeter.types import Batch, Exposure, Knowledge, Normalization, Outcome, Record, Refused

@@ -105,10 +105,14 @@ def run(
         started = time.perf_counter()
         try:
             found = _of_private_samples(_attack(exposure, measurement, subject.batch.targets), measurement.defenses)
+            if found.outcome is Outcome.IMPOSSIBLE:
+                raise Refused(found.message)
         except Refused as refusal:
             if raise_refusals:
                 raise
             return failed(subject, measurement, Outcome.IMPOSSIBLE, str(refusal))
+        if found.outcome is Outcome.CRASHED:
+            return failed(subject, measurement, Outcome.CRASHED, found.message)
         seconds = time.perf_counter() - started
         foreign = _attack_foreign(subject, measurement)
         scores = _score(subject, exposure, found, foreign)

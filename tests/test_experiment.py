@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -47,6 +49,21 @@ def test_the_foreign_null_uses_another_batch(subject):
     assert not torch.equal(subject.batch.inputs, subject.foreign.inputs)
     record = run(subject, Measurement(attack=dm.attack("inverting_gradients", steps=300)))
     assert max(record.nulls["foreign"]["psnr"]) < min(record.metrics["psnr"])
+
+
+def test_an_attack_that_could_not_run_is_impossible_here_and_never_scored(subject):
+    blind = replace(subject, model=torch.nn.Sequential(Detached(), subject.model).eval())
+    measurement = Measurement(attack=dm.attack("inverting_gradients", steps=2))
+    record = run(blind, measurement)
+    assert (record.verdict, record.outcome, record.metrics) == ("impossible here", "impossible", {})
+    assert "slope at the inputs is 0" in record.reason
+    with pytest.raises(Refused, match="slope at the inputs is 0"):
+        run(blind, measurement, raise_refusals=True)
+
+
+class Detached(torch.nn.Module):
+    def forward(self, inputs):
+        return inputs.detach()
 
 
 def test_a_refusal_is_a_finding_or_raised(subject):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import math
 import os
 import time
 from collections.abc import Iterator
@@ -38,6 +39,8 @@ _keeper: ContextVar[Keeper | None] = ContextVar("keeper", default=None)
 @contextmanager
 def keeping(folder: str | Path | None, every: float | None = None) -> Iterator[None]:
     """Attacks inside this block write checkpoints and a preview into `folder`, and resume from what they find there; None: they do not."""
+    if every is not None and not 0 <= every < math.inf:
+        raise ValueError(f"checkpoint every: expected seconds, 0 or more, got {every}")
     token = _keeper.set(None if folder is None else Keeper(Path(folder), EVERY if every is None else every))
     try:
         yield
@@ -48,11 +51,11 @@ def keeping(folder: str | Path | None, every: float | None = None) -> Iterator[N
 class Checkpoint:
     """The checkpoint of one run, under a name that depends on everything that the run depends on."""
 
-    def __init__(self, exposure: Exposure, recipe: Recipe, start: Tensor) -> None:
+    def __init__(self, exposure: Exposure, recipe: Recipe, start: Tensor, targets: Tensor | None) -> None:
         keeper = _keeper.get()
         self.every = keeper.every if keeper else 0.0
         self.normalization = exposure.public.normalization
-        self.file = keeper.folder / f"matching-{_fingerprint(exposure, recipe, start)}.safetensors" if keeper else None
+        self.file = keeper.folder / f"matching-{_fingerprint(exposure, recipe, start, targets)}.safetensors" if keeper else None
         self.last = time.monotonic()
 
     def load(self, device: torch.device) -> dict[str, Tensor] | None:
@@ -101,9 +104,11 @@ def write_preview(samples: Tensor, normalization: Normalization, file: Path) -> 
     Image.fromarray(grid.permute(1, 2, 0).numpy()).save(file)
 
 
-def _fingerprint(exposure: Exposure, recipe: Recipe, start: Tensor) -> str:
-    """Of the recipe, the update, the model and the start, the last of which stands for the seed and the labels."""
-    digest = hashlib.sha256(repr(dataclasses.replace(recipe, seconds=None)).encode())
-    for tensor in (*exposure.update.values(), *exposure.model.state_dict().values(), start):
-        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+def _fingerprint(exposure: Exposure, recipe: Recipe, start: Tensor, targets: Tensor | None) -> str:
+    """Of the recipe, the protocol, the update, the model, the labels and the start, the last of which stands for the seed."""
+    public = exposure.public
+    digest = hashlib.sha256(repr((dataclasses.replace(recipe, seconds=None), public.training, public.loss, public.train_mode)).encode())
+    labels = () if targets is None else (targets,)
+    for tensor in (*exposure.update.values(), *exposure.model.state_dict().values(), *labels, start):
+        digest.update(tensor.detach().cpu().flatten().contiguous().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()[:16]

@@ -36,10 +36,9 @@ def choose(exposure: Exposure, objective: Objective, guess: Guess, variables: Te
     if not objective.replayable:
         return _noted(Eager(objective), f"{objective.public.training.name} has no functional form, so the run was eager")
     normed = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in exposure.model.modules())
-    exact = len(variables) == 1 or normed or batching_is_exact(exposure, objective.recipe, guess, variables)
-    note = "" if exact else "restarts ran one by one, as PyTorch differentiates this model wrongly side by side"
+    note = "" if len(variables) == 1 or normed else reason_against_batching(exposure, objective.recipe, guess, variables)
     # vmap has no batching rule for batch norm: slow in eval mode, wrong in train mode
-    together = len(variables) == 1 or (exact and not normed)
+    together = len(variables) == 1 or not (note or normed)
 
     def way(kind: type[Evaluator]) -> Evaluator:
         return kind(objective) if together else OneByOne(kind(objective))
@@ -52,23 +51,29 @@ def choose(exposure: Exposure, objective: Objective, guess: Guess, variables: Te
     return _noted(WithFallback(ladder), note)
 
 
-def batching_is_exact(exposure: Exposure, recipe: Recipe, guess: Guess, variables: Tensor) -> bool:
-    """Whether two restarts side by side have the gradients that each has alone, tried in double precision.
+def reason_against_batching(exposure: Exposure, recipe: Recipe, guess: Guess, variables: Tensor) -> str:
+    """Why two restarts side by side would not have the gradients that each has alone, tried in double precision, or nothing.
 
     `torch.func.vmap` gives wrong second derivatives, without a word, through layer norm, instance norm and batch norm in train
     mode (PyTorch 2.13: off by 1e-3 to 1e-1); and a model that draws random numbers differs anyhow.
     """
+    one_by_one = "restarts ran one by one, as"
     objective = in_double_precision(exposure, recipe, guess)
     inputs, logits = guess.unpack(variables[:2].double())
     terms = Terms(matching=inputs.new_ones(()), priors=inputs.new_ones(len(recipe.priors)))
     try:
         with torch.random.fork_rng(devices=[inputs.device] if inputs.is_cuda else []):
             alone = Eager(objective)(inputs, logits, objective.names, terms)
+            again = Eager(objective)(inputs, logits, objective.names, terms)
             together = Functional(objective)(inputs, logits, objective.names, terms)
-    except Exception:  # a model that cannot be traced is found out, and told of, where it is first evaluated
-        return False
-    error = (alone.inputs - together.inputs).abs().max()
-    return bool(error <= 1e-8 * alone.inputs.abs().max())
+    except Exception:  # what else cannot be traced is found out, and told of, where it is first evaluated
+        return f"{one_by_one} this model cannot be traced side by side"
+    bound = 1e-8 * alone.inputs.abs().max()
+    if bool((alone.inputs - again.inputs).abs().max() > bound):
+        return f"{one_by_one} this model draws random numbers"
+    if bool((alone.inputs - together.inputs).abs().max() > bound):
+        return f"{one_by_one} PyTorch differentiates this model wrongly side by side"
+    return ""
 
 
 class OneByOne(Evaluator):

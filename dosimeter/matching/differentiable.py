@@ -1,14 +1,18 @@
-"""Whether a model's own backward passes can be differentiated again, found out before they mislead an attack."""
+"""Whether a model's gradient can be differentiated again, found out before it misleads an attack, and what is done so that it can."""
 
 from __future__ import annotations
 
 import copy
 import dataclasses
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 from torch.func import functional_call
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from dosimeter.matching.distances import SquaredError
 from dosimeter.matching.guess import Guess
 from dosimeter.matching.objective import Objective, Terms
 from dosimeter.matching.paths import Eager, Evaluation
@@ -17,13 +21,53 @@ from dosimeter.training import copied_buffers, leaves
 from dosimeter.types import Exposure
 
 
-def reason_against(exposure: Exposure, recipe: Recipe, guess: Guess, variables: Tensor) -> str:
-    """Why the gradient of the matching objective would be wrong here, or nothing.
+@contextmanager
+def twice_differentiable() -> Iterator[None]:
+    """Attention by plain matrix products: its fused kernels have no second derivative, those of whole encoder layers not even a first."""
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
 
-    Autograd skips without a word a custom function that is differentiable only once. So where the model has custom functions, the
-    objective's slope along its own gradient is compared with a difference quotient, in double precision.
-    """
+
+def in_single_precision(exposure: Exposure) -> Exposure:
+    """The exposure with a half-precision model and update as single ones: squares of gradients leave half precision's range."""
+    half = (torch.float16, torch.bfloat16)
+    if not any(tensor.dtype in half for tensor in (*exposure.model.parameters(), *exposure.update.values())):
+        return exposure
+    update = {name: change.float() if change.dtype in half else change for name, change in exposure.update.items()}
+    return dataclasses.replace(exposure, model=copy.deepcopy(exposure.model).float(), update=update)
+
+
+def reason_against(exposure: Exposure, recipe: Recipe, guess: Guess, variables: Tensor) -> str:
+    """Why the gradient of the matching objective would be wrong here, or nothing."""
     inputs, logits = guess.unpack(variables[:1])
+    return _reason_in_custom_functions(exposure, recipe, guess, inputs, logits) or _reason_in_slope(exposure, recipe, guess, inputs, logits)
+
+
+def _reason_in_slope(exposure: Exposure, recipe: Recipe, guess: Guess, inputs: Tensor, logits: Tensor | None) -> str:
+    """A model that rounds or detaches its inputs has a slope of exactly 0 at all of them: no step would ever be taken.
+
+    Tried at the start and at its mirror image in the data range, since a start may hit upon units that are all off.
+    """
+    objective = Objective(exposure, dataclasses.replace(recipe, distance=SquaredError(), priors=()), guess.targets)
+    terms = Terms(matching=inputs.new_ones(()), priors=inputs.new_zeros(0))
+    for at in (inputs, guess.low + guess.high - inputs):
+        evaluation = Eager(objective)(at, logits, objective.names, terms)
+        if bool(evaluation.inputs.any()) or not bool(torch.isfinite(evaluation.objective).all()):
+            return ""
+    return "the update's slope at the inputs is 0 wherever they are: the model rounds, cuts or detaches them, and no step can follow it"
+
+
+def _reason_in_custom_functions(exposure: Exposure, recipe: Recipe, guess: Guess, inputs: Tensor, logits: Tensor | None) -> str:
+    """Autograd skips without a word a custom function that is differentiable only once.
+
+    So where the model has custom functions, the objective's slope along its own gradient is compared with a difference quotient, in
+    double precision.
+    """
     custom = _custom_functions(exposure, inputs[0])
     if not custom:
         return ""

@@ -11,6 +11,7 @@ from torch import Generator, Tensor, nn
 from dosimeter.head import find_head
 from dosimeter.matching.distances import Distance
 from dosimeter.matching.priors import Prior, Seen
+from dosimeter.needs import check_needs
 from dosimeter.randomness import generator
 from dosimeter.registry import FEATURES
 from dosimeter.types import Exposure, FeatureEstimate, LabelEstimate, Reconstruction, Refused
@@ -79,7 +80,9 @@ def _recovered(method: str, exposure: Exposure, labels: LabelEstimate | None, rn
         features = labels.details["features"]
         return features, torch.arange(len(features), device=features.device)
     own = generator(rng.initial_seed(), f"features {method}", rng.device)
-    estimate = FEATURES.build(method)(exposure, labels, own)
+    recovery = FEATURES.build(method)
+    check_needs(recovery, exposure, labels)
+    estimate = recovery(exposure, labels, own)
     certified = estimate.certified.nonzero()[:, 0]
     slots, rows = _slots(estimate, certified, labels)
     if len(rows) == 0:

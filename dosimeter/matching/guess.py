@@ -52,6 +52,8 @@ def make_guess(exposure: Exposure, labels: LabelEstimate | None, recipe: Recipe)
         raise Refused("labels: pass labels=dm.recover_labels(exposure, ...) or a tensor, or let the attack optimise them")
     else:
         targets = labels.labels.to(like.device) if labels.soft is None else labels.soft.to(like)
+        if labels.soft is not None and public.loss.shift_invariant and not bool((targets.sum(1) > 0).all()):
+            raise Refused(f"labels: a soft label of {public.loss.name} shares out a positive weight, and one of these is 0 in every class")
     low, high = input_bounds(public.normalization, like.new_zeros(size, *public.input_shape))
     return Guess(shape=(size, *public.input_shape), classes=public.classes, targets=targets, low=low, high=high)
 

@@ -105,13 +105,11 @@ def batch_norm_prior(model: nn.Module, *, weight: float, onset: float = 0.0, lea
 
 
 def batch_norms(model: nn.Module) -> dict[str, Statistics]:
-    """The running statistics of every batch norm that keeps them, by module name."""
-    return {
-        name: (
-            module.running_mean.detach().clone(),
-            module.running_var.detach().clone(),
-            (module.running_var.detach() + module.eps).sqrt(),
-        )
-        for name, module in model.named_modules()
-        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_mean is not None and module.running_var is not None
-    }
+    """The running statistics of every batch norm that keeps them, by module name, in single precision at least."""
+    found = {}
+    for name, module in model.named_modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_mean is not None and module.running_var is not None:
+            dtype = torch.promote_types(module.running_var.dtype, torch.float32)
+            mean, variance = (buffer.detach().to(dtype, copy=True) for buffer in (module.running_mean, module.running_var))
+            found[name] = (mean, variance, (variance + module.eps).sqrt())
+    return found

@@ -13,8 +13,10 @@ from dosimeter.matching.checkpoints import Checkpoint
 from dosimeter.matching.choice import choose
 from dosimeter.matching.compiled import precision
 from dosimeter.matching.consistency import with_consistency
+from dosimeter.matching.differentiable import in_single_precision, twice_differentiable
 from dosimeter.matching.guess import draw_start, make_guess
 from dosimeter.matching.objective import Objective, Terms
+from dosimeter.matching.optimisers import State
 from dosimeter.matching.paths import Eager, Evaluation, Evaluator
 from dosimeter.matching.recipe import Recipe
 from dosimeter.progress import advance
@@ -29,7 +31,8 @@ class Run:
     def __init__(
         self, exposure: Exposure, labels: LabelEstimate | None, rng: Generator, recipe: Recipe, start: Tensor | None = None
     ) -> None:
-        self.exposure, self.recipe, self.rng = exposure, recipe, rng
+        self.exposure = exposure = in_single_precision(exposure)
+        self.recipe, self.rng = recipe, rng
         self.guess = make_guess(exposure, labels, recipe)
         self.objective = Objective(exposure, recipe, self.guess.targets)
         self.device = self.guess.low.device
@@ -38,14 +41,14 @@ class Run:
             self.variables[:, : start.numel()] = start.detach().flatten().to(self.variables)
         if recipe.boxed:
             self.variables = self.guess.boxed(self.variables)
-        self.state = recipe.optimiser.start(self.variables)
+        self.state: State = {}
         self.best = self.variables.clone()  # (R, D)
         self.best_objective = self.variables.new_full((recipe.restarts,), torch.inf)  # since the objective last changed
         self.alive = torch.ones(recipe.restarts, dtype=torch.bool, device=self.device)
         self.dropped: list[float] = []  # the objectives of the restarts that the trial ended
         self.constants: dict[tuple[float, ...], Tensor] = {}
         self.evaluate: Evaluator = Eager(self.objective)
-        self.checkpoint = Checkpoint(exposure, recipe, self.variables)
+        self.checkpoint = Checkpoint(exposure, recipe, self.variables, self.guess.targets)
         self.step = 0
         self.resumed = 0  # the step at which a killed run of the same attack was taken up
         self.improved, self.record = 0, torch.inf  # when the objective last got clearly better, and what it was
@@ -59,6 +62,7 @@ class Run:
 
     def optimise(self) -> None:
         recipe, began = self.recipe, time.monotonic()
+        self.state = recipe.optimiser.start(self.variables)
         self.resume()
         self.evaluate = choose(self.exposure, self.objective, self.guess, self.variables)
         phase = self.phase((self.step - 1) / recipe.steps) if self.step else None
@@ -196,7 +200,7 @@ class Run:
         """The final objective, prior included, at somebody else's inputs and targets."""
         names, terms = self.terms(1.0, final=True)
         objective = Objective(self.exposure, self.recipe, targets.to(self.device))
-        with own_random_numbers(self.rng, self.device), precision(self.recipe.precision):
+        with surroundings(self):
             return float(Eager(objective)(inputs[None].to(self.variables), None, names, terms).objective[0])
 
     def gave_up(self, outcome: Outcome, message: str) -> Reconstruction:
@@ -258,7 +262,14 @@ class Run:
 
 
 @contextmanager
-def own_random_numbers(rng: Generator, device: torch.device) -> Iterator[None]:
+def surroundings(run: Run) -> Iterator[None]:
+    """What every evaluation of a run stands in: random numbers of its own, its precision, and layers in forms of two derivatives."""
+    with _own_random_numbers(run.rng, run.device), precision(run.recipe.precision), twice_differentiable():
+        yield
+
+
+@contextmanager
+def _own_random_numbers(rng: Generator, device: torch.device) -> Iterator[None]:
     """Dropout in the model draws from the global generator: give it numbers of ours, and put the caller's back."""
     seed = int(torch.randint(2**62, (), generator=rng, device=rng.device))
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):

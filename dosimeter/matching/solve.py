@@ -9,11 +9,10 @@ import torch
 from torch import Generator, Tensor
 
 from dosimeter.matching.choice import first_line
-from dosimeter.matching.compiled import precision
 from dosimeter.matching.differentiable import reason_against
 from dosimeter.matching.paths import Eager
 from dosimeter.matching.recipe import Recipe
-from dosimeter.matching.run import PULSE, Run, own_random_numbers
+from dosimeter.matching.run import PULSE, Run, surroundings
 from dosimeter.types import Exposure, LabelEstimate, Outcome, Reconstruction
 
 
@@ -28,8 +27,8 @@ def solve(
     if all(not bool(change.any()) for change in run.objective.target.values()):
         return run.gave_up(Outcome.IMPOSSIBLE, "the update is zero in every layer: it says nothing about the inputs")
     try:
-        with own_random_numbers(rng, run.device), precision(recipe.precision):
-            reason = reason_against(exposure, recipe, run.guess, run.variables)
+        with surroundings(run):
+            reason = reason_against(run.exposure, recipe, run.guess, run.variables)
             if reason:
                 return run.gave_up(Outcome.IMPOSSIBLE, reason)
             rounds, left = [], recipe
@@ -40,8 +39,18 @@ def solve(
         best = min(rounds, key=lambda found: found.objective)
         told = f"the best of {len(rounds)} rounds, each begun anew where the one before it stalled" if len(rounds) > 1 else ""
         return replace(best, message="; ".join(part for part in (best.message, told) if part))
-    except (RuntimeError, NotImplementedError) as error:
-        return run.gave_up(Outcome.IMPOSSIBLE, f"the model's gradient cannot be differentiated once more: {first_line(error)}")
+    except (RuntimeError, NotImplementedError, MemoryError) as error:
+        return run.gave_up(*_told(error))
+
+
+def _told(error: Exception) -> tuple[Outcome, str]:
+    """What an error in the middle of an attack says: of the model, of the machine, or of neither."""
+    line = first_line(error)
+    if isinstance(error, MemoryError | torch.OutOfMemoryError) or any(words in line for words in ("allocate memory", "out of memory")):
+        return Outcome.CRASHED, f"out of memory; fewer restarts, a smaller batch or smaller images would need less: {line}"
+    if any(word in line for word in ("derivative", "differentia", "backward", "grad", "inplace")):
+        return Outcome.IMPOSSIBLE, f"the model's gradient cannot be differentiated once more: {line}"
+    return Outcome.CRASHED, f"stopped by an error of the model or of PyTorch: {line}"
 
 
 def _left(run: Run, seconds: float) -> Recipe | None:
@@ -62,7 +71,7 @@ def start_distance(exposure: Exposure, labels: LabelEstimate | None, rng: Genera
     run = Run(exposure, labels, own, recipe)
     names, terms = run.terms(0.0)
     try:
-        with own_random_numbers(own, run.device), precision(recipe.precision):
+        with surroundings(run):
             distance = Eager(run.objective)(*run.guess.unpack(run.variables), names, terms).distance
     except (RuntimeError, NotImplementedError):  # what cannot be differentiated is found out, and told of, by `solve`
         return 1.0

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 import dosimeter as dm
-from dosimeter.matching.choice import Measured, WithFallback, batching_is_exact, choose
+from dosimeter.matching.choice import Measured, WithFallback, choose, reason_against_batching
 from dosimeter.matching.compiled import Captured, Compiled
 from dosimeter.matching.distances import Cosine, SquaredError
 from dosimeter.matching.guess import draw_start, make_guess
@@ -90,7 +90,7 @@ def test_restarts_side_by_side_have_the_gradients_of_each_alone_where_batching_i
     made = recipe(restarts=3)
     guess = make_guess(exposure, dm.LabelEstimate(counts=torch.zeros(5), labels=batch().targets), made)
     start = draw_start(guess, None, made, torch.Generator().manual_seed(0))
-    assert batching_is_exact(exposure, made, guess, start)
+    assert reason_against_batching(exposure, made, guess, start) == ""
     assert largest_error(evaluated(Eager, exposure, made, 3), evaluated(Functional, exposure, made, 3)) < 1e-10
 
 
@@ -107,7 +107,7 @@ def test_restarts_run_one_by_one_where_the_framework_differentiates_them_wrongly
     start = draw_start(guess, None, made, torch.Generator().manual_seed(0))
     right, together = evaluated(Eager, exposure, made, 2), evaluated(Functional, exposure, made, 2)
     wrong = largest_error(right, together) > 1e-8
-    assert batching_is_exact(exposure, made, guess, start) is not wrong
+    assert ("wrongly side by side" in reason_against_batching(exposure, made, guess, start)) is wrong
     objective = Objective(exposure, made, guess.targets)
     chosen = choose(exposure, objective, guess, start)
     inputs, _ = guess.unpack(start)

@@ -129,6 +129,61 @@ def test_another_seed_does_not_resume_from_this_ones_checkpoint_and_a_torn_one_i
         assert first[0] == 0
 
 
+def test_other_labels_do_not_resume_from_these_ones_checkpoint(tmp_path: Path) -> None:
+    exposure, labels = exposed()
+    others = dataclasses.replace(labels, labels=torch.tensor([0, 2]))
+    soft = dataclasses.replace(labels, soft=torch.full((2, 5), 0.2))
+
+    def kill(done: int, total: int, note: str) -> None:
+        if done >= 20:
+            raise KeyboardInterrupt
+
+    with keeping(tmp_path, every=0), pytest.raises(KeyboardInterrupt), listening(kill):
+        run(recipe(), exposure, labels)
+    for given, begun in ((others, 0), (soft, 0), (labels, 20)):
+        first: list[int] = []
+        with keeping(tmp_path, every=1e9), listening(lambda done, total, note, seen=first: seen.append(done)):
+            run(recipe(), exposure, given)
+        assert first[0] == begun
+
+
+@pytest.mark.parametrize("every", [-1.0, float("nan"), float("inf")])
+def test_checkpoints_at_no_time_are_refused(every: float, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="expected seconds, 0 or more"), keeping(tmp_path, every):
+        pass
+
+
+def test_a_soft_label_that_is_nothing_is_refused() -> None:
+    exposure, labels = exposed()
+    with pytest.raises(dm.Refused, match="0 in every class"):
+        run(recipe(), exposure, dataclasses.replace(labels, soft=torch.tensor([[0.0] * 5, [0.2] * 5])))
+
+
+def test_an_error_in_the_middle_says_whether_the_model_or_the_machine_is_to_blame(monkeypatch: pytest.MonkeyPatch) -> None:
+    exposure, labels = exposed()
+    told = {
+        "[enforce fail] DefaultCPUAllocator: can't allocate memory": (dm.Outcome.CRASHED, "out of memory; fewer restarts"),
+        "derivative for aten::_made_up_backward is not implemented": (dm.Outcome.IMPOSSIBLE, "cannot be differentiated once more"),
+        "value cannot be converted to type float without overflow": (dm.Outcome.CRASHED, "stopped by an error of the model or of PyTorch"),
+    }
+    for line, (outcome, message) in told.items():
+
+        def fail(*_: object, line: str = line) -> None:
+            raise RuntimeError(line)
+
+        monkeypatch.setattr(loop.Run, "move", fail)
+        found = run(recipe(), exposure, labels)
+        assert found.outcome is outcome
+        assert message in found.message
+        assert line in found.message
+
+
+def test_a_memory_that_no_machine_has_is_no_traceback() -> None:
+    exposure, labels = exposed()
+    found = run(recipe(optimiser=LBFGS(history=10**12)), exposure, labels)
+    assert found.outcome is dm.Outcome.CRASHED
+
+
 def test_nothing_of_the_callers_is_touched() -> None:
     exposure, labels = exposed(dropout=0.5)
     state = {name: tensor.clone() for name, tensor in exposure.model.state_dict().items()}

@@ -1,0 +1,123 @@
+"""Models whose gradients are hard to differentiate again: attention, half precision, inputs that are cut off."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+
+import dosimeter as dm
+from dosimeter.matching.checkpoints import keeping
+from dosimeter.matching.differentiable import in_single_precision, twice_differentiable
+from dosimeter.matching.distances import SquaredError
+from dosimeter.matching.optimisers import Adam
+from dosimeter.matching.recipe import Recipe
+from dosimeter.matching.schedules import Rate
+from dosimeter.matching.solve import solve
+
+ATTACKS = {"dlg": {"restarts": 2}, "inverting_gradients": {}, "sapag": {}, "stepwise": {}}
+
+
+class Attention(nn.Module):
+    """Eight pixels as tokens, attended to by the fused kernel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.projections, self.head = nn.Linear(4, 12), nn.Linear(32, 5)
+
+    def forward(self, images: Tensor) -> Tensor:
+        parts = self.projections(images.flatten(1).unflatten(1, (8, 4))).chunk(3, 2)
+        return self.head(scaled_dot_product_attention(*parts).flatten(1))
+
+
+class Encoder(nn.Module):
+    """A whole encoder layer, which in eval mode has a fused form without any derivative."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.head = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True), nn.Linear(32, 5)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.head(self.encoder(images.flatten(1).unflatten(1, (8, 4))).flatten(1))
+
+
+class Cut(nn.Module):
+    """A network behind a change of its inputs that has no slope."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind, self.net = kind, nn.Sequential(nn.Flatten(), nn.Linear(32, 16), nn.Sigmoid(), nn.Linear(16, 5))
+
+    def forward(self, images: Tensor) -> Tensor:
+        changed = {"detached": images.detach(), "rounded": (images * 255).round() / 255, "kept": images}
+        return self.net(changed[self.kind])
+
+
+def seeded(build, *options) -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return build(*options).eval()
+
+
+def batch() -> dm.Batch:
+    return dm.Batch(torch.rand(1, 2, 4, 4, generator=torch.Generator().manual_seed(1)), torch.tensor([3]))
+
+
+@pytest.mark.parametrize("build", [Attention, Encoder])
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_attention_is_attacked_through_plain_matrix_products(build: type[nn.Module], attack: str) -> None:
+    data = batch()
+    exposure = dm.observe(seeded(build), data)
+    found = dm.reconstruct(exposure, attack, labels=data.targets, steps=60, **ATTACKS[attack])
+    assert found.outcome is dm.Outcome.COMPLETED
+    assert found.objective_at is not None
+    assert found.objective < 0.5 * found.objective_at(1 - data.inputs, data.targets)
+
+
+def test_the_forms_of_attention_are_put_back() -> None:
+    before = torch.backends.mha.get_fastpath_enabled(), torch.backends.cuda.flash_sdp_enabled()
+    with twice_differentiable():
+        assert not torch.backends.mha.get_fastpath_enabled()
+        assert not torch.backends.cuda.flash_sdp_enabled()
+    assert (torch.backends.mha.get_fastpath_enabled(), torch.backends.cuda.flash_sdp_enabled()) == before
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_half_precision_model_is_attacked_as_its_update_in_single_precision_would_be(dtype: torch.dtype, tmp_path: Path) -> None:
+    model, data = seeded(Cut, "kept"), batch()
+    exposure = dm.observe(model.to(dtype), dm.Batch(data.inputs.to(dtype), data.targets))
+    wide = in_single_precision(exposure)
+    assert {tensor.dtype for tensor in (*wide.model.parameters(), *wide.update.values())} == {torch.float32}
+    assert {parameter.dtype for parameter in exposure.model.parameters()} == {dtype}
+    with keeping(tmp_path, every=0):
+        found = dm.reconstruct(exposure, "inverting_gradients", labels=data.targets, steps=100)
+    expected = dm.reconstruct(wide, "inverting_gradients", labels=data.targets, steps=100)
+    assert torch.equal(found.inputs, expected.inputs)
+    assert found.objective < 0.1
+
+
+def test_single_and_double_precision_stay_as_they_are() -> None:
+    for dtype in (torch.float32, torch.float64):
+        exposure = dm.observe(seeded(Cut, "kept").to(dtype), dm.Batch(batch().inputs.to(dtype), batch().targets))
+        assert in_single_precision(exposure) is exposure
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+@pytest.mark.parametrize("kind", ["detached", "rounded"])
+def test_inputs_without_a_slope_are_impossible_to_follow_and_said(kind: str, attack: str) -> None:
+    data = batch()
+    found = dm.reconstruct(dm.observe(seeded(Cut, kind), data), attack, labels=data.targets, steps=20, **ATTACKS[attack])
+    assert found.outcome is dm.Outcome.IMPOSSIBLE
+    assert "slope at the inputs is 0" in found.message
+    assert dm.reconstruct(dm.observe(seeded(Cut, "kept"), data), attack, labels=data.targets, steps=20).outcome is dm.Outcome.COMPLETED
+
+
+def test_a_start_at_the_truth_has_no_slope_and_is_attacked_all_the_same() -> None:
+    data = batch()
+    exposure = dm.observe(seeded(Cut, "kept"), data)
+    recipe = Recipe(distance=SquaredError(), optimiser=Adam(), rate=Rate(start=0.1), steps=1)
+    labels = dm.LabelEstimate(counts=torch.bincount(data.targets, minlength=5), labels=data.targets)
+    found = solve(exposure, labels, torch.Generator().manual_seed(0), recipe, start=data.inputs)
+    assert found.outcome is dm.Outcome.COMPLETED
+    assert found.objective == 0

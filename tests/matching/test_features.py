@@ -1,0 +1,26 @@
+"""Feature matching: what a feature recovery needs is checked before it is asked, and a lack of it is said."""
+
+import pytest
+import torch
+from torch import nn
+
+import dosimeter as dm
+
+
+@pytest.mark.parametrize(
+    ("features", "bias", "given", "said"),
+    [
+        ("rgla", True, False, "rgla needs labels"),
+        ("quotient", False, True, "quotient needs the"),
+        ("subspace", True, True, "certified features"),
+    ],
+)
+def test_a_recovery_whose_needs_are_not_met_is_left_out_and_said(features: str, bias: bool, given: bool, said: str) -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Flatten(), nn.Linear(16, 12), nn.ReLU(), nn.Linear(12, 10, bias=bias)).eval()
+        batch = dm.Batch(torch.rand(2, 1, 4, 4), torch.tensor([1, 4]))
+    labels = batch.targets if given else None
+    found = dm.reconstruct(dm.observe(model, batch), "dlg", labels=labels, features=features, steps=5, restarts=1)
+    assert found.outcome is dm.Outcome.COMPLETED
+    assert said in found.message
