@@ -22,7 +22,12 @@ class Link:
 
     name: str
     weight: Tensor  # (out, in)
-    slope_before: Slope | None  # None for the first layer
+    slope_before: Slope | None  # None for the first layer, and where nothing stands between it and the layer before
+
+    @property
+    def key(self) -> str:
+        """The weight's name in an update."""
+        return f"{self.name}.weight" if self.name else "weight"
 
 
 def find_chain(model: nn.Module, input_shape: tuple[int, ...], output: str) -> list[Link]:
@@ -47,7 +52,9 @@ def find_chain(model: nn.Module, input_shape: tuple[int, ...], output: str) -> l
         if isinstance(module, nn.Linear):
             if received.shape != value.shape or not torch.equal(received, value):
                 raise Refused(_NOT_A_CHAIN.format(name))
-            links.append(Link(name, module.weight.detach(), slope if links else None))
+            if any(link.weight.data_ptr() == module.weight.data_ptr() for link in links):
+                raise Refused(f"linear_recursion needs each layer's own gradient, and the weight of {name!r} is used twice")
+            links.append(Link(name, module.weight.detach(), slope))
             value, slope = result, None
             if name == output:
                 return links
@@ -70,11 +77,11 @@ def walk_back(links: list[Link], gradients: dict[str, Tensor], error: Tensor) ->
     """
     received = error
     for position, link in enumerate(reversed(links)):
-        gradient = gradients[f"{link.name}.weight" if link.name else "weight"].double()
+        gradient = gradients[link.key].double()
         received = gradient.T @ error / error.square().sum()  # Eq. (7)
         if position < len(links) - 1:
-            assert link.slope_before is not None
-            error = (link.weight.double().T @ error) * link.slope_before(received)  # Eq. (6) and the activation
+            error = link.weight.double().T @ error  # Eq. (6)
+            error = error if link.slope_before is None else error * link.slope_before(received)
     return received
 
 

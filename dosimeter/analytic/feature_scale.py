@@ -13,6 +13,7 @@ POINTS = 4000  # of the first grid
 ROUNDS = 40  # of narrowing
 MINIMA = 24  # of the first grid that are narrowed down
 WIDEST = 1e4  # logits beyond which no scale is tried
+DISTINCT = 1e-3  # relative distance from which two scales are two answers
 
 
 @dataclass(frozen=True)
@@ -25,13 +26,14 @@ class Scaled:
     misfit: float  # root mean square by which the label misses its form, relative to the error's norm
 
 
-def scale_feature(weight_gradient: Tensor, weight: Tensor, bias: Tensor | None, non_negative: bool, label: Tensor | None) -> Scaled:
-    """f = s v with ∇W = u σ vᵀ and softmax(s W v + b) − y = (σ/s) u (soft-labels Eqs. 2-4), all in float64.
+def scale_feature(weight_gradient: Tensor, weight: Tensor, bias: Tensor | None, non_negative: bool, label: Tensor | None) -> list[Scaled]:
+    """f = s v with ∇W = u σ vᵀ and softmax(s W v + b) − y = (σ/s) u (soft-labels Eqs. 2-4), all in float64: every s that fits.
 
     With `label` (C,) given, s is where the two sides agree. Without, the label must be smoothed, one-hot or a mixture of
-    two classes: all entries but one, or all but two, are equal (Eq. 5). The form with fewer free entries is preferred
-    where both fit. The misfit is taken relative to ‖softmax − y‖, which is 0 at the trivial solution s → ∞. One batched grid
-    over s of both signs replaces the paper's L-BFGS and particle swarm.
+    two classes: all entries but one, or all but two, are equal (Eq. 5). The form with fewer free entries comes first. Of two
+    classes that says nothing: every s has a soft label that fits, and the label is taken for a hard one. The misfit is
+    relative to ‖softmax − y‖, which is 0 at the trivial solution s → ∞. Where no s fits, the nearest is given. One
+    batched grid over s of both signs replaces the paper's L-BFGS and particle swarm.
     """
     u, size, v = _rank_one(weight_gradient.double())
     if float(v.sum()) < 0:
@@ -45,14 +47,23 @@ def scale_feature(weight_gradient: Tensor, weight: Tensor, bias: Tensor | None, 
     def labels(scales: Tensor) -> Tensor:
         return softmax(scales[:, None] * slope + offset, 1) - (size / scales)[:, None] * u
 
-    forms = (0,) if label is not None else (1, 2)
     found: list[Scaled] = []
-    for free in forms:
-        scale, misfit = _minimise(lambda s, free=free: _misfit(labels(s), free, label) * (s / size).abs(), grid)
-        y = labels(scale[None])[0]
-        found.append(Scaled(feature=scale * v, error=size / scale * u, label=y, misfit=misfit))
+    for free, wanted in _forms(len(slope), label, u):
+        minima = _minimise(lambda s, free=free, wanted=wanted: _misfit(labels(s), free, wanted) * (s / size).abs(), grid)
+        for scale, misfit in zip(*minima, strict=True):
+            if all(float((scale * v - one.feature).norm()) > DISTINCT * float(one.feature.norm()) for one in found):
+                found.append(Scaled(feature=scale * v, error=size / scale * u, label=labels(scale[None])[0], misfit=float(misfit)))
     noise = 1e-5 if weight_gradient.dtype == torch.float32 else 1e-9
-    return next((one for one in found if one.misfit <= noise), min(found, key=lambda one: one.misfit))
+    return [one for one in found if one.misfit <= noise] or [min(found, key=lambda one: one.misfit)]
+
+
+def _forms(classes: int, label: Tensor | None, like: Tensor) -> list[tuple[int, Tensor | None]]:
+    """What a label may look like: how many of its entries are free, and the label itself where it is known or a hard one is meant."""
+    if label is not None:
+        return [(0, label)]
+    if classes == 2:
+        return [(0, hard) for hard in torch.eye(2).to(like)]
+    return [(1, None), (2, None)]
 
 
 def _misfit(labels: Tensor, free: int, wanted: Tensor | None) -> Tensor:
@@ -65,8 +76,8 @@ def _misfit(labels: Tensor, free: int, wanted: Tensor | None) -> Tensor:
     return equal.std(1, correction=0) + outside + floor
 
 
-def _minimise(misfit: Callable[[Tensor], Tensor], grid: Tensor) -> tuple[Tensor, float]:
-    """The scale of least misfit: the grid's deepest local minima, each narrowed down."""
+def _minimise(misfit: Callable[[Tensor], Tensor], grid: Tensor) -> tuple[Tensor, Tensor]:
+    """The grid's deepest local minima, each narrowed down, and their misfits: (m,) each, the deepest first."""
     values = torch.cat([misfit(part) for part in grid.split(1000)])
     padded = torch.cat([values[:1] + 1, values, values[-1:] + 1])
     minima = ((padded[1:-1] <= padded[:-2]) & (padded[1:-1] <= padded[2:])).nonzero().flatten()
@@ -79,9 +90,8 @@ def _minimise(misfit: Callable[[Tensor], Tensor], grid: Tensor) -> tuple[Tensor,
         best = value.argmin(1, keepdim=True)
         centre = trial.gather(1, best)[:, 0]
         ratio = 1 + (ratio - 1) / 2
-    value = misfit(centre)
-    chosen = int(value.argmin())
-    return centre[chosen], float(value[chosen])
+    order = misfit(centre).argsort()
+    return centre[order], misfit(centre)[order]
 
 
 def _rank_one(gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:

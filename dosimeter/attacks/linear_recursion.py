@@ -9,15 +9,18 @@ import torch
 from torch import Generator, Tensor
 
 from dosimeter.analytic.chain import Link, find_chain, walk_back
-from dosimeter.analytic.feature_scale import scale_feature
-from dosimeter.analytic.row_quotients import lone_samples
-from dosimeter.head import Head, find_head
+from dosimeter.analytic.feature_scale import Scaled, scale_feature
+from dosimeter.analytic.first_layer import find_first_layers
+from dosimeter.analytic.row_quotients import SLACK, lone_samples
+from dosimeter.head import Head, find_head, input_of
 from dosimeter.interfaces import Attack
 from dosimeter.losses import as_distribution
+from dosimeter.normalization import input_bounds
 from dosimeter.registry import ATTACKS
 from dosimeter.types import Exposure, Knowledge, LabelEstimate, Outcome, Reconstruction, Refused
 
-FITS = 1e-3  # root mean square up to which a label has the form that settled its scale
+FITS = 1e-3  # root mean square up to which a label has the form that settled its scale, and rows show one input
+CONSISTENT = 1e-2  # relative distance up to which the network gives the recovered input the feature that it was recovered from
 
 
 @ATTACKS.register("linear_recursion")
@@ -28,21 +31,23 @@ class LinearRecursion(Attack):
     Wang, Liang and He, "Towards Eliminating Hard Label Constraints in Gradient Inversion Attacks", ICLR 2024: Section 4.2,
     Eqs. (6)-(7), from the feature that Eqs. (2)-(5) recover. Where the first layer has a bias its quotients ∇W_l / ∇b_l are
     the inputs (Aono et al., IEEE TIFS 2018), for a batch too, as far as neurons fire for one sample alone (Pan et al.,
-    USENIX Security 2022).
+    USENIX Security 2022), whatever follows that layer.
     Departures: every row takes part in Eq. (7), by least squares, instead of one; a soft label need not be known, since its
-    form (smoothed, one-hot or a mixture of two) settles the scale; of a batch only quotients that two neurons agree on, or
-    that lie on 8-bit levels, are claimed, which mixtures do not. Under secure aggregation without bias it is refused, since the
-    clients together are more than one sample.
+    form (smoothed, one-hot or a mixture of two) settles the scale. Where several scales fit, those are kept whose input
+    has that feature in the network, then those whose input lies in the data's range; if several are left the outcome is
+    ambiguous, and so it is with two classes and no label given, where every scale has a soft label that fits. Of a batch
+    only quotients that two neurons agree on, or that lie on 8-bit levels, are claimed, which mixtures do not. Under secure
+    aggregation without bias it is refused, since the clients together are more than one sample.
     """
 
-    needs: ClassVar[frozenset[Knowledge]] = frozenset({Knowledge.HEAD_GRADIENT})
+    needs: ClassVar[frozenset[Knowledge]] = frozenset()  # the first layer's gradient, or that of every layer
 
     def __call__(self, exposure: Exposure, labels: LabelEstimate | None, rng: Generator) -> Reconstruction:
+        rows = _first_rows(exposure)
+        if rows is not None:
+            return _one_sample(exposure, *rows, labels) if exposure.public.batch_size == 1 else _lone_samples(exposure, *rows)
         head = find_head(exposure)
         links = find_chain(exposure.model, exposure.public.input_shape, head.name)
-        first = f"{links[0].name}.bias" if links[0].name else "bias"
-        if first in exposure.update and bool(exposure.update[first].any()):
-            return _divide_rows(exposure, exposure.update[first.removesuffix("bias") + "weight"], exposure.update[first], labels)
         if exposure.public.batch_size != 1:
             size = exposure.public.batch_size
             raise Refused(f"linear_recursion without a bias gradient needs a batch of one; this one has {size or 'an unknown number'}")
@@ -50,52 +55,120 @@ class LinearRecursion(Attack):
             raise Refused(
                 f"linear_recursion needs softmax cross-entropy, which ties the feature to the label; this is {exposure.public.loss.name}"
             )
-        withheld = [link.name for link in links if f"{link.name}.weight" not in exposure.update]
+        withheld = [link.name for link in links if link.key not in exposure.update]
         if withheld:
             raise Refused(f"linear_recursion needs the gradient of every layer, and the client withholds {withheld[0]!r}")
         return _recurse(exposure, head, links, labels)
 
 
+def _first_rows(exposure: Exposure) -> tuple[Tensor, Tensor] | None:
+    """The gradients (k, d) and (k,) of the layers that take the raw input and have a bias; None where none sent any."""
+    pairs = find_first_layers(exposure.model, exposure.public.input_shape)
+    sent = [
+        (exposure.update[weight].flatten(1), exposure.update[bias]) for weight, bias in pairs if {weight, bias} <= exposure.update.keys()
+    ]
+    sent = [pair for pair in sent if bool(pair[1].any())]
+    return (torch.cat([weight for weight, _ in sent]), torch.cat([bias for _, bias in sent])) if sent else None
+
+
+def _one_sample(exposure: Exposure, weight: Tensor, bias: Tensor, labels: LabelEstimate | None) -> Reconstruction:
+    """The least-squares quotient over all rows; entries that are exactly zero beside others that are not were withheld."""
+    gradient, error = weight.double(), bias.double()[:, None]
+    there = gradient != 0
+    inputs = (gradient * error).sum(0) / (error.square() * there).sum(0).clamp_min(torch.finfo(torch.float64).tiny)  # (d,)
+    misfit = float(((gradient - error * inputs) * there).norm() / gradient.norm().clamp_min(1e-300))
+    known = torch.tensor([-1], device=weight.device)
+    return Reconstruction(
+        inputs=inputs.reshape(1, *exposure.public.input_shape).to(weight),
+        labels=labels.labels.to(weight.device) if labels is not None and len(labels.labels) == 1 else known,
+        objective=misfit,
+        normalization=exposure.public.normalization,
+        message="" if misfit <= FITS else f"the rows of the first layer disagree by {misfit:.2g}: the update was changed or rounded",
+    )
+
+
+def _lone_samples(exposure: Exposure, weight: Tensor, bias: Tensor) -> Reconstruction:
+    public = exposure.public
+    quotients, certain = lone_samples(weight, bias, public.input_shape, public.normalization)
+    inputs = quotients[certain].to(weight)
+    count = len(inputs)
+    enough = public.batch_size is not None and count >= public.batch_size
+    return Reconstruction(
+        inputs=inputs,
+        labels=torch.full((count,), -1, device=weight.device),
+        objective=0.0 if count else torch.inf,
+        normalization=public.normalization,
+        outcome=Outcome.COMPLETED if enough else Outcome.PARTIAL if count else Outcome.SINGULAR,
+        message=f"{count} samples fire a neuron of the first layer alone",
+    )
+
+
 def _recurse(exposure: Exposure, head: Head, links: list[Link], labels: LabelEstimate | None) -> Reconstruction:
     assert head.weight_gradient is not None
+    if not bool(head.weight_gradient.any()):
+        return _nothing(exposure, "the last layer's gradient is zero: the sample has no feature, or is classified without error")
     known = None if labels is None else _given(labels, head.classes)
     if head.bias_gradient is not None and bool(head.bias_gradient.any()):
-        error, label, misfit = head.bias_gradient.double(), None, 0.0
+        inputs, label, misfit, rivals = _walk(exposure, links, head.bias_gradient.double()), None, 0.0, 0
     else:
         scaled = scale_feature(head.weight_gradient, head.weight, head.bias, head.non_negative, known)
-        error, label, misfit = scaled.error, scaled.label, scaled.misfit
-    inputs = walk_back(links, exposure.update, error).reshape(1, *exposure.public.input_shape)
+        inputs, best, rivals = _settled(exposure, head, links, scaled)
+        label, misfit = best.label, best.misfit
+    if not bool(torch.isfinite(inputs).all()):
+        return _nothing(exposure, "a layer passed no gradient back: every neuron before it is dead")
+    message = _doubt(misfit, rivals, assumed=label is not None and known is None and head.classes == 2)
     settled = torch.zeros(1, dtype=torch.int64, device=inputs.device) - 1 if label is None else label[None]
-    message = "" if misfit <= FITS else f"the label misses its form by {misfit:.2g}, so that the scale of the input is a guess"
-    sound = bool(torch.isfinite(inputs).all())
     return Reconstruction(
         inputs=inputs.to(head.weight_gradient),
         labels=settled if known is None else known[None],
         objective=misfit,
         normalization=exposure.public.normalization,
-        outcome=(Outcome.COMPLETED if misfit <= FITS else Outcome.AMBIGUOUS) if sound else Outcome.SINGULAR,
-        message=message if sound else "a layer passed no gradient back: every neuron before it is dead",
+        outcome=Outcome.AMBIGUOUS if message else Outcome.COMPLETED,
+        message=message,
     )
 
 
-def _divide_rows(exposure: Exposure, weight: Tensor, bias: Tensor, labels: LabelEstimate | None) -> Reconstruction:
-    public = exposure.public
-    quotients, certain = lone_samples(weight, bias, public.input_shape, public.normalization)
-    if public.batch_size == 1:
-        certain = torch.arange(len(quotients), device=weight.device) == 0  # one sample: every row shows it, the first with least noise
-    inputs = quotients[certain].to(weight)
-    count = len(inputs)
-    known = torch.full((count,), -1, device=weight.device)
-    if labels is not None and len(labels.labels) == count == 1:
-        known = labels.labels.to(weight.device)
-    enough = public.batch_size is not None and count >= public.batch_size
+def _walk(exposure: Exposure, links: list[Link], error: Tensor) -> Tensor:
+    return walk_back(links, exposure.update, error).reshape(1, *exposure.public.input_shape)
+
+
+def _settled(exposure: Exposure, head: Head, links: list[Link], scaled: list[Scaled]) -> tuple[Tensor, Scaled, int]:
+    """The input (1, *shape) of the first scale that nothing speaks against, that scale, and how many others are as good."""
+    inputs = torch.cat([_walk(exposure, links, one.error) for one in scaled])  # (n, *shape)
+    features = torch.stack([one.feature for one in scaled])  # (n, H)
+    given = input_of(exposure.model, head.name, inputs.to(head.weight)).double()
+    consistent = (given - features).norm(dim=1) <= CONSISTENT * features.norm(dim=1)
+    low, high = input_bounds(exposure.public.normalization, inputs)
+    slack = SLACK * (high - low)
+    inside = ((inputs >= low - slack) & (inputs <= high + slack)).flatten(1).all(1)
+    left = torch.ones_like(consistent)
+    for passed in (consistent, inside):
+        left = left & passed if bool((left & passed).any()) else left
+    chosen = int(left.nonzero()[0])
+    return inputs[chosen : chosen + 1], scaled[chosen], int(left.sum()) - 1
+
+
+def _doubt(misfit: float, rivals: int, *, assumed: bool) -> str:
+    """What keeps the scale of the input from being settled; nothing where it is."""
+    doubts = [f"the label misses its form by {misfit:.2g}, so that the scale of the input is a guess"] if misfit > FITS else []
+    if assumed:
+        doubts.append(
+            "with two classes every scale of the input has a soft label that explains the gradient; this one takes it for a hard one"
+        )
+    if rivals:
+        doubts.append(f"{rivals} other scale{'s' * (rivals > 1)} of the input explain{'s' * (rivals == 1)} the gradient as well")
+    return "; ".join(doubts)
+
+
+def _nothing(exposure: Exposure, why: str) -> Reconstruction:
+    like = next(iter(exposure.update.values()))
     return Reconstruction(
-        inputs=inputs,
-        labels=known,
-        objective=0.0 if count else torch.inf,
-        normalization=public.normalization,
-        outcome=Outcome.COMPLETED if enough else Outcome.PARTIAL if count else Outcome.SINGULAR,
-        message=f"{count} samples fire a neuron of the first layer alone",
+        inputs=like.new_zeros(0, *exposure.public.input_shape),
+        labels=torch.zeros(0, dtype=torch.int64, device=like.device),
+        objective=torch.inf,
+        normalization=exposure.public.normalization,
+        outcome=Outcome.SINGULAR,
+        message=why,
     )
 
 
