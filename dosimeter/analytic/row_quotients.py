@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from dosimeter.analytic.levels import on_levels, visible
+from dosimeter.analytic.levels import near_levels, on_levels, posterised, visible
 from dosimeter.normalization import input_bounds
 from dosimeter.types import Normalization
 
@@ -21,8 +21,9 @@ def lone_samples(
 
     Row l is Σ δ_il x_i against Σ δ_il: their quotient is x_i where sample i alone fires neuron l, else a mixture whose
     shares differ from row to row. So a quotient that two rows agree on is a sample (or both rows would have to weigh the
-    same samples alike), and so is one that lies on the 256 levels of a picture's pixels. Where some do, one that lies off them is
-    a mixture, unless its rounding noise hides the levels. Quotients outside the data range are mixtures at once.
+    same samples alike), and so is one that lies on the 256 levels of a picture's pixels, if it has many of them. Where some lie on
+    levels, one that lies off them is a mixture, unless its rounding noise hides the levels. Quotients outside the data range are
+    mixtures at once.
     """
     weight, bias = weight_gradient.double(), bias_gradient.double()
     noise = 8 * torch.finfo(weight_gradient.dtype).eps
@@ -38,8 +39,10 @@ def lone_samples(
     flat = quotients.flatten(1)
     apart = torch.cdist(flat, flat, compute_mode="use_mm_for_euclid_dist") / flat.norm(dim=1)[:, None]  # float64: sound to 1e-7
     votes = (apart <= AGREEMENT).sum(1)  # itself among them
-    pictures = on_levels(quotients, normalization)
-    certain = pictures | ((votes >= 2) & ~(pictures.any() & visible(errors, low, high)))
+    near = near_levels(quotients, normalization)
+    refuted = ~near & near.any() & visible(errors, low, high)
+    pictures = on_levels(quotients, normalization, errors, few=posterised(quotients, normalization))
+    certain = pictures | ((votes >= 2) & ~refuted)
     order = (votes + len(votes) * certain).argsort(descending=True, stable=True)
     repeats = torch.tril(apart[order][:, order] <= SAME, -1).any(1)
     kept = order[~repeats]

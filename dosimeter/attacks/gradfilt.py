@@ -103,7 +103,7 @@ class GradFilt(ActiveAttack):
         if wanted == 0:
             return _nothing(exposure, note)
         if isinstance(exposure.model, InsertedLayer):
-            found = read_inserted_layer(exposure, exposure.model, of_targets.counts.nonzero().flatten())
+            found = read_inserted_layer(exposure, exposure.model, of_targets.counts.nonzero().flatten(), wanted)
         else:
             found = (
                 self._match_features(calibrated, of_targets, rng)

@@ -14,8 +14,8 @@ from dosimeter.registry import ATTACKS
 from dosimeter.tampering.bins import decode
 from dosimeter.tampering.input_shape import find_input_shape
 from dosimeter.tampering.inserted_layer import Functional, InsertedLayer, Moments, insert_layer, moments_of
-from dosimeter.tampering.replaying import one_gradient, replayer_for
-from dosimeter.training import FedSGD
+from dosimeter.tampering.replaying import of_one_client, replayer_for, takes_local_steps
+from dosimeter.training import FedAvg
 from dosimeter.types import Exposure, Knowledge, LabelEstimate, Normalization, Outcome, Reconstruction, Refused
 
 
@@ -71,11 +71,14 @@ class Imprint(ActiveAttack):
         if not isinstance(layer, InsertedLayer):
             raise Refused("imprint needs a model that bears its layer: send dm.attack('imprint').tamper(model) and observe that")
         known = None if labels is None else labels.counts.nonzero().flatten()
-        return read_inserted_layer(exposure, layer, known)
+        return read_inserted_layer(exposure, layer, known, exposure.public.batch_size)
 
 
-def read_inserted_layer(exposure: Exposure, layer: InsertedLayer, labels: torch.Tensor | None) -> Reconstruction:
-    """Every sample that the layer's gradient shows to have been alone; `labels` (n,) are those that occur, where known."""
+def read_inserted_layer(exposure: Exposure, layer: InsertedLayer, labels: torch.Tensor | None, count: int | None) -> Reconstruction:
+    """Every sample that the layer's gradient shows to have been alone.
+
+    `labels` (n,) are those that occur and `count` says how many samples there are, where these are known.
+    """
     missing = [name for name in ("rows.weight", "rows.bias") if name not in exposure.update]
     if missing:
         raise Refused(f"imprint reads the gradient of the inserted layer, and the client withholds {missing[0]!r}")
@@ -87,23 +90,26 @@ def read_inserted_layer(exposure: Exposure, layer: InsertedLayer, labels: torch.
     guessed = torch.full((len(inputs),), -1, device=inputs.device)
     if replay is not None and len(inputs):
         guessed = replay.labels_of(found.inputs, found.weights)
-    message = f"{len(inputs)} samples found alone"
+    missed = 0 if count is None else max(count - len(inputs), 0)
+    notes = [f"{len(inputs)} samples found alone"]
     if found.occupied:
-        message += f"; {found.occupied} bins hold more that cannot be told apart"
+        notes.append(f"{found.occupied} bins hold more that cannot be told apart")
+    elif missed and len(inputs):
+        notes.append(f"the other {missed} left nothing in any bin")
     elif len(inputs):
-        message += "; nothing is left in any bin"
-    if not one_gradient(public.training):
-        message += "; local steps move the layer, so that samples no longer cancel between its rows"
-    elif not isinstance(public.training, FedSGD) and found.occupied:
-        message += "; a change of weights is rounded as the weights are, which hides what samples add to them"
+        notes.append("nothing is left in any bin")
+    if takes_local_steps(public.training):
+        notes.append("local steps move the layer, so that samples no longer cancel between its rows")
+    elif isinstance(of_one_client(public.training), FedAvg) and found.occupied:
+        notes.append("a change of weights is rounded as the weights are, which hides what samples add to them")
     if len(layer.bins) == 1 and replay is None:
-        message += "; with one functional only the pixels' levels can confirm a sample here"
-    outcome = Outcome.PARTIAL if found.occupied else Outcome.COMPLETED
+        notes.append("with one functional only the pixels' levels can confirm a sample here")
+    outcome = Outcome.PARTIAL if found.occupied or missed else Outcome.COMPLETED
     return Reconstruction(
         inputs=inputs,
         labels=guessed,
         objective=found.residual,
         normalization=public.normalization,
         outcome=outcome if len(inputs) else Outcome.SINGULAR,
-        message=message,
+        message="; ".join(notes),
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dosimeter.analytic.levels import on_levels, visible
+from dosimeter.analytic.levels import near_levels, on_levels, posterised, visible
 from dosimeter.normalization import input_bounds
 from dosimeter.tampering.inserted_layer import InsertedLayer
 from dosimeter.tampering.replaying import Replayer
@@ -43,9 +43,9 @@ def decode(
     """Read samples off the layer's gradient; a sample is claimed only where something besides its own bin confirms it.
 
     A bin's content is (U, S) = Σ δ_i (x_i, 1); of a bin that holds one sample, x = U/S. It is confirmed where all of x lies on
-    the 256 levels of a picture's pixels, between which a mixture lies. For data without levels, where the bin of
-    another functional that x falls into holds the same content, and where the model itself gives x the weight S (`replay`,
-    roughly beside an agreement, else exactly). Where levels confirm samples, one that lies off them is a mixture, unless its rounding
+    the 256 levels of a picture's pixels, on many of them, between which a mixture lies. For data without levels, or with few, where
+    the bin of another functional that x falls into holds the same content, and where the model itself gives x the weight S (`replay`,
+    roughly beside an agreement, else exactly). Where some lie on levels, one that lies off them is a mixture, unless its rounding
     noise hides the levels: it then needs the agreement.
     What is found is subtracted from every functional's bin, which leaves other samples alone in theirs. Where none is left alone,
     `separate` tells samples apart that share all their bins; of those only levels or the exact weight confirm one, since two
@@ -59,21 +59,21 @@ def decode(
         rows, places = state.candidates()
         contents = state.contents[rows]
         confirmed = state.on_levels(contents)
-        pictures |= bool(confirmed.any())
+        pictures |= bool(state.near_levels(contents).any())
         if not bool(confirmed.any()):
             confirmed = state.agreeing(rows, places)
             if pictures:
-                confirmed &= ~state.refutable(contents)
+                confirmed &= ~state.off_levels(contents)
             if replay is not None and len(rows):
                 agreeing = confirmed.nonzero().flatten()
                 confirmed = _replayed(contents, agreeing[_first_of_each(places[agreeing])], replay, ROUGHLY)
-                if not pictures and not bool(confirmed.any()):
-                    confirmed = _replayed(contents, torch.arange(len(rows), device=rows.device), replay, replay.exact)
+                if not bool(confirmed.any()):
+                    confirmed = _replayed(contents, state.standing(contents, pictures), replay, replay.exact)
         if not bool(confirmed.any()):
             contents, places = state.separated()
             confirmed = state.on_levels(contents)
-            if replay is not None and not pictures and not bool(confirmed.any()):
-                confirmed = _replayed(contents, torch.arange(len(contents), device=contents.device), replay, replay.exact)
+            if replay is not None and not bool(confirmed.any()):
+                confirmed = _replayed(contents, state.standing(contents, pictures), replay, replay.exact)
         if not bool(confirmed.any()):
             break
         found.append(state.take(contents[confirmed], places[confirmed]))
@@ -96,6 +96,7 @@ class _State:
         self, layer: InsertedLayer, weight_gradient: Tensor, bias_gradient: Tensor, normalization: Normalization, shape: tuple[int, ...]
     ) -> None:
         self.layer, self.shape, self.normalization = layer, shape, normalization
+        self.few = False  # whether the pictures have been seen to have few levels
         full = (torch.cat([part, torch.zeros_like(part[:1])]) for part in weight_gradient.split(layer.bins))
         biases = (torch.cat([part, torch.zeros_like(part[:1])]) for part in bias_gradient.split(layer.bins))
         if layer.sparse:  # a row answers inside its own bin alone
@@ -105,7 +106,8 @@ class _State:
             outer = torch.cat([part[:-1] - part[1:] for part in biases])
         rows = weight_gradient.norm(dim=1).double().square() + bias_gradient.double().square()
         self.noise = 4 * torch.finfo(weight_gradient.dtype).eps * float(rows.max().sqrt())
-        occupied = (inner.norm(dim=1) > self.noise).nonzero().flatten()
+        sizes = torch.hypot(inner.norm(dim=1).double(), outer.double())  # of a black sample only the bias says anything
+        occupied = (sizes > self.noise).nonzero().flatten()
         self.contents = torch.cat([inner[occupied].double(), outer[occupied, None].double()], 1)  # (m, d + 1)
         self.row_of = torch.full((sum(layer.bins),), -1, device=occupied.device)
         self.row_of[occupied] = torch.arange(len(occupied), device=occupied.device)
@@ -126,12 +128,25 @@ class _State:
 
     def on_levels(self, contents: Tensor) -> Tensor:
         """Whether the quotients of contents (n, d + 1) are pictures by their levels: (n,)."""
-        return on_levels(_quotients(contents).reshape(-1, *self.shape), self.normalization)
+        inputs = _quotients(contents).reshape(-1, *self.shape)
+        self.few |= posterised(inputs, self.normalization)
+        return on_levels(inputs, self.normalization, self._errors(contents), few=self.few)
 
-    def refutable(self, contents: Tensor) -> Tensor:
-        """Whether the rounding noise in the quotients of contents (n, d + 1) is so small that levels would show: (n,)."""
-        entries = contents.shape[1] - 1
-        return visible(self.noise / (contents[:, -1].abs() * entries**0.5), self.low, self.high)
+    def near_levels(self, contents: Tensor) -> Tensor:
+        """Whether the quotients of contents (n, d + 1) lie on levels, be it by chance: (n,)."""
+        return near_levels(_quotients(contents).reshape(-1, *self.shape), self.normalization)
+
+    def off_levels(self, contents: Tensor) -> Tensor:
+        """Whether the quotients of contents (n, d + 1) lie off levels that their rounding noise would not hide: (n,)."""
+        return ~self.near_levels(contents) & visible(self._errors(contents), self.low, self.high)
+
+    def standing(self, contents: Tensor, pictures: bool) -> Tensor:
+        """Which of contents (n, d + 1), by index, their weight alone may confirm: of pictures those on levels."""
+        return (self.near_levels(contents) | (not pictures)).nonzero().flatten()
+
+    def _errors(self, contents: Tensor) -> Tensor:
+        """The root mean square of the rounding noise in each quotient: (n,)."""
+        return self.noise / (contents[:, -1].abs() * (contents.shape[1] - 1) ** 0.5)
 
     def candidates(self) -> tuple[Tensor, Tensor]:
         """Bins whose quotient is an input that would lie in that very bin, and in an occupied one of every functional: (n,), (n, F)."""

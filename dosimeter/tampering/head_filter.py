@@ -14,11 +14,12 @@ from dosimeter.labels.batch_size import declared_or_inferred
 from dosimeter.labels.counting import counted, nearest_counts, whole_number_confidence
 from dosimeter.losses import CrossEntropy, Focal
 from dosimeter.options import mismatch
-from dosimeter.tampering.replaying import one_gradient
+from dosimeter.tampering.replaying import takes_local_steps
 from dosimeter.types import Exposure, LabelEstimate, Outcome, Refused
 
 LEAST_BIAS = 4.0  # e^4: with less no class is shut out
 WHOLE = 0.5  # confidence from which counts are whole numbers: none is off by more than a quarter of a sample
+ASTRAY = 0.25  # of a sample: how far the bias gradient's sum may be from zero
 CERTAIN = 0.2  # of the largest bias: how far below it every target's bias lies in a filter
 
 
@@ -38,6 +39,9 @@ def plant_filter(
     model = copy.deepcopy(model)
     layer = model.get_submodule(head)
     assert isinstance(layer.weight, Tensor)
+    own = dict(layer.named_parameters(recurse=False))
+    if "weight" not in own or (layer.bias is not None and "bias" not in own):
+        raise Refused(f"gradfilt sets the weights of the last layer {head!r}, which are computed from others here, as weight_norm does it")
     classes = len(layer.weight)
     if not targets or len(set(targets)) != len(targets) or not all(0 <= target < classes for target in targets):
         raise mismatch("attack.targets", f"different class ids in 0..{classes - 1}", list(targets))
@@ -85,11 +89,14 @@ def restore_labels(exposure: Exposure, name: str) -> LabelEstimate:
     counts = nearest_counts(size * shares, size)
     confidence = whole_number_confidence(size * shares, counts)
     notes = [message]
-    if not one_gradient(exposure.public.training):
+    if takes_local_steps(exposure.public.training):
         notes.append("local steps move the filter, so that the counts are not exact")
     if confidence < WHOLE:
         outcome = Outcome.AMBIGUOUS
         notes.append("the sums of the labels are no whole numbers: labels are soft, or noise or the rounding of weights hides them")
+    if size * abs(float(gradient.double().sum())) > ASTRAY * float(weight.max()):
+        outcome = Outcome.AMBIGUOUS
+        notes.append("the bias gradient does not add up to zero, as that of every sample does: the update was changed")
     return counted(
         counts,
         scores=size * shares,

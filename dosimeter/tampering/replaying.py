@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from dosimeter.analytic.levels import snapped
 from dosimeter.defenses.secure_aggregation import MeanOfClients
 from dosimeter.interfaces import Training
+from dosimeter.matching.differentiable import twice_differentiable
 from dosimeter.tampering.inserted_layer import STRENGTH, InsertedLayer
-from dosimeter.training import copied_buffers, sends_one_gradient
+from dosimeter.training import FedAvg, copied_buffers, sends_one_gradient
 from dosimeter.types import Exposure
 
 ONE_LABEL = 5e-3  # the more labels there are, the nearer a mixture's weight comes to one of theirs: 1 in 100 by chance
@@ -44,36 +45,56 @@ class Replayer:
         """Relative difference between each label's weight and the one seen: (n, labels)."""
         like = self.layer.rows.weight
         samples = snapped(inputs.reshape(-1, *self.shape), self.normalization).to(like)  # ties must fall as the client's did
-        logits, slopes = [], []
-        for piece in samples.split(64):
-            buffers = copied_buffers(self.layer.body)
-
-            def body(shifted: Tensor, buffers: dict[str, Tensor] = buffers) -> Tensor:
-                return torch.func.functional_call(self.layer.body, buffers, (shifted,))
-
-            with torch.no_grad():
-                shifted = self.layer.shifted(piece)
-                reached = torch.func.jvp(body, (shifted,), (torch.ones_like(shifted),))
-            logits.append(reached[0].double())
-            slopes.append(reached[1].double())
-        logits, slopes = torch.cat(logits), torch.cat(slopes)  # (n, C) and the logits' derivatives along the added constant
+        reached = [self._reached(piece) for piece in samples.split(64)]
+        logits, slopes = (torch.cat(parts).double() for parts in zip(*reached))  # (n, C)
         ids = torch.ones(len(samples), dtype=torch.int64, device=logits.device)
         columns = [(self.loss.logit_gradient(logits, int(label) * ids) * slopes).sum(1) for label in self.labels]
         expected = self.factor * torch.stack(columns, 1)
         return (expected - weights[:, None]).abs() / weights[:, None].abs()
 
+    @torch.no_grad()
+    def _reached(self, samples: Tensor) -> tuple[Tensor, ...]:
+        """The logits of samples (n, *shape), and their derivatives along the added constant: (n, C) each."""
+        buffers = copied_buffers(self.layer.body)
+        shifted = self.layer.shifted(samples)
+        with twice_differentiable():  # derivatives along a direction need the plain forms too
+            return torch.func.jvp(
+                lambda moved: torch.func.functional_call(self.layer.body, buffers, (moved,)), (shifted,), (torch.ones_like(shifted),)
+            )
+
+    def possible(self) -> bool:
+        """Whether the model can be differentiated along a direction at all."""
+        try:
+            self._reached(self.layer.rows.weight.new_zeros(2, *self.shape))
+        except (RuntimeError, NotImplementedError):
+            return False
+        return True
+
 
 def replayer_for(exposure: Exposure, layer: InsertedLayer, labels: Tensor | None = None) -> Replayer | None:
-    """A replayer where a sample's weight depends on itself alone: one gradient step, no batch statistics, nothing random."""
+    """A replayer where a sample's weight depends on itself alone: one gradient step, no batch statistics, nothing random.
+
+    None too where the model cannot be differentiated along a direction.
+    """
     public = exposure.public
     if public.batch_size is None or not one_gradient(public.training) or _mixes_samples(layer.body):
         return None
-    return Replayer(exposure, layer, labels)
+    replayer = Replayer(exposure, layer, labels)
+    return replayer if replayer.possible() else None
 
 
 def one_gradient(training: Training) -> bool:
     """Whether the update is the gradient at the model as it was sent, of one client or of several together."""
-    return sends_one_gradient(training.each if isinstance(training, MeanOfClients) else training)
+    return sends_one_gradient(of_one_client(training))
+
+
+def takes_local_steps(training: Training) -> bool:
+    """Whether the model moves while the client trains."""
+    return isinstance(of_one_client(training), FedAvg) and not one_gradient(training)
+
+
+def of_one_client(training: Training) -> Training:
+    return training.each if isinstance(training, MeanOfClients) else training
 
 
 def _mixes_samples(model: nn.Module) -> bool:

@@ -148,6 +148,20 @@ def test_a_batch_without_targets_is_said_to_hold_none(digits, classifier) -> Non
     assert "0 of 6" in found.message
 
 
+def test_counts_read_off_signs_are_said_to_be_open(classifier, crowd) -> None:
+    rigged = dm.attack("gradfilt", targets=(3,)).tamper(classifier)
+    estimate = dm.recover_labels(dm.observe(rigged, crowd, defenses=["sign"]), "gradfilt")
+    assert estimate.outcome is dm.Outcome.AMBIGUOUS
+    assert "does not add up to zero" in estimate.message
+    assert dm.recover_labels(dm.observe(rigged, crowd), "gradfilt").outcome is dm.Outcome.COMPLETED
+
+
+def test_a_head_whose_weights_are_computed_is_refused() -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 12), nn.ReLU(), nn.utils.parametrizations.weight_norm(nn.Linear(12, 10)))
+    with pytest.raises(dm.Refused, match="computed from others"):
+        dm.attack("gradfilt", targets=(0,), input_shape=(1, 8, 8)).tamper(model)
+
+
 def test_refusals(classifier, batch) -> None:
     with pytest.raises(dm.Refused, match="bears its filter"):
         dm.recover_labels(dm.observe(classifier, batch), "gradfilt")

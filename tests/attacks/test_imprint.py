@@ -72,6 +72,88 @@ def test_no_mixture_is_taken_for_a_sample_of_one_of_many_classes(on_levels, func
         assert len(found.inputs) < 40
 
 
+@pytest.mark.parametrize("levels", [2, 4, 6])
+def test_no_mixture_of_pictures_with_few_levels_is_claimed(model, levels) -> None:
+    for seed in range(4):
+        batch = pictures(40, 50 + seed)
+        inputs = (batch.inputs * (levels - 1)).round() / (levels - 1)
+        found, distance = attacked(model, dm.Batch((inputs * 255).round() / 255, batch.targets), bins=60)
+        assert (distance < 1e-2).all()
+        assert len(found.inputs) >= 1
+        found, distance = attacked(model, dm.Batch(inputs, batch.targets))
+        assert (distance < 1e-2).all()
+        assert len(found.inputs) >= 30
+
+
+def test_black_samples_are_said_to_be_missing(model) -> None:
+    batch = pictures(32, 4)
+    batch.inputs[:10] = 0
+    found, distance = attacked(model, batch)
+    assert len(found.inputs) == 22
+    assert float(distance.max()) < 1e-4
+    assert found.outcome is dm.Outcome.PARTIAL
+    assert "hold more" in found.message
+
+
+def test_clipped_samples_and_aggregated_gradients_are_not_taken_for_local_steps(model) -> None:
+    batch, attack = pictures(32, 5), dm.attack("imprint", input_shape=(3, 16, 16), bins=30)
+    for defense in (dm.defense("dpsgd", max_norm=0.1, noise_multiplier=0.0), dm.defense("secure_aggregation", clients=2)):
+        found = dm.reconstruct(dm.observe(attack.tamper(model), batch, defenses=[defense]), attack)
+        assert "local steps" not in found.message
+        assert "rounded" not in found.message
+
+
+class Encoder(torch.nn.Module):
+    """Patches, a stock transformer layer, whose fused form has no derivative along a direction, and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches = torch.nn.Conv2d(3, 16, 4, 4)
+        self.layer = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+        self.head = torch.nn.Linear(16, 10)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.head(self.layer(self.patches(inputs).flatten(2).transpose(1, 2)).mean(1))
+
+
+def test_a_stock_transformer_layer_is_no_obstacle() -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(2)
+        encoder = Encoder().eval()
+    batch = pictures(16, 6)
+    found, distance = attacked(encoder, batch)
+    assert len(found.inputs) == 16
+    assert float(distance.max()) < 1e-4
+    assert torch.equal(found.labels.sort().values, batch.targets.sort().values)
+
+
+class Opaque(torch.autograd.Function):
+    """The identity, without a derivative along a direction."""
+
+    @staticmethod
+    def forward(ctx, inputs):
+        return inputs.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient
+
+
+def test_a_model_without_derivatives_along_a_direction_is_read_by_levels_and_agreement(model) -> None:
+    class Wrapped(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = model
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            return self.body(Opaque.apply(inputs))
+
+    found, distance = attacked(Wrapped(), pictures(16, 7))
+    assert len(found.inputs) == 16
+    assert float(distance.max()) < 1e-4
+    assert (found.labels == -1).all()
+
+
 def test_one_functional_finds_about_as_many_as_lie_alone(model) -> None:
     batch = pictures(30, 3)
     found, distance = attacked(model, batch, functionals=("brightness",), bins=60)
