@@ -16,7 +16,7 @@ KINDS = ("labels", "features", "attacks", "defenses", "losses", "trainings", "me
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; 0 done, 1 a condition of --fail-on was met, 2 bad input, 130 interrupted."""
+    """Run one command; 0 done, 1 a condition of --fail-on was met, 2 bad input, 3 an error stopped the method, 130 interrupted."""
     options = _parsed(arguments)
     try:
         return options.command(options)
@@ -67,7 +67,7 @@ def _parser() -> argparse.ArgumentParser:
     again.add_argument("--out", default="dosimeter-reproduction", metavar="DIR", help="where records go (default: %(default)s)")
     again.add_argument("--device", default="cpu", help="cpu or cuda (default: %(default)s)")
 
-    inspect = _add(commands, "inspect", _inspect, "tell whether a model that a server sent is rigged: exit code 0 clean, 1 suspicious")
+    inspect = _add(commands, "inspect", _inspect, "tell whether a model from a server is rigged: exit code 0 no sign seen, 1 suspicious")
     inspect.add_argument(
         "words", nargs="+", metavar="MODEL | key=value", help="a TOML file with a [model] table, an architecture or module:function"
     )
@@ -107,10 +107,8 @@ def _audit(options: argparse.Namespace) -> int:
     config = construct(DefenseGrid if "grid" in data else AuditConfig, data)
     subject = prepare(config.model, config.data, seed=config.seed, device=config.device)
     with terminal.progress_bar() as progress:
-        if isinstance(config, DefenseGrid):
-            result = run_grid(subject, config, out=options.out, progress=progress)
-        else:
-            result = run_suite(subject, config, out=options.out, progress=progress, checkpoint_every=options.checkpoint_every)
+        settings = {"out": options.out, "progress": progress, "checkpoint_every": options.checkpoint_every}
+        result = run_grid(subject, config, **settings) if isinstance(config, DefenseGrid) else run_suite(subject, config, **settings)
     path = result.save(options.out)
     failures = [str(trip) for condition in conditions if (trip := tripped(condition, result.records))]
     if options.json:
@@ -140,6 +138,7 @@ def _run(options: argparse.Namespace) -> int:
     from dosimeter.progress import listening
     from dosimeter.records import write_record
     from dosimeter.subjects import Experiment, prepare
+    from dosimeter.types import Outcome
 
     _spare_cores()
     config = _configured(Experiment, options.words)
@@ -153,7 +152,7 @@ def _run(options: argparse.Namespace) -> int:
         _print_json(_without_pictures(record))
     else:
         terminal.print_record(record)
-    return 0
+    return 3 if record.outcome == Outcome.CRASHED else 0
 
 
 def _list(options: argparse.Namespace) -> int:

@@ -165,13 +165,18 @@ def _check_targets(targets: Tensor, classes: int, path: str, loss: Loss | None) 
         if int(targets.min()) < 0 or int(targets.max()) > highest:
             raise ValueError(f"{path}: class ids must lie in 0..{highest}, got {int(targets.min())}..{int(targets.max())}")
     elif targets.ndim == 2 and targets.shape[1] == classes:
-        if not targets.is_floating_point() or not torch.isfinite(targets).all() or bool((targets < 0).any()):
-            raise ValueError(f"{path}: soft labels must be finite numbers of at least 0")
-        sums = targets.sum(1)
-        if loss is not None and loss.shift_invariant and bool(((sums - 1).abs() > 1e-2).any()):
-            raise ValueError(f"{path}: each soft label must sum to 1, got sums from {sums.min():.3g} to {sums.max():.3g}")
+        check_soft_labels(targets, path, loss)
     else:
         raise ValueError(f"{path}: expected (B,) class ids or (B, {classes}) soft labels, got shape {tuple(targets.shape)}")
+
+
+def check_soft_labels(labels: Tensor, path: str, loss: Loss | None) -> None:
+    """Refuse rows (B, C) that `loss` cannot aim at: softmax losses share out a whole, others ask each class for itself."""
+    if not labels.is_floating_point() or not torch.isfinite(labels).all() or bool((labels < 0).any()):
+        raise ValueError(f"{path}: soft labels must be finite numbers of at least 0")
+    sums = labels.sum(1, dtype=torch.float64)
+    if loss is not None and loss.shift_invariant and bool(((sums - 1).abs() > 1e-2).any()):
+        raise ValueError(f"{path}: each soft label must sum to 1, got sums from {sums.min():.3g} to {sums.max():.3g}")
 
 
 def _check_model(model: nn.Module) -> None:

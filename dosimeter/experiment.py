@@ -131,7 +131,7 @@ def run(
         outcome=found.outcome.value,
         verdict=verdict.value,
         reason=reason,
-        warnings=list(dict.fromkeys([*said, *scores.warnings, *_shortfalls(details)])),
+        warnings=list(dict.fromkeys([*said, *scores.warnings, *_shortfalls(found, details)])),
         seconds=seconds,
         details=details,
         pictures=_pictures(subject, found, foreign, scores),
@@ -191,9 +191,10 @@ def _attack_foreign(subject: Subject, measurement: Measurement) -> Estimate | No
         return None
     try:
         elsewhere = replace(measurement, seed=measurement.seed + FOREIGN)  # another client draws other noise
-        return _attack(expose(subject, elsewhere, subject.foreign), measurement, subject.foreign.targets)
+        found = _attack(expose(subject, elsewhere, subject.foreign), measurement, subject.foreign.targets)
     except Refused:
         return None
+    return None if found.outcome in (Outcome.IMPOSSIBLE, Outcome.CRASHED) else found
 
 
 def _score(subject: Subject, exposure: Exposure, found: Estimate, foreign: Estimate | None) -> Scores:
@@ -218,7 +219,9 @@ def _objective_at_truth(found: Estimate, truth: Batch) -> dict[str, float]:
     return {"objective_at_truth": found.objective_at(truth.inputs, truth.targets)}
 
 
-def _shortfalls(details: dict[str, Any]) -> list[str]:
+def _shortfalls(found: Estimate, details: dict[str, Any]) -> list[str]:
+    if found.outcome is Outcome.DIVERGED:
+        return [f"diverged, so that what is scored is no answer: {found.message}"]
     reached, at_truth = details.get("objective"), details.get("objective_at_truth")
     if reached is None or at_truth is None or not reached > at_truth:
         return []
@@ -255,7 +258,7 @@ def _details(found: Estimate, scores: Scores) -> dict[str, Any]:
 
 def failed(subject: Subject, measurement: Measurement, outcome: Outcome, reason: str) -> Record:
     """The record of a measurement that gave nothing to score."""
-    verdict = Verdict.IMPOSSIBLE if outcome is Outcome.IMPOSSIBLE else Verdict.NOT_SHOWN
+    verdict = Verdict.IMPOSSIBLE if outcome is Outcome.IMPOSSIBLE else Verdict.NOT_MEASURED
     return Record(
         **_identity(subject, measurement),
         metrics={},

@@ -111,7 +111,12 @@ def _settings(item: str) -> list[Defense]:
 
 
 def run_grid(
-    subject: Subject, grid: DefenseGrid, *, out: str | Path | None = None, progress: Callable[[Progress], None] | None = None
+    subject: Subject,
+    grid: DefenseGrid,
+    *,
+    out: str | Path | None = None,
+    progress: Callable[[Progress], None] | None = None,
+    checkpoint_every: float | None = None,
 ) -> Audit:
     """Audit the subject behind every cell's defenses and measure their cost; what the folder `out` holds already stays."""
     folder = None if out is None else Path(out)
@@ -126,7 +131,8 @@ def run_grid(
         try:
             for draw, drawn in enumerate(subjects):
                 seeded = replace(setting, seed=setting.seed + draw)
-                records.extend(run_suite(drawn, seeded, out=folder, progress=shown, beside=subjects).records)
+                found = run_suite(drawn, seeded, out=folder, progress=shown, checkpoint_every=checkpoint_every, beside=subjects)
+                records.extend(found.records)
         except Refused as refused:
             if number == 0:
                 raise

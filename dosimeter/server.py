@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dosimeter.client import check_exposure
+from dosimeter.client import check_exposure, check_soft_labels
 from dosimeter.interfaces import Attack, FeatureRecovery, LabelRecovery
 from dosimeter.needs import check_needs
 from dosimeter.randomness import generator, seeded
 from dosimeter.registry import ATTACKS, FEATURES, LABELS
-from dosimeter.types import Exposure, FeatureEstimate, LabelEstimate, Reconstruction
+from dosimeter.types import Exposure, FeatureEstimate, LabelEstimate, Public, Reconstruction
 
 Labels = LabelEstimate | Tensor | None
 
@@ -36,7 +36,7 @@ def recover_features(
     """
     recovery = FEATURES.resolve(method, **options)
     check_exposure(exposure)
-    known = as_label_estimate(labels, exposure.public.classes)
+    known = as_label_estimate(labels, exposure.public)
     check_needs(recovery, exposure, known)
     role = f"features {recovery.name}"
     with seeded(seed, role):
@@ -47,27 +47,28 @@ def reconstruct(exposure: Exposure, method: str | Attack, *, labels: Labels = No
     """Recover the inputs; `labels` may be an estimate, a tensor, or None where the attack finds its own."""
     attack = ATTACKS.resolve(method, **options)
     check_exposure(exposure)
-    known = as_label_estimate(labels, exposure.public.classes)
+    known = as_label_estimate(labels, exposure.public)
     check_needs(attack, exposure, known)
     role = f"attack {attack.name}"
     with seeded(seed, role):
         return attack(exposure, known, _rng(exposure, seed, role))
 
 
-def as_label_estimate(labels: Labels, classes: int) -> LabelEstimate | None:
+def as_label_estimate(labels: Labels, public: Public) -> LabelEstimate | None:
     """Class ids (B,), -1 where one is not known, or soft labels (B, C) as an estimate; an estimate or None as it is."""
     if labels is None or isinstance(labels, LabelEstimate):
         return labels
     if not isinstance(labels, Tensor):
         raise TypeError(f"labels: expected a LabelEstimate, a tensor or None, got {type(labels).__name__}")
+    classes = public.classes
     soft = labels if labels.ndim == 2 else None
     ids = labels.argmax(1) if labels.ndim == 2 else labels
     if ids.ndim != 1 or (soft is not None and soft.shape[1] != classes) or ids.is_floating_point():
         raise ValueError(
             f"labels: expected (B,) class ids or (B, {classes}) soft labels, got {labels.dtype} of shape {tuple(labels.shape)}"
         )
-    if soft is not None and not bool((torch.isfinite(soft) & (soft >= 0)).all()):
-        raise ValueError("labels: soft labels must be finite and not negative")
+    if soft is not None:
+        check_soft_labels(soft.double(), "labels", public.loss)
     if len(ids) == 0 or int(ids.min()) < -1 or int(ids.max()) >= max(classes, 2):
         raise ValueError(f"labels: expected at least one class id in 0..{classes - 1}, or -1 for an unknown one")
     return LabelEstimate(counts=torch.bincount(ids[ids >= 0], minlength=classes), labels=ids, soft=soft)

@@ -25,7 +25,7 @@ from dosimeter.statistics import Summary, summarize
 from dosimeter.types import Record
 from dosimeter.verdicts import SURFACES, Verdict, gravity
 
-COLOURS = {Verdict.LEAKED: "bold red", Verdict.NOT_SHOWN: "yellow", Verdict.IMPOSSIBLE: "dim"}
+COLOURS = {Verdict.LEAKED: "bold red", Verdict.NOT_SHOWN: "yellow", Verdict.IMPOSSIBLE: "dim", Verdict.NOT_MEASURED: "yellow"}
 AGREEMENT_COLOURS = {Agreement.REPRODUCED: "green", Agreement.UNPUBLISHED: "dim", Agreement.SKIPPED: "dim"}  # others: yellow
 SHOWN = {"labels": "insacc", "features": "feature_error", "inputs": "psnr"}  # the metric that stands for a surface
 
@@ -60,6 +60,10 @@ def print_audit(result: Audit, report: Path) -> None:
         console.print(_headline(verdict.surface, verdict.verdict, verdict.method, verdict.reason))
         if costs is None:
             _print_methods(console, [record for record in result.records if record.surface == verdict.surface], SHOWN[verdict.surface])
+    judged = {verdict.surface for verdict in result.verdicts}
+    for record in result.records:
+        if record.surface in SURFACES and record.surface not in judged:
+            console.print(_headline(record.surface, Verdict.NOT_MEASURED, shown_name(record), record.reason))
     if costs is not None:
         _print_tradeoff(console, costs)
     console.print(f"report: {report}", soft_wrap=True)
@@ -98,9 +102,7 @@ def _print_tradeoff(console: Console, found: Tradeoff) -> None:
 
 def print_record(record: Record) -> None:
     console = Console()
-    console.print(
-        Text.assemble((f"{record.surface}: {record.verdict}", COLOURS[Verdict(record.verdict)]), f" ({record.method}): {record.reason}")
-    )
+    console.print(_headline(record.surface, Verdict(record.verdict), record.method, record.reason))
     table = Table()
     for heading in ("metric", "median", "10 %", "90 %", *record.nulls):
         table.add_column(heading, justify="left" if heading == "metric" else "right")
@@ -108,7 +110,8 @@ def print_record(record: Record) -> None:
         summary = _summary(metric, values)
         nulls = [_number(_summary(metric, columns[metric]).median) if metric in columns else "" for columns in record.nulls.values()]
         table.add_row(metric, _number(summary.median), _number(summary.quantiles[0]), _number(summary.quantiles[3]), *nulls)
-    console.print(table)
+    if record.metrics:
+        console.print(table)
     for warning in record.warnings:
         console.print(Text(f"warning: {warning}", "yellow"))
 

@@ -1,4 +1,4 @@
-"""What a score means: leaked, not shown at this budget, or impossible here; always with the reason."""
+"""What a score means: leaked, not shown at this budget, impossible here, or not measured; always with the reason."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ class Verdict(StrEnum):
     LEAKED = "leaked"
     NOT_SHOWN = "not shown at this budget"
     IMPOSSIBLE = "impossible here"
+    NOT_MEASURED = "not measured"  # of a method that an error stopped: it has no say on its surface
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +111,7 @@ def _judge_surface(surface: str, group: list[Record]) -> SurfaceVerdict:
 
 def gravity(record: Record) -> tuple[int, bool, float]:
     """How much a record shows, to rank records of one surface: by verdict, by proof, then by score; larger is worse for the client."""
-    order = [Verdict.IMPOSSIBLE, Verdict.NOT_SHOWN, Verdict.LEAKED]
+    order = [Verdict.NOT_MEASURED, Verdict.IMPOSSIBLE, Verdict.NOT_SHOWN, Verdict.LEAKED]
     sign, metric = {"labels": (1, "insacc"), "features": (-1, "feature_error"), "inputs": (1, "psnr")}[record.surface]
     values = [_number(value, -sign * math.inf) for value in record.metrics.get(metric, [])]
     return order.index(Verdict(record.verdict)), bool(record.details.get("certified")), sign * _median(values) if values else -math.inf

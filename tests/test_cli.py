@@ -114,6 +114,8 @@ def test_own_model_weights_and_folder(tmp_path, monkeypatch, capsys):
         (["audit", "labels=idlg"], "labels"),
         (["run", *FAST, "device=cudaa"], "device: 'cudaa' cannot be used here"),
         (["run", *FAST, "model.name=torch.nn:Linear", "model.in_features=8", "model.out_features=10"], "model"),
+        (["run", *FAST, "--checkpoint-every", "-1"], "checkpoint_every: expected seconds, 0 or more, got -1.0"),
+        (["run", *FAST, "--checkpoint-every", "nan"], "checkpoint_every: expected seconds, 0 or more, got nan"),
         (["report", "no-such-folder"], "no records there"),
     ],
 )
@@ -156,6 +158,47 @@ def test_double_precision_models_are_audited(tmp_path, monkeypatch, capsys):
     )
     assert main(["run", *FAST, "model.name=double_net:build", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["metrics"]["insacc"] == [1.0]
+
+
+def own_network(name, body):
+    Path(f"{name}.py").write_text(f"import torch\nfrom torch import nn\n{body}")
+    sys.modules.pop(name, None)
+    return ["run", "labels=given", "data.name=digits", "data.batch_size=2", "attack=dlg", "attack.steps=20", f"model.name={name}:build"]
+
+
+def test_half_precision_models_are_attacked_and_kept(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    words = own_network("bfloat_net", "def build():\n    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10)).bfloat16()\n")
+    assert main([*words, "--out", "out", "--checkpoint-every", "0", "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record["outcome"] == "completed"
+    assert "replayed in single precision" in record["details"]["message"]
+
+
+def test_why_an_attack_could_not_run_is_said(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    words = own_network("certain_net", CERTAIN)
+    assert main(words) == 2
+    assert capsys.readouterr().err == "dosimeter: the update is zero in every layer: it says nothing about the inputs\n"
+
+
+CERTAIN = """
+class Certain(nn.Linear):
+    def forward(self, inputs):
+        return super().forward(inputs.flatten(1)) * 0
+
+def build():
+    return Certain(64, 10)
+"""
+
+
+def test_an_attack_that_an_error_stopped_is_not_measured_and_ends_with_3(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    words = own_network("plain_net", "def build():\n    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))\n")
+    assert main([*words, "attack.history=1000000000000", "attack.steps=1000000000000"]) == 3
+    shown = " ".join(capsys.readouterr().out.split())
+    assert shown.startswith("inputs: not measured (dlg): out of memory")
+    assert "median" not in shown
 
 
 def test_a_truncated_weights_file_is_said(tmp_path, capsys):

@@ -5,6 +5,7 @@ import torch
 
 import dosimeter as dm
 from dosimeter.experiment import Measurement, key_of, run
+from dosimeter.matching.run import Run
 from dosimeter.subjects import DataConfig, ModelConfig, prepare, subject_from
 from dosimeter.types import Refused
 from dosimeter.verdicts import Verdict
@@ -56,14 +57,41 @@ def test_an_attack_that_could_not_run_is_impossible_here_and_never_scored(subjec
     measurement = Measurement(attack=dm.attack("inverting_gradients", steps=2))
     record = run(blind, measurement)
     assert (record.verdict, record.outcome, record.metrics) == ("impossible here", "impossible", {})
-    assert "slope at the inputs is 0" in record.reason
-    with pytest.raises(Refused, match="slope at the inputs is 0"):
+    assert "passes no gradient to its inputs" in record.reason
+    with pytest.raises(Refused, match="passes no gradient to its inputs"):
         run(blind, measurement, raise_refusals=True)
 
 
 class Detached(torch.nn.Module):
     def forward(self, inputs):
         return inputs.detach()
+
+
+def test_an_attack_that_an_error_stopped_is_not_measured(subject, monkeypatch):
+    def fail(*_):
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+
+    monkeypatch.setattr(Run, "move", fail)
+    record = run(subject, Measurement(attack=dm.attack("inverting_gradients", steps=2)))
+    assert (record.verdict, record.outcome, record.metrics) == ("not measured", "crashed", {})
+    assert record.reason.startswith("out of memory")
+
+
+def test_a_divergence_is_warned_of(subject):
+    record = run(subject, Measurement(attack=dm.attack("inverting_gradients", steps=2, learning_rate=3e38)))
+    assert record.outcome == "diverged"
+    assert [warning for warning in record.warnings if warning.startswith("diverged, so that what is scored is no answer: a step left")]
+
+
+def test_a_foreign_client_that_cannot_be_attacked_is_no_null(subject):
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 16 * 16, 10)).eval()
+    torch.nn.init.zeros_(model[1].weight)
+    with torch.no_grad():
+        model[1].bias.copy_(torch.tensor([500.0] + [0.0] * 9))
+    sure = dm.Batch(subject.foreign.inputs, torch.zeros_like(subject.foreign.targets))
+    wrong = dm.Batch(subject.batch.inputs, torch.ones_like(subject.batch.targets))
+    record = run(replace(subject, model=model, batch=wrong, foreign=sure), Measurement(attack=dm.attack("inverting_gradients", steps=2)))
+    assert set(record.nulls) == {"mean", "nearest"}
 
 
 def test_a_refusal_is_a_finding_or_raised(subject):

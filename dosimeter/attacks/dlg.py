@@ -60,7 +60,7 @@ class DLG(Attack):
             distance=distance,
             priors=term.priors,
             layer_weights=term.layer_weights(self.head_weight),
-            optimiser=LBFGS(history=self.history),
+            optimiser=LBFGS(history=min(self.history, self.steps)),
             rate=Rate(start=self.learning_rate, shape="constant"),
             steps=self.steps,
             restarts=self.restarts,

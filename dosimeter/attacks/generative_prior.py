@@ -13,6 +13,7 @@ from dosimeter.generators.latent import Latent, descend, evaluate, evolve
 from dosimeter.generators.nulls import decoder_nulls
 from dosimeter.generators.train import DecoderSettings
 from dosimeter.interfaces import Attack
+from dosimeter.matching.differentiable import reason_against, twice_differentiable
 from dosimeter.matching.distances import Cosine
 from dosimeter.matching.optimisers import Adam
 from dosimeter.matching.recipe import Recipe
@@ -21,7 +22,7 @@ from dosimeter.matching.schedules import Rate
 from dosimeter.normalization import to_pixels
 from dosimeter.options import NonNegativeFloat, PositiveFloat, PositiveInt
 from dosimeter.registry import ATTACKS
-from dosimeter.types import Exposure, Knowledge, LabelEstimate, Outcome, Reconstruction
+from dosimeter.types import Exposure, Knowledge, LabelEstimate, Outcome, Reconstruction, Refused
 
 
 @ATTACKS.register("generative_prior")
@@ -60,6 +61,7 @@ class GenerativePrior(Attack):
         run = Run(exposure, labels, rng, recipe)
         start = 0.1 * torch.randn(run.guess.shape[0], len(latent.axes), generator=rng, device=rng.device).to(latent.axes)
         if self.search == "descent":
+            _refuse_without_slope(run)
             found, reached = descend(latent, run, start, steps=self.steps, rate=self.learning_rate, penalty=self.penalty)
         else:
             found, reached = evolve(latent, run, start, rng, steps=self.steps, population=self.population, penalty=self.penalty)
@@ -77,3 +79,10 @@ class GenerativePrior(Attack):
             message=f"{trained.origin}; cosine distance {reached[0]:.3g} at the start, {distance:.3g} at the end",
             nulls=decoder_nulls(exposure, target, trained.decoder, rng, count=len(inputs)),
         )
+
+
+def _refuse_without_slope(run: Run) -> None:
+    with twice_differentiable():
+        reason = reason_against(run.exposure, run.recipe, run.guess, run.variables)
+    if reason:
+        raise Refused(f'{reason}; search="evolution" needs no gradient')

@@ -11,6 +11,7 @@ from torch import Generator, Tensor
 from dosimeter.generators.decoder import Decoder
 from dosimeter.generators.target import Target
 from dosimeter.generators.train import decode
+from dosimeter.matching.differentiable import twice_differentiable
 from dosimeter.matching.paths import Evaluation
 from dosimeter.matching.run import Run
 from dosimeter.normalization import from_pixels
@@ -109,4 +110,5 @@ def evolve(
 def evaluate(run: Run, inputs: Tensor) -> Evaluation:
     """The matching objective of (R, B, *shape) inputs, and its slope."""
     names, terms = run.terms(1.0, final=True)
-    return run.evaluate(inputs.to(run.variables), None, names, terms)
+    with twice_differentiable():
+        return run.evaluate(inputs.to(run.variables), None, names, terms)

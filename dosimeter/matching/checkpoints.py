@@ -7,7 +7,7 @@ import hashlib
 import math
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -40,7 +40,7 @@ _keeper: ContextVar[Keeper | None] = ContextVar("keeper", default=None)
 def keeping(folder: str | Path | None, every: float | None = None) -> Iterator[None]:
     """Attacks inside this block write checkpoints and a preview into `folder`, and resume from what they find there; None: they do not."""
     if every is not None and not 0 <= every < math.inf:
-        raise ValueError(f"checkpoint every: expected seconds, 0 or more, got {every}")
+        raise ValueError(f"checkpoint_every: expected seconds, 0 or more, got {every}")
     token = _keeper.set(None if folder is None else Keeper(Path(folder), EVERY if every is None else every))
     try:
         yield
@@ -107,8 +107,27 @@ def write_preview(samples: Tensor, normalization: Normalization, file: Path) -> 
 def _fingerprint(exposure: Exposure, recipe: Recipe, start: Tensor, targets: Tensor | None) -> str:
     """Of the recipe, the protocol, the update, the model, the labels and the start, the last of which stands for the seed."""
     public = exposure.public
-    digest = hashlib.sha256(repr((dataclasses.replace(recipe, seconds=None), public.training, public.loss, public.train_mode)).encode())
-    labels = () if targets is None else (targets,)
-    for tensor in (*exposure.update.values(), *exposure.model.state_dict().values(), *labels, start):
-        digest.update(tensor.detach().cpu().flatten().contiguous().view(torch.uint8).numpy().tobytes())
+    protocol = (public.training, public.loss, public.train_mode, public.normalization)
+    problem = (dataclasses.replace(recipe, seconds=None), protocol, exposure.update, exposure.model.state_dict(), targets, start)
+    digest = hashlib.sha256()
+    for part in _parts(problem):
+        digest.update(part)
     return digest.hexdigest()[:16]
+
+
+def _parts(value: object) -> Iterator[bytes]:
+    """All that a value is made of, tensors to the last bit: `repr` would round and shorten them."""
+    if isinstance(value, Tensor):
+        yield f"{value.dtype} {tuple(value.shape)}".encode()
+        yield value.detach().cpu().flatten().contiguous().view(torch.uint8).numpy().tobytes()
+    elif isinstance(value, Mapping):
+        yield from _parts(tuple(value.items()))
+    elif isinstance(value, tuple):
+        yield f"{len(value)} parts".encode()
+        for item in value:
+            yield from _parts(item)
+    elif dataclasses.is_dataclass(value):
+        yield type(value).__qualname__.encode()
+        yield from _parts({field.name: getattr(value, field.name) for field in dataclasses.fields(value)})
+    else:
+        yield repr(value).encode()

@@ -47,7 +47,9 @@ def choose(exposure: Exposure, objective: Objective, guess: Guess, variables: Te
         return _noted(Measured(objective, [Eager(objective), *map(way, (Functional, Captured, Compiled))]), note)
     ladder: list[Evaluator] = [Functional(objective), Eager(objective)] if together else [Eager(objective)]
     if path in ("captured", "compiled"):
-        ladder.insert(0, way(Compiled if path == "compiled" else Captured))
+        ladder.insert(0, way(Captured))
+    if path == "compiled":
+        ladder.insert(0, way(Compiled))
     return _noted(WithFallback(ladder), note)
 
 
@@ -61,19 +63,25 @@ def reason_against_batching(exposure: Exposure, recipe: Recipe, guess: Guess, va
     objective = in_double_precision(exposure, recipe, guess)
     inputs, logits = guess.unpack(variables[:2].double())
     terms = Terms(matching=inputs.new_ones(()), priors=inputs.new_ones(len(recipe.priors)))
-    try:
-        with torch.random.fork_rng(devices=[inputs.device] if inputs.is_cuda else []):
-            alone = Eager(objective)(inputs, logits, objective.names, terms)
-            again = Eager(objective)(inputs, logits, objective.names, terms)
-            together = Functional(objective)(inputs, logits, objective.names, terms)
-    except Exception:  # what else cannot be traced is found out, and told of, where it is first evaluated
-        return f"{one_by_one} this model cannot be traced side by side"
-    bound = 1e-8 * alone.inputs.abs().max()
-    if bool((alone.inputs - again.inputs).abs().max() > bound):
+
+    def slope(kind: type[Evaluator]) -> Tensor:
+        return kind(objective)(inputs, logits, objective.names, terms).inputs
+
+    with torch.random.fork_rng(devices=[inputs.device] if inputs.is_cuda else []):
+        try:
+            alone, again = slope(Eager), slope(Eager)
+        except Exception as error:  # memory, or a constant of single precision; a defect of the model is told where it is first evaluated
+            return f"{one_by_one} their trial in double precision failed ({first_line(error)})"
+        try:
+            together = slope(Functional)
+        except Exception as error:  # tracing fails in as many ways as there are models
+            return f"{one_by_one} this model cannot be traced side by side ({first_line(error)})"
+    if not bool(torch.isfinite(alone).all()):
+        return f"{one_by_one} their gradients are not finite"
+    allowed = 1e-8 * alone.abs().max()
+    if bool((alone - again).abs().max() > allowed):
         return f"{one_by_one} this model draws random numbers"
-    if bool((alone.inputs - together.inputs).abs().max() > bound):
-        return f"{one_by_one} PyTorch differentiates this model wrongly side by side"
-    return ""
+    return "" if bool((alone - together).abs().max() <= allowed) else f"{one_by_one} PyTorch differentiates this model wrongly side by side"
 
 
 class OneByOne(Evaluator):

@@ -44,35 +44,39 @@ def in_single_precision(exposure: Exposure) -> Exposure:
 
 def reason_against(exposure: Exposure, recipe: Recipe, guess: Guess, variables: Tensor) -> str:
     """Why the gradient of the matching objective would be wrong here, or nothing."""
-    inputs, logits = guess.unpack(variables[:1])
-    return _reason_in_custom_functions(exposure, recipe, guess, inputs, logits) or _reason_in_slope(exposure, recipe, guess, inputs, logits)
+    return _reason_in_custom_functions(exposure, recipe, guess, variables[:1]) or _reason_in_slope(exposure, recipe, guess, variables)
 
 
-def _reason_in_slope(exposure: Exposure, recipe: Recipe, guess: Guess, inputs: Tensor, logits: Tensor | None) -> str:
+def _reason_in_slope(exposure: Exposure, recipe: Recipe, guess: Guess, variables: Tensor) -> str:
     """A model that rounds or detaches its inputs has a slope of exactly 0 at all of them: no step would ever be taken.
 
-    Tried at the start and at its mirror image in the data range, since a start may hit upon units that are all off.
+    Tried at every start and at its mirror image in the data range, until one has a slope: a start may be the answer, or hit upon units
+    that are all off.
     """
-    objective = Objective(exposure, dataclasses.replace(recipe, distance=SquaredError(), priors=()), guess.targets)
-    terms = Terms(matching=inputs.new_ones(()), priors=inputs.new_zeros(0))
-    for at in (inputs, guess.low + guess.high - inputs):
-        evaluation = Eager(objective)(at, logits, objective.names, terms)
-        if bool(evaluation.inputs.any()) or not bool(torch.isfinite(evaluation.objective).all()):
-            return ""
-    return "the update's slope at the inputs is 0 wherever they are: the model rounds, cuts or detaches them, and no step can follow it"
+    evaluate = Eager(Objective(exposure, dataclasses.replace(recipe, distance=SquaredError(), priors=()), guess.targets))
+    terms = Terms(matching=variables.new_ones(()), priors=variables.new_zeros(0))
+    for one in variables.split(1):
+        inputs, logits = guess.unpack(one)
+        for at in (inputs, guess.low + guess.high - inputs):
+            evaluation = evaluate(at, logits, evaluate.objective.names, terms)
+            if bool(evaluation.inputs.any()) or not bool(torch.isfinite(evaluation.objective).all()):
+                return ""
+    return (
+        "the model passes no gradient to its inputs, as one that rounds or detaches them: no step can be taken, whatever the update holds"
+    )
 
 
-def _reason_in_custom_functions(exposure: Exposure, recipe: Recipe, guess: Guess, inputs: Tensor, logits: Tensor | None) -> str:
+def _reason_in_custom_functions(exposure: Exposure, recipe: Recipe, guess: Guess, variables: Tensor) -> str:
     """Autograd skips without a word a custom function that is differentiable only once.
 
     So where the model has custom functions, the objective's slope along its own gradient is compared with a difference quotient, in
     double precision.
     """
-    custom = _custom_functions(exposure, inputs[0])
+    custom = _custom_functions(exposure, guess.unpack(variables)[0][0])
     if not custom:
         return ""
     objective = in_double_precision(exposure, recipe, guess)
-    inputs, logits = inputs.double(), None if logits is None else logits.double()
+    inputs, logits = guess.unpack(variables.double())
     terms = Terms(matching=inputs.new_ones(()), priors=inputs.new_zeros(len(recipe.priors)))
 
     def evaluate(at: Tensor) -> Evaluation:

@@ -31,8 +31,9 @@ class Run:
     def __init__(
         self, exposure: Exposure, labels: LabelEstimate | None, rng: Generator, recipe: Recipe, start: Tensor | None = None
     ) -> None:
-        self.exposure = exposure = in_single_precision(exposure)
-        self.recipe, self.rng = recipe, rng
+        sent, exposure = exposure, in_single_precision(exposure)
+        self.exposure, self.recipe, self.rng = exposure, recipe, rng
+        self.widened = exposure is not sent
         self.guess = make_guess(exposure, labels, recipe)
         self.objective = Objective(exposure, recipe, self.guess.targets)
         self.device = self.guess.low.device
@@ -182,6 +183,7 @@ class Run:
             self.note,
             f"resumed at step {self.resumed}" if self.resumed else "",
             self.evaluate.note,
+            "replayed in single precision, since squares of gradients leave the range of half" if self.widened else "",
             f"{len(self.dropped)} of {self.recipe.restarts} restarts ended after their trial" if self.dropped else "",
             f"{lost} of {len(self.alive)} restarts left the finite numbers" if lost else "",
         ]

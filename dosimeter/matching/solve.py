@@ -50,6 +50,8 @@ def _told(error: Exception) -> tuple[Outcome, str]:
         return Outcome.CRASHED, f"out of memory; fewer restarts, a smaller batch or smaller images would need less: {line}"
     if any(word in line for word in ("derivative", "differentia", "backward", "grad", "inplace")):
         return Outcome.IMPOSSIBLE, f"the model's gradient cannot be differentiated once more: {line}"
+    if "overflow" in line:
+        return Outcome.DIVERGED, f"a step left the range of numbers; a smaller learning rate would stay in it: {line}"
     return Outcome.CRASHED, f"stopped by an error of the model or of PyTorch: {line}"
 
 

@@ -33,9 +33,8 @@ def findings(records: Sequence[Record]) -> list[Finding]:
         judged = verdicts.get(surface)
         if judged is None:
             meaning = ALL_CRASHED if any(record.surface == surface for record in records) else NOT_MEASURED
-            blank = Finding(
-                surface=surface, verdict="not measured", state="not-measured", reason="", method="", setting="", meaning=meaning
-            )
+            unknown = Verdict.NOT_MEASURED
+            blank = Finding(surface=surface, verdict=unknown.value, state=state(unknown), reason="", method="", setting="", meaning=meaning)
             found.append(blank)
             continue
         telling = max((r for r in records if r.surface == surface and r.outcome != Outcome.CRASHED), key=gravity)
@@ -89,4 +88,9 @@ def warnings(records: Sequence[Record]) -> list[tuple[str, list[str]]]:
 
 
 def state(verdict: str) -> str:
-    return {Verdict.LEAKED: "leaked", Verdict.NOT_SHOWN: "not-shown", Verdict.IMPOSSIBLE: "impossible"}[Verdict(verdict)]
+    return {
+        Verdict.LEAKED: "leaked",
+        Verdict.NOT_SHOWN: "not-shown",
+        Verdict.IMPOSSIBLE: "impossible",
+        Verdict.NOT_MEASURED: "not-measured",
+    }[Verdict(verdict)]

@@ -38,6 +38,25 @@ def test_evolution_lowers_the_distance_without_a_slope(setting):
     assert more.distance < 0.7 * few.distance
 
 
+class Rounded(torch.nn.Sequential):
+    def forward(self, images):
+        return super().forward((images * 16).round() / 16)
+
+
+def test_a_model_without_a_slope_is_searched_by_evolution_alone(digits):
+    images, labels = digits
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = Rounded(torch.nn.Flatten(), torch.nn.Linear(64, 20), torch.nn.Sigmoid(), torch.nn.Linear(20, 10)).eval()
+    batch = dm.Batch(images[:2], labels[:2])
+    exposure = dm.observe(model, batch, auxiliary=dm.Batch(images[500:600], labels[500:600]))
+    options = OPTIONS | {"epochs": 1, "dimensions": 8, "population": 4}
+    with pytest.raises(Refused, match=r'passes no gradient to its inputs.*search="evolution" needs no gradient'):
+        dm.reconstruct(exposure, "generative_prior", labels=batch.targets, steps=2, **options)
+    found = dm.reconstruct(exposure, "generative_prior", labels=batch.targets, steps=20, search="evolution", **options)
+    assert found.outcome is dm.Outcome.COMPLETED
+
+
 def test_refusals(setting, normed_classifier):
     batch, exposure = setting
     with pytest.raises(Refused, match="needs labels"):

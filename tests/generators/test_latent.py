@@ -32,7 +32,7 @@ def latent(exposure, rng):
 
 def run_of(exposure, digits, rng):
     recipe = Recipe(distance=Cosine(), optimiser=Adam(), rate=Rate(start=0.1), steps=10)
-    return Run(exposure, as_label_estimate(digits[1][:2], 10), rng, recipe)
+    return Run(exposure, as_label_estimate(digits[1][:2], exposure.public), rng, recipe)
 
 
 def test_the_axes_are_the_principal_ones(exposure, latent):

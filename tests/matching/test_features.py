@@ -24,3 +24,9 @@ def test_a_recovery_whose_needs_are_not_met_is_left_out_and_said(features: str, 
     found = dm.reconstruct(dm.observe(model, batch), "dlg", labels=labels, features=features, steps=5, restarts=1)
     assert found.outcome is dm.Outcome.COMPLETED
     assert said in found.message
+
+
+def test_a_head_that_is_withheld_leaves_no_features_to_match(classifier, batch) -> None:
+    exposure = dm.observe(classifier, batch, defenses=("head_withheld",))
+    found = dm.reconstruct(exposure, "inverting_gradients", labels=batch.targets, features="subspace", steps=3)
+    assert found.message == "no features to match: subspace needs the head gradient: the client withholds the last layer"

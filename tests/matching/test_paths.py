@@ -116,6 +116,38 @@ def test_restarts_run_one_by_one_where_the_framework_differentiates_them_wrongly
     assert torch.allclose(*pair, rtol=1e-10, atol=0)
 
 
+class Branching(nn.Sequential):
+    """Takes one way or the other, as its input bids."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        return super().forward(images * 2 if images.mean() > 0.1 else images)
+
+
+class Constant(nn.Sequential):
+    """Multiplies by a number of single precision that moves with no `.double()`."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        return super().forward(images) @ torch.eye(5)
+
+
+@pytest.mark.parametrize(
+    ("wrapper", "drop", "said"),
+    [
+        (Branching, 0.0, "this model cannot be traced side by side (vmap"),
+        (nn.Sequential, 0.3, "this model draws random numbers"),
+        (Constant, 0.0, "their trial in double precision failed (expected"),
+        (nn.Sequential, 0.0, ""),
+    ],
+)
+def test_why_restarts_run_one_by_one_is_said_as_it_is(wrapper: type[nn.Module], drop: float, said: str) -> None:
+    model = seeded(lambda: wrapper(nn.Conv2d(3, 4, 3), nn.Tanh(), nn.Dropout(drop), nn.Flatten(), nn.Linear(144, 5)))
+    exposure = dm.observe(model.train(), batch(torch.float32))
+    found = dm.reconstruct(exposure, "inverting_gradients", labels=batch().targets, steps=3, restarts=2)
+    assert found.outcome is dm.Outcome.COMPLETED
+    assert found.message.startswith(f"restarts ran one by one, as {said}" if said else "")
+    assert bool(found.message) == bool(said)
+
+
 def test_weights_switch_layers_off_as_leaving_them_out_does() -> None:
     exposure = dm.observe(seeded(Residual).double().eval(), batch())
     for distance in (Cosine(), SquaredError()):
@@ -289,3 +321,15 @@ def test_falling_back_keeps_the_numbers() -> None:
     found, plain = (path(inputs, None, objective.names, terms) for path in (guarded, Eager(objective)))
     assert torch.equal(found.inputs, plain.inputs)
     assert guarded.note == "broken form refused (no such kernel), ran eager"
+
+
+def test_a_step_that_cannot_be_compiled_is_recorded_as_it_is_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("expected size 3==3, stride 25==1 at dim=1")
+
+    monkeypatch.setattr(Compiled, "_translated", refuse)
+    exposure = dm.observe(seeded(Residual).eval(), batch(torch.float32))
+    settings = {"labels": batch().targets, "steps": 3}
+    found = dm.reconstruct(exposure, "inverting_gradients", path="compiled", **settings)
+    assert found.message == "compiled form refused (expected size 3==3, stride 25==1 at dim=1), ran captured"
+    assert torch.equal(found.inputs, dm.reconstruct(exposure, "inverting_gradients", path="captured", **settings).inputs)

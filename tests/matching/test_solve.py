@@ -13,6 +13,7 @@ from dosimeter.matching import solve as loop
 from dosimeter.matching.checkpoints import keeping
 from dosimeter.matching.consistency import consensus
 from dosimeter.matching.distances import Cosine, SquaredError
+from dosimeter.matching.features import FeatureMatch
 from dosimeter.matching.optimisers import LBFGS, Adam
 from dosimeter.matching.priors import TotalVariation
 from dosimeter.matching.recipe import Recipe
@@ -129,7 +130,7 @@ def test_another_seed_does_not_resume_from_this_ones_checkpoint_and_a_torn_one_i
         assert first[0] == 0
 
 
-def test_other_labels_do_not_resume_from_these_ones_checkpoint(tmp_path: Path) -> None:
+def test_other_labels_losses_and_trainings_do_not_resume_from_these_ones_checkpoint(tmp_path: Path) -> None:
     exposure, labels = exposed()
     others = dataclasses.replace(labels, labels=torch.tensor([0, 2]))
     soft = dataclasses.replace(labels, soft=torch.full((2, 5), 0.2))
@@ -140,11 +141,28 @@ def test_other_labels_do_not_resume_from_these_ones_checkpoint(tmp_path: Path) -
 
     with keeping(tmp_path, every=0), pytest.raises(KeyboardInterrupt), listening(kill):
         run(recipe(), exposure, labels)
-    for given, begun in ((others, 0), (soft, 0), (labels, 20)):
+    public, counts = exposure.public, []
+    smoothed = dataclasses.replace(exposure, public=dataclasses.replace(public, loss=dm.CrossEntropy(smoothing=0.1)))
+    local = dataclasses.replace(exposure, public=dataclasses.replace(public, training=dm.FedAvg(steps=2)))
+    for sent, given in ((exposure, others), (exposure, soft), (smoothed, labels), (local, labels), (exposure, labels)):
         first: list[int] = []
         with keeping(tmp_path, every=1e9), listening(lambda done, total, note, seen=first: seen.append(done)):
-            run(recipe(), exposure, given)
-        assert first[0] == begun
+            run(recipe(), sent, given)
+        counts.append(first[0])
+    assert counts == [0, 0, 0, 0, 20]
+
+
+def test_features_to_the_last_bit_are_part_of_what_a_checkpoint_is_of() -> None:
+    exposure, labels = exposed()
+    features = torch.rand(2, 64, generator=Generator().manual_seed(0))
+    nearly = features.clone()
+    nearly[1, 40] += 1e-6
+    names = []
+    with keeping("unused"):
+        for wanted in (features, nearly, features.clone()):
+            match = FeatureMatch(weight=1.0, head="5", features=wanted, slots=torch.arange(2), distance=Cosine())
+            names.append(loop.Run(exposure, labels, Generator().manual_seed(0), recipe(priors=(match,))).checkpoint.file)
+    assert names[0] == names[2] != names[1]
 
 
 @pytest.mark.parametrize("every", [-1.0, float("nan"), float("inf")])
@@ -159,12 +177,24 @@ def test_a_soft_label_that_is_nothing_is_refused() -> None:
         run(recipe(), exposure, dataclasses.replace(labels, soft=torch.tensor([[0.0] * 5, [0.2] * 5])))
 
 
+@pytest.mark.parametrize("share", [0.0, 0.5])
+def test_soft_labels_that_are_no_distribution_are_refused_where_the_loss_shares_out_a_whole(share: float) -> None:
+    exposure, _ = exposed()
+    soft = torch.full((2, 5), share)
+    with pytest.raises(ValueError, match=f"labels: each soft label must sum to 1, got sums from {5 * share:g}"):
+        dm.reconstruct(exposure, "inverting_gradients", labels=soft, steps=2)
+    each_for_itself = dataclasses.replace(exposure, public=dataclasses.replace(exposure.public, loss=dm.BinaryCrossEntropy()))
+    found = dm.reconstruct(each_for_itself, "inverting_gradients", labels=soft, steps=2)
+    assert torch.equal(found.labels, soft)
+
+
 def test_an_error_in_the_middle_says_whether_the_model_or_the_machine_is_to_blame(monkeypatch: pytest.MonkeyPatch) -> None:
     exposure, labels = exposed()
     told = {
         "[enforce fail] DefaultCPUAllocator: can't allocate memory": (dm.Outcome.CRASHED, "out of memory; fewer restarts"),
         "derivative for aten::_made_up_backward is not implemented": (dm.Outcome.IMPOSSIBLE, "cannot be differentiated once more"),
-        "value cannot be converted to type float without overflow": (dm.Outcome.CRASHED, "stopped by an error of the model or of PyTorch"),
+        "value cannot be converted to type float without overflow": (dm.Outcome.DIVERGED, "a smaller learning rate"),
+        "mat1 and mat2 shapes cannot be multiplied": (dm.Outcome.CRASHED, "stopped by an error of the model or of PyTorch"),
     }
     for line, (outcome, message) in told.items():
 
@@ -182,6 +212,22 @@ def test_a_memory_that_no_machine_has_is_no_traceback() -> None:
     exposure, labels = exposed()
     found = run(recipe(optimiser=LBFGS(history=10**12)), exposure, labels)
     assert found.outcome is dm.Outcome.CRASHED
+    assert "out of memory" in found.message
+
+
+def test_a_history_is_as_long_as_the_run_at_most() -> None:
+    exposure, labels = exposed()
+    long, enough = (dm.reconstruct(exposure, "dlg", labels=labels, steps=30, history=history) for history in (10**12, 30))
+    assert long.outcome is dm.Outcome.COMPLETED
+    assert torch.equal(long.inputs, enough.inputs)
+
+
+@pytest.mark.parametrize("rate", [1e38, 3e38])
+def test_a_rate_beyond_all_numbers_diverges_and_says_so(rate: float) -> None:
+    exposure, labels = exposed()
+    found = dm.reconstruct(exposure, "inverting_gradients", labels=labels, steps=30, learning_rate=rate)
+    assert found.outcome is dm.Outcome.DIVERGED
+    assert "a smaller learning rate" in found.message
 
 
 def test_nothing_of_the_callers_is_touched() -> None:

@@ -7,7 +7,8 @@ from dosimeter.verdicts import Verdict
 
 
 def test_every_verdict_on_every_surface_has_its_meaning():
-    assert set(MEANINGS) == {(surface, verdict) for surface in ALL_SURFACES for verdict in Verdict}
+    judged = set(Verdict) - {Verdict.NOT_MEASURED}  # a method's alone
+    assert set(MEANINGS) == {(surface, verdict) for surface in ALL_SURFACES for verdict in judged}
     assert tuple(SURFACES) == ALL_SURFACES
 
 
