@@ -25,12 +25,26 @@ SAMPLES = 64  # of the client's data that the checks see
 
 
 def run_inspect(words: Sequence[str], *, reference: str | None = None, data: str | None = None, as_json: bool = False) -> int:
-    """Inspect the model that the words name and print what was found: 0 clean, 1 suspicious; bad input raises one sentence.
+    """Inspect the model that the words name and print what was found: 1 suspicious, 0 not as far as the checks could look.
 
     The first word is a TOML file with a [model] table as an audit's, an architecture's name or `module:function`; the others
     override the table, as in `model.weights=received.safetensors model.classes=100`. `reference` is the weights file of the
-    round before, for the same architecture, and `data` the client's images.
+    round before, for the same architecture, and `data` the client's images. Bad input, and whatever else keeps the model
+    from being looked at, raises one sentence as a ValueError or OSError: a traceback would end with the exit code of a
+    suspicious model.
     """
+    try:
+        found = _inspected(words, reference, data)
+    except (ValueError, OSError):
+        raise
+    except Exception as error:  # whatever a stranger's model does
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else "no reason given"
+        raise ValueError(f"inspect: this model cannot be looked at: {type(error).__name__}: {reason}") from error
+    sys.stdout.write(json.dumps(_plain(found), ensure_ascii=False, indent=2) + "\n" if as_json else f"{found}\n")
+    return 1 if found.suspicious else 0
+
+
+def _inspected(words: Sequence[str], reference: str | None, data: str | None) -> Inspection:
     if not words:
         raise ValueError("inspect: expected a TOML file, an architecture's name or module:function")
     name, *assignments = words
@@ -47,9 +61,7 @@ def run_inspect(words: Sequence[str], *, reference: str | None = None, data: str
     previous = None if reference is None else _build(config, images, reference)
     normalization = construct(Normalization, content.get("data", {}).get("normalization", {}), "data.normalization")
     batch = None if images is None else _batch(images, model, normalization)
-    found = inspect(model, batch, previous)
-    sys.stdout.write(json.dumps(_plain(found), ensure_ascii=False, indent=2) + "\n" if as_json else f"{found}\n")
-    return 1 if found.suspicious else 0
+    return inspect(model, batch, previous)
 
 
 def _build(config: ModelConfig, images: ImageSet | None, weights: str | None) -> nn.Module:
@@ -80,6 +92,9 @@ def _plain(found: Inspection) -> dict[str, Any]:
         "suspicious": found.suspicious,
         "false_positive_rate": found.false_positive_rate,
         "honest_models": found.honest_models,
+        "verdict": found.verdict,
         "left_out": list(found.left_out),
+        "left_out_because": dict(found.left_out),
+        "unseen": list(found.unseen),
         "findings": [{key: str(value) if value in (float("inf"),) else value for key, value in row.items()} for row in findings],
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import nn
 
@@ -21,24 +21,51 @@ from dosimeter.inspection.checks import (
     silenced_classes,
     trap_rows,
 )
-from dosimeter.inspection.finding import Finding
+from dosimeter.inspection.finding import Finding, Measured
 from dosimeter.inspection.sent import Sent, receive_model
 from dosimeter.inspection.thresholds import FALSE_ALARMS, HONEST_MODELS, THRESHOLDS
 from dosimeter.types import Batch
 
-Check = Callable[[Sent], tuple[float, str] | None]
+GRADFILT, IMPRINT, TRAPS = "gradfilt", "imprint", "trap_weights"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """A mark that is looked for."""
+
+    measure: Callable[[Sent], Measured]
+    made_for: tuple[str, ...]  # the attacks that leave it
+    otherwise: str = ""  # what else was seen to leave it
+
+
 CHECKS: Mapping[str, Check] = {
-    "head_rows": head_rows.measure,
-    "head_biases": head_biases.measure,
-    "shut_out_classes": shut_out_classes.measure,
-    "constant_output": constant_output.measure,
-    "silenced_classes": silenced_classes.measure,
-    "parallel_rows": parallel_rows.measure,
-    "trap_rows": trap_rows.measure,
-    "inserted_layer": inserted_layer.measure,
-    "lone_rows": lone_rows.measure,
-    "previous_round": previous_round.measure,
-    "isolated_samples": isolated_samples.measure,
+    "head_rows": Check(
+        measure=head_rows.measure, made_for=(GRADFILT,), otherwise="classes that nobody has had since a last layer of zeros"
+    ),
+    "head_biases": Check(measure=head_biases.measure, made_for=(GRADFILT,), otherwise="a class that was switched off by its bias"),
+    "shut_out_classes": Check(
+        measure=shut_out_classes.measure, made_for=(GRADFILT,), otherwise="a class that was switched off by its bias"
+    ),
+    "constant_output": Check(
+        measure=constant_output.measure, made_for=(GRADFILT,), otherwise="a network that was trained to one answer whatever it sees"
+    ),
+    "silenced_classes": Check(
+        measure=silenced_classes.measure, made_for=(GRADFILT,), otherwise="classes that nobody has had since a last layer of zeros"
+    ),
+    "parallel_rows": Check(measure=parallel_rows.measure, made_for=(IMPRINT,), otherwise="a layer that was widened by copies of its rows"),
+    "trap_rows": Check(measure=trap_rows.measure, made_for=(TRAPS,)),
+    "inserted_layer": Check(
+        measure=inserted_layer.measure,
+        made_for=(IMPRINT, TRAPS),
+        otherwise="a spatial transformer, a gate or a fully-connected residual block on the raw input",
+    ),
+    "lone_rows": Check(measure=lone_rows.measure, made_for=(IMPRINT, TRAPS), otherwise="a first layer that hardly any sample fires"),
+    "previous_round": Check(
+        measure=previous_round.measure,
+        made_for=(GRADFILT, IMPRINT, TRAPS),
+        otherwise="a layer that was drawn anew, or began so small that training outgrew it",
+    ),
+    "isolated_samples": Check(measure=isolated_samples.measure, made_for=()),
 }
 
 
@@ -47,7 +74,7 @@ class Inspection:
     """What the checks found; suspicious as soon as one of them is."""
 
     findings: tuple[Finding, ...]
-    left_out: tuple[str, ...] = ()  # checks that have nothing to look at in this model, or with what was given
+    left_out: Mapping[str, str] = field(default_factory=dict)  # checks that could not look, and why
     honest_models: int = HONEST_MODELS  # that the thresholds were tried on
     false_alarms: int = FALSE_ALARMS  # honest models among them that were flagged
 
@@ -59,33 +86,55 @@ class Inspection:
     def false_positive_rate(self) -> float:
         return self.false_alarms / self.honest_models
 
+    @property
+    def unseen(self) -> tuple[str, ...]:
+        """Attacks whose marks no check could look for."""
+        looked = {attack for finding in self.findings for attack in CHECKS[finding.check].made_for}
+        return tuple(sorted({attack for name in self.left_out for attack in CHECKS[name].made_for} - looked))
+
     def __str__(self) -> str:
         lines = [_line(finding) for finding in sorted(self.findings, key=lambda one: not one.suspicious)]
-        if self.left_out:
-            lines.append(f"{'left out':>10}  {', '.join(self.left_out)}: nothing to look at in this model, or without data or round before")
-        verdict = "suspicious: do not train on this model" if self.suspicious else "no sign of tampering"
+        lines += [f"{'left out':>10}  {name}{_against(CHECKS[name].made_for)}: {why}" for name, why in self.left_out.items()]
         rate = f"these thresholds flagged {self.false_alarms} of {self.honest_models} honest models ({self.false_positive_rate:.1%})"
-        return "\n".join([*lines, f"{verdict}; {rate}"])
+        return "\n".join([*lines, f"{self.verdict}; {rate}"])
+
+    @property
+    def verdict(self) -> str:
+        """One sentence: suspicious, or clean as far as the checks could look."""
+        if self.suspicious:
+            return "suspicious: do not train on this model unless you know what else explains it"
+        whole = len(self.findings) + len(self.left_out)
+        seen = f"no sign of tampering in what {len(self.findings)} of {whole} checks could look at"
+        blind = f", and none of them could look for {' or '.join(self.unseen)}" if self.unseen else ""
+        missing = f"; marks that only {', '.join(self.left_out)} would see are not excluded" if self.left_out else ""
+        return seen + blind + missing
 
 
 def inspect(model: nn.Module, batch: Batch | None = None, reference: nn.Module | None = None) -> Inspection:
     """Look for the marks of a dishonest server in a model before training on it.
 
-    Each check is independent of the others and gives its statistic, its threshold and a sentence. With `batch`, the
-    client's own data, the checks that watch the model at work see what it would do with them; without, smooth random
-    patterns stand in. With `reference`, the model of the round before, what changed is looked at too. A clean result
-    means that none of these marks is there, not that no other attack is possible. The model is not changed.
+    Each check is independent of the others and gives its statistic, its threshold and a sentence, or says why it cannot
+    look. With `batch`, the client's own data, the checks that watch the model at work see what it would do with them;
+    without, smooth random patterns stand in. With `reference`, the model of the round before, what changed is looked at
+    too. A clean result means that none of the marks that could be looked for is there, not that no other attack is
+    possible. The model is not changed.
     """
     sent = receive_model(model, batch, reference)
-    measured = {name: check(sent) for name, check in CHECKS.items()}
+    measured = {name: check.measure(sent) for name, check in CHECKS.items()}
     findings = [
-        Finding(check=name, statistic=result[0], threshold=THRESHOLDS[name], sentence=result[1])
+        Finding(check=name, statistic=result[0], threshold=THRESHOLDS[name], sentence=result[1], otherwise=CHECKS[name].otherwise)
         for name, result in measured.items()
-        if result is not None
+        if not isinstance(result, str)
     ]
-    return Inspection(findings=tuple(findings), left_out=tuple(name for name, result in measured.items() if result is None))
+    return Inspection(findings=tuple(findings), left_out={name: why for name, why in measured.items() if isinstance(why, str)})
+
+
+def _against(attacks: tuple[str, ...]) -> str:
+    return f" (for {', '.join(attacks)})" if attacks else ""
 
 
 def _line(finding: Finding) -> str:
     mark = "SUSPICIOUS" if finding.suspicious else "fine" if math.isfinite(finding.threshold) else "note"
-    return f"{mark:>10}  {finding.check}: {finding.sentence} (statistic {finding.statistic:.4g}, threshold {finding.threshold:.4g})"
+    otherwise = f"; seen in honest models too: {finding.otherwise}" if finding.suspicious and finding.otherwise else ""
+    numbers = f"statistic {finding.statistic:.4g}, threshold {finding.threshold:.4g}"
+    return f"{mark:>10}  {finding.check}: {finding.sentence} ({numbers}){otherwise}"

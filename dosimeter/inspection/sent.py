@@ -11,6 +11,8 @@ from torch.nn.functional import interpolate
 
 from dosimeter.client import check_batch
 from dosimeter.head import input_of, locate_head
+from dosimeter.inspection.acting_head import find_acting_head, logits_of
+from dosimeter.inspection.layer import LinearLayer, bare_layers, linear_layer
 from dosimeter.randomness import generator
 from dosimeter.tampering.input_shape import find_input_shape
 from dosimeter.types import Batch, Refused
@@ -20,32 +22,28 @@ COARSE = 4  # pixels a side of the patterns that probes are made of
 
 
 @dataclass(frozen=True, kw_only=True)
-class LinearLayer:
-    """A linear layer as the forward pass met it."""
-
-    name: str
-    weight: Tensor  # (out, in) float64 or the model's own, on its device
-    bias: Tensor | None
-    received: Tensor  # (B, in)
-
-
-@dataclass(frozen=True, kw_only=True)
 class Sent:
     """What a check may look at."""
 
     model: nn.Module  # a copy in eval mode
     inputs: Tensor  # (B, *shape): the client's own, or probes
     targets: Tensor | None  # (B,) or (B, C), the client's own
-    logits: Tensor  # (B, C)
-    linear: tuple[LinearLayer, ...]  # in the order of execution, the head among them
+    logits: Tensor  # (B, C); the logarithm of its outputs, where the model ends in a softmax
+    linear: tuple[LinearLayer, ...]  # in the order of execution, the head among them; then parameters that no module applies
     later_inputs: tuple[Tensor, ...]  # what layers with weights received after the first linear layer had seen the whole input
-    head: LinearLayer | None  # the last linear layer, where it has an output for each class
+    head: LinearLayer | None  # what acts as the last layer, where anything is found to
     reference: nn.Module | None
 
     @property
     def hidden(self) -> list[LinearLayer]:
         """The linear layers before the last one."""
-        return [layer for layer in self.linear if self.head is None or layer.name != self.head.name]
+        return [layer for layer in self.linear if self.head is None or layer.parameter != self.head.parameter]
+
+    @property
+    def on_input(self) -> list[LinearLayer]:
+        """Those among them that take the whole raw input."""
+        flat = self.inputs.flatten(1)
+        return [layer for layer in self.hidden if layer.received.shape == flat.shape and torch.equal(layer.received, flat)]
 
     @property
     def labels(self) -> Tensor:
@@ -56,18 +54,15 @@ class Sent:
 
 def receive_model(model: nn.Module, batch: Batch | None, reference: nn.Module | None) -> Sent:
     """Run the model once, in eval mode, and note what its layers met; refuses what is no classifier or not finite."""
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model: expected a torch.nn.Module, got {type(model).__name__}")
-    broken = [name for name, value in model.state_dict().items() if value.is_floating_point() and not torch.isfinite(value).all()]
-    if broken:
-        raise ValueError(f"model: has NaN or infinite entries in {broken[0]!r}")
+    check_weights(model, "model")
+    if reference is not None:
+        check_weights(reference, "reference")
     model = copy.deepcopy(model).eval()
     if next(model.parameters()).dtype in (torch.float16, torch.bfloat16):
         model = model.float()
     if batch is not None:
         check_batch(model, batch, "batch")
     inputs = _probes(model) if batch is None else batch.inputs.to(next(model.parameters()))
-    head = _head_name(model, tuple(inputs.shape[1:]))
     met: list[tuple[str, nn.Module, Tensor]] = []
     hooks = [
         module.register_forward_pre_hook(lambda m, x, name=name: met.append((name, m, x[0].detach())))
@@ -76,48 +71,59 @@ def receive_model(model: nn.Module, batch: Batch | None, reference: nn.Module | 
     ]
     try:
         with torch.no_grad():
-            logits = model(inputs)
+            outputs = model(inputs)
     finally:
         for hook in hooks:
             hook.remove()
-    linear = tuple(_linear(name, module, x) for name, module, x in met if isinstance(module, nn.Linear) and x.ndim == 2)
-    if head is None:  # no layer's output is the model's: it may end in a softmax or a temperature
-        last = next((layer for layer in linear[:-2:-1] if len(layer.weight) == logits.shape[1]), None)
-    else:
-        last = next((layer for layer in linear if layer.name == head), None)
-        last = last or _linear(head, model.get_submodule(head), input_of(model, head, inputs))
+    applied = [layer for layer in (linear_layer(name, module, x) for name, module, x in met) if layer is not None]
+    bare = bare_layers(model, inputs, {layer.parameter for layer in applied})
     return Sent(
         model=model,
         inputs=inputs,
         targets=None if batch is None else batch.targets.to(inputs.device),
-        logits=logits,
-        linear=linear,
-        later_inputs=_after_whole_input(met, inputs),
-        head=last,
+        logits=logits_of(outputs),
+        linear=(*applied, *bare),
+        later_inputs=_after_whole_input(met, inputs, from_the_start=bool(bare)),
+        head=_head(model, inputs, outputs.shape[1], applied),
         reference=reference,
     )
 
 
-def _linear(name: str, module: nn.Module, received: Tensor) -> LinearLayer:
-    assert isinstance(module.weight, Tensor)
-    bias = getattr(module, "bias", None)
-    return LinearLayer(name=name, weight=module.weight.detach(), bias=None if bias is None else bias.detach(), received=received)
+def check_weights(model: nn.Module, path: str) -> None:
+    """Refuse what is no network of finite floating-point weights."""
+    if not isinstance(model, nn.Module):
+        hint = "; load the weights into a copy of the model" if path == "reference" and isinstance(model, dict) else ""
+        raise TypeError(f"{path}: expected a torch.nn.Module, got {type(model).__name__}{hint}")
+    state = model.state_dict()
+    packed = [name for name, value in state.items() if not isinstance(value, Tensor) or value.is_quantized]
+    if packed:
+        raise ValueError(f"{path}: {packed[0]!r} is quantised to integers; inspect reads floating-point weights, before they are quantised")
+    broken = [name for name, value in state.items() if value.is_floating_point() and not torch.isfinite(value).all()]
+    if broken:
+        raise ValueError(f"{path}: has NaN or infinite entries in {broken[0]!r}")
+    if next(model.parameters(), None) is None:
+        raise ValueError(f"{path}: has no parameters, so there is nothing to inspect")
 
 
-def _after_whole_input(met: list[tuple[str, nn.Module, Tensor]], inputs: Tensor) -> tuple[Tensor, ...]:
+def _head(model: nn.Module, inputs: Tensor, classes: int, applied: list[LinearLayer]) -> LinearLayer | None:
+    """The layer whose output is the model's, the parameter that acts as such, or the last linear layer that has a row for each class."""
+    try:
+        name = locate_head(model, tuple(inputs.shape[1:]))[0]
+    except Refused:
+        acting = find_acting_head(model, inputs, classes)
+        return acting or next((layer for layer in applied[:-2:-1] if len(layer.weight) == classes), None)
+    return linear_layer(name, model.get_submodule(name), input_of(model, name, inputs), proved=True)
+
+
+def _after_whole_input(met: list[tuple[str, nn.Module, Tensor]], inputs: Tensor, *, from_the_start: bool) -> tuple[Tensor, ...]:
     """What layers received that ran after a linear layer had taken the raw input: each (B, as many as the input has)."""
     flat = inputs.flatten(1)
-    first = next((i for i, (_, m, x) in enumerate(met) if isinstance(m, nn.Linear) and torch.equal(x.flatten(1), flat)), None)
+    layers = (linear_layer(name, module, x) for name, module, x in met)
+    whole = (i for i, layer in enumerate(layers) if layer and layer.received.shape == flat.shape and torch.equal(layer.received, flat))
+    first = -1 if from_the_start else next(whole, None)
     if first is None:
         return ()
     return tuple(x.flatten(1) for _, _, x in met[first + 1 :] if x.flatten(1).shape == flat.shape)
-
-
-def _head_name(model: nn.Module, shape: tuple[int, ...]) -> str | None:
-    try:
-        return locate_head(model, shape)[0]
-    except Refused:
-        return None
 
 
 def _probes(model: nn.Module) -> Tensor:

@@ -3,15 +3,18 @@
 import copy
 import json
 import math
+import warnings
 
 import pytest
 import torch
 from torch import nn
 
 import dosimeter as dm
+from dosimeter.cli import main
 from dosimeter.inspection.command import run_inspect
 from dosimeter.inspection.inspect import CHECKS, THRESHOLDS, inspect
 from dosimeter.inspection.pruning import rows_that_count
+from dosimeter.models import loading
 from dosimeter.models.loading import load_model
 
 ARCHITECTURES = {
@@ -34,16 +37,9 @@ def honest(name: str, seed: int, **options) -> nn.Module:
     return load_model(name, {"size": 16, **ARCHITECTURES[name], **options}, None, seed).eval()
 
 
-def data(model_size: int, seed: int) -> dm.Batch:
-    rng = torch.Generator().manual_seed(seed)
-    coarse = torch.rand(12, 3, 4, 4, generator=rng)
-    inputs = nn.functional.interpolate(coarse, (model_size, model_size), mode="bilinear")
-    return dm.Batch(inputs, torch.randint(10, (12,), generator=rng))
-
-
 @pytest.mark.parametrize("name", list(ARCHITECTURES))
 @pytest.mark.parametrize("attack", list(ATTACKS))
-def test_every_active_attack_is_seen(name, attack) -> None:
+def test_every_active_attack_is_seen(name, attack, data) -> None:
     size = ARCHITECTURES[name].get("size", 16)
     rigged = dm.attack(attack.split()[0], input_shape=(3, size, size), **ATTACKS[attack]).tamper(honest(name, 31))
     assert inspect(rigged).suspicious
@@ -53,7 +49,7 @@ def test_every_active_attack_is_seen(name, attack) -> None:
 
 @pytest.mark.parametrize("name", list(ARCHITECTURES))
 @pytest.mark.parametrize("seed", [1, 2])
-def test_honest_models_pass(name, seed) -> None:
+def test_honest_models_pass(name, seed, data) -> None:
     size = ARCHITECTURES[name].get("size", 16)
     model = honest(name, seed)
     assert not inspect(model).suspicious
@@ -67,7 +63,7 @@ def test_honest_models_pass_whatever_the_number_of_classes(classes) -> None:
     assert not inspect(model).suspicious
 
 
-def test_half_precision_pruning_and_an_unbalanced_bias_are_honest() -> None:
+def test_half_precision_pruning_and_an_unbalanced_bias_are_honest(data) -> None:
     model = honest("small_cnn", 5)
     assert not inspect(copy.deepcopy(model).half()).suspicious
     pruned, leaning = copy.deepcopy(model), copy.deepcopy(model)
@@ -89,7 +85,7 @@ def pruned(model: nn.Module, share: float) -> nn.Module:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_rows_that_pruning_emptied_are_no_filter(seed) -> None:
+def test_rows_that_pruning_emptied_are_no_filter(seed, data) -> None:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = nn.Sequential(nn.Flatten(), nn.Linear(768, 6), nn.ReLU(), nn.Linear(6, 100))
@@ -109,7 +105,7 @@ def test_the_chance_of_an_empty_row_is_the_one_of_its_density() -> None:
     assert rows_that_count(weight).all()
 
 
-def test_a_head_that_pruning_cut_off_from_its_features_hides_nothing() -> None:
+def test_a_head_that_pruning_cut_off_from_its_features_hides_nothing(data) -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(768, 20), nn.ReLU(), nn.Linear(20, 10))
     with torch.no_grad():
         model[1].weight[10:] = 0.0  # ten features vary and ten do not
@@ -119,7 +115,7 @@ def test_a_head_that_pruning_cut_off_from_its_features_hides_nothing() -> None:
     assert not found.suspicious, str(found)
 
 
-def test_rows_that_one_step_of_adam_made_of_zero_are_no_traps() -> None:
+def test_rows_that_one_step_of_adam_made_of_zero_are_no_traps(data) -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(768, 40), nn.ReLU(), nn.Linear(40, 2))
     with torch.no_grad():
         model[3].weight.copy_(0.001 * torch.tensor([[1.0, -1.0], [-1.0, 1.0]]).repeat(1, 20))
@@ -128,7 +124,7 @@ def test_rows_that_one_step_of_adam_made_of_zero_are_no_traps() -> None:
     assert not found.suspicious, str(found)
 
 
-def test_a_zero_head_is_where_fine_tuning_begins() -> None:
+def test_a_zero_head_is_where_fine_tuning_begins(data) -> None:
     model, batch = honest("small_cnn", 11, classes=100), dm.Batch(data(16, 8).inputs, torch.arange(12) % 10)
     nn.init.zeros_(model.fc.weight)
     nn.init.zeros_(model.fc.bias)
@@ -156,14 +152,14 @@ def test_features_that_are_all_small_are_no_filter() -> None:
     ],
     ids=["logistic regression", "tiny", "no bias", "layer norm"],
 )
-def test_plain_models_pass(model) -> None:
+def test_plain_models_pass(model, data) -> None:
     batch = data(16, 9)
     batch = dm.Batch(batch.inputs, batch.targets % 3)
     assert not inspect(model).suspicious
     assert not inspect(model, batch).suspicious
 
 
-def test_a_camouflaged_filter_is_told_by_the_classes_that_it_shuts_out() -> None:
+def test_a_camouflaged_filter_is_told_by_the_classes_that_it_shuts_out(data) -> None:
     model, batch = honest("small_cnn", 12), data(16, 3)
     rigged = dm.attack("gradfilt", targets=(4,), bias=9.0, camouflage=1.0, input_shape=(3, 16, 16)).tamper(model)
     fired = {finding.check: finding for finding in inspect(rigged, batch).findings if finding.suspicious}
@@ -175,15 +171,6 @@ def test_a_camouflaged_filter_is_told_by_the_classes_that_it_shuts_out() -> None
     assert not inspect(dominated, batch).suspicious
 
 
-def test_a_model_without_a_linear_head_is_looked_at_as_far_as_it_goes() -> None:
-    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 10, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten())
-    found = inspect(model, data(16, 5))
-    assert not found.suspicious
-    assert {"head_rows", "head_biases", "constant_output", "previous_round"} <= set(found.left_out)
-    rigged = dm.attack("imprint", bins=100, input_shape=(3, 16, 16)).tamper(model)
-    assert inspect(rigged, data(16, 5)).suspicious
-
-
 def test_a_filter_before_a_softmax_is_seen() -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(768, 24), nn.ReLU(), nn.Linear(24, 10))
     rigged = dm.attack("gradfilt", targets=(2,), input_shape=(3, 16, 16)).tamper(model)
@@ -191,13 +178,13 @@ def test_a_filter_before_a_softmax_is_seen() -> None:
     assert inspect(nn.Sequential(rigged, nn.Softmax(1))).suspicious
 
 
-def test_one_logit_is_a_classifier_too() -> None:
+def test_one_logit_is_a_classifier_too(data) -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(768, 24), nn.ReLU(), nn.Linear(24, 1))
     batch = data(16, 6)
     assert not inspect(model, dm.Batch(batch.inputs, batch.targets % 2)).suspicious
 
 
-def test_rows_that_are_all_alike_are_as_suspicious_as_zero_ones() -> None:
+def test_rows_that_are_all_alike_are_as_suspicious_as_zero_ones(data) -> None:
     model = honest("small_cnn", 6)
     rigged = dm.attack("gradfilt", targets=(1,), bias=11.0, input_shape=(3, 16, 16)).tamper(model)
     with torch.no_grad():
@@ -219,7 +206,7 @@ def test_the_previous_round_shows_a_replaced_head_and_new_layers() -> None:
     assert layers["previous_round"].statistic == math.inf
 
 
-def test_every_check_has_a_threshold_a_statistic_and_a_sentence() -> None:
+def test_every_check_has_a_threshold_a_statistic_and_a_sentence(data) -> None:
     model = honest("fcn3", 8)
     found = inspect(model, data(16, 3), model)
     assert {finding.check for finding in found.findings} == set(CHECKS) == set(THRESHOLDS)
@@ -228,7 +215,7 @@ def test_every_check_has_a_threshold_a_statistic_and_a_sentence() -> None:
     assert "1 of 890 honest models" in str(found)
 
 
-def test_the_count_of_isolated_samples_is_the_one_that_a_brute_force_gives() -> None:
+def test_the_count_of_isolated_samples_is_the_one_that_a_brute_force_gives(data) -> None:
     model, batch = honest("fcn3", 9), data(16, 5)
     rigged = dm.attack("gradfilt", targets=(int(batch.targets[0]),), input_shape=(3, 16, 16)).tamper(model)
     finding = next(one for one in inspect(rigged, batch).findings if one.check == "isolated_samples")
@@ -243,7 +230,7 @@ def test_the_count_of_isolated_samples_is_the_one_that_a_brute_force_gives() -> 
     assert not finding.suspicious
 
 
-def test_the_model_is_left_as_it_was() -> None:
+def test_the_model_is_left_as_it_was(data) -> None:
     model = load_model("convnet", {"size": 16, "width": 2}, None, 1)
     before = copy.deepcopy(model.state_dict())
     inspect(model, data(16, 6), model)
@@ -251,7 +238,35 @@ def test_the_model_is_left_as_it_was() -> None:
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
 
 
-def test_refusals() -> None:
+def integers() -> nn.Module:
+    with warnings.catch_warnings(action="ignore"):  # torch means to move this function
+        return torch.ao.quantization.quantize_dynamic(nn.Sequential(nn.Flatten(), nn.Linear(768, 10)))
+
+
+def failing() -> nn.Module:
+    class Failing(nn.Linear):
+        def forward(self, inputs):  # pyright: ignore[reportIncompatibleMethodOverride]
+            raise KeyError("weights")
+
+    return nn.Sequential(nn.Flatten(), Failing(768, 10))
+
+
+def deceiving() -> nn.Module:
+    class Deceiving(nn.Linear):
+        def state_dict(self, *_, **__):
+            raise RuntimeError("no state")
+
+    return Deceiving(4, 2)
+
+
+@pytest.mark.parametrize("function", ["integers", "nn.Flatten", "failing", "deceiving"])
+def test_a_model_that_cannot_be_looked_at_ends_the_command_with_2(function, capsys, monkeypatch) -> None:
+    monkeypatch.setattr(loading, "find_function", lambda _: {"nn.Flatten": nn.Flatten}.get(function) or globals()[function])
+    assert main(["inspect", f"somewhere:{function}"]) == 2
+    assert capsys.readouterr().err.startswith("dosimeter: ")
+
+
+def test_refusals(data) -> None:
     with pytest.raises(TypeError, match=r"expected a torch\.nn\.Module"):
         inspect("model")  # pyright: ignore[reportArgumentType]
     broken = honest("fcn3", 1)
@@ -259,6 +274,14 @@ def test_refusals() -> None:
         broken.fc1.weight[0, 0] = math.nan
     with pytest.raises(ValueError, match="NaN or infinite"):
         inspect(broken)
+    with pytest.raises(ValueError, match="reference: has NaN"):
+        inspect(honest("fcn3", 1), reference=broken)
+    with pytest.raises(TypeError, match=r"reference: expected a torch\.nn\.Module, got OrderedDict; load the weights"):
+        inspect(honest("fcn3", 1), reference=broken.state_dict())  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match="no parameters"):
+        inspect(nn.Flatten(), data(16, 1))
+    with pytest.raises(ValueError, match="quantised to integers"):
+        inspect(integers(), data(16, 1))
     with pytest.raises(dm.Refused, match="give it a batch of your own data"):
         inspect(nn.Sequential(nn.Conv2d(3, 2, 3), nn.Flatten(), nn.Linear(7, 2)))
 

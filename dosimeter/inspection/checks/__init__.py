@@ -1,1 +1,1 @@
-"""One check a file; each is a function `measure(sent)` that gives a statistic and a sentence, or None where it does not apply."""
+"""One check a file; each is a function `measure(sent)` that gives a statistic and a sentence, or says why it cannot look."""

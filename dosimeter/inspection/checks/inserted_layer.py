@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dosimeter.inspection.finding import Measured
 from dosimeter.inspection.sent import Sent
 
 
-def measure(sent: Sent) -> tuple[float, str] | None:
+def measure(sent: Sent) -> Measured:
     """The correlation between the input and what layers receive after a linear layer has seen the whole of it."""
     flat = sent.inputs.flatten(1).double()
     flat = flat - flat.mean()

@@ -7,16 +7,19 @@ import math
 import torch
 from torch.nn.functional import softmax
 
+from dosimeter.inspection.finding import NO_HEAD, Measured
 from dosimeter.inspection.sent import Sent
 from dosimeter.losses import as_distribution
 
 DOMINATED = 0.99
 
 
-def measure(sent: Sent) -> tuple[float, str] | None:
+def measure(sent: Sent) -> Measured:
     """How many samples give at least 99 % of some row of the last layer's gradient. Honest confident models isolate many."""
-    if sent.head is None or sent.targets is None or sent.logits.shape[1] < 2:
-        return None
+    if sent.targets is None:
+        return "it needs your data"
+    if sent.head is None or sent.logits.shape[1] < 2:
+        return NO_HEAD
     classes = sent.logits.shape[1]
     error = (softmax(sent.logits.double(), 1) - as_distribution(sent.targets, classes, torch.float64)).abs()  # (B, C)
     weight = error * sent.head.received.double().norm(dim=1)[:, None]

@@ -3,34 +3,46 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
+from dosimeter.inspection.finding import Measured
+from dosimeter.inspection.layer import LinearLayer
 from dosimeter.inspection.sent import Sent
 from dosimeter.randomness import generator
 
 DIRECTIONS = 64  # that rows are projected onto before they are compared
 ALIKE = 0.999  # cosine from which two rows count as parallel
+APART = 0.01  # of the spread of what they meet: from there on two parallel rows fire at different places
 LARGEST = 8192  # rows compared
 
 
-def measure(sent: Sent) -> tuple[float, str] | None:
-    """The largest share of a hidden linear layer's rows that are parallel to another of its rows."""
+def measure(sent: Sent) -> Measured:
+    """The largest share of a hidden linear layer's rows that are copies of one that fires at another place, or of two others.
+
+    Two neurons that are copies, or mirror images, of each other and fire at one place are how networks are widened, and how
+    they are made to look linear at first.
+    """
     layers = [layer for layer in sent.hidden if min(layer.weight.shape) >= 8]
     if not layers:
-        return None
-    shares = {layer.name: _parallel_share(layer.weight) for layer in layers}
+        return 0.0, "no hidden linear layer has rows that could be copies"
+    shares = {layer.name: _parallel_share(layer) for layer in layers}
     name = max(shares, key=lambda key: shares[key])
     return shares[name], f"{shares[name]:.1%} of the rows of {name!r} are copies of another row of it up to a factor"
 
 
-def _parallel_share(weight: Tensor) -> float:
-    weight = weight[:LARGEST]
-    rows = weight[weight.norm(dim=1) > 0]
+def _parallel_share(layer: LinearLayer) -> float:
+    weight = layer.weight[:LARGEST]
+    filled = weight.norm(dim=1) > 0
+    rows = weight[filled]
     if len(rows) < 2:
         return 0.0
+    offset = torch.zeros(len(rows)).to(rows) if layer.bias is None else layer.bias[:LARGEST][filled]
+    places = -offset.double() / rows.double().norm(dim=1)  # along the row's direction
+    spread = (layer.received.double() @ rows.double().T / rows.double().norm(dim=1)).std(0)  # (k,)
     if rows.shape[1] > DIRECTIONS:
         directions = torch.randn(rows.shape[1], DIRECTIONS, generator=generator(0, "parallel rows"))
         rows = rows @ directions.to(rows)
     rows = rows.double() / rows.double().norm(dim=1, keepdim=True)
-    alike = (rows @ rows.T).abs() > ALIKE
-    return float((alike.sum(1) > 1).double().mean())
+    cosines = rows @ rows.T
+    alike = (cosines.abs() > ALIKE).fill_diagonal_(fill_value=False)
+    apart = (places[:, None] - cosines.sign() * places).abs() > APART * spread[:, None]
+    return float(((alike & apart).any(1) | (alike.sum(1) >= 2)).double().mean())

@@ -6,17 +6,21 @@ import math
 
 from torch import Tensor
 
+from dosimeter.inspection.finding import Measured
 from dosimeter.inspection.pruning import rows_that_count
 from dosimeter.inspection.sent import Sent
 
 TURNED = 0.3  # cosine with its former self below which a row is another row
-RESIZED = 8.0  # factor of its norm from which it is
+CHANCE = 2.0  # times 1/√d: the cosine of rows of d entries that have nothing to do with each other, where that is less
+KEPT = (0.3, 8.0)  # how often its former self a row may hold
+GROWN = 30.0  # factor of its norm from which nothing else is left
+TINY = 1e-150
 
 
-def measure(sent: Sent) -> tuple[float, str] | None:
+def measure(sent: Sent) -> Measured:
     """The largest share of a layer's rows that one round of training, or pruning, could hardly have made of the former ones."""
     if sent.reference is None:
-        return None
+        return "it needs the model of the round before"
     before = {name: value.detach() for name, value in sent.reference.named_parameters()}
     after = {name: value.detach() for name, value in sent.model.named_parameters()}
     changed = sorted(before.keys() ^ after.keys()) or [name for name in after if after[name].shape != before[name].shape]
@@ -27,16 +31,22 @@ def measure(sent: Sent) -> tuple[float, str] | None:
         )
     shares = {name: _replaced(before[name], after[name]) for name, value in after.items() if value.ndim >= 2}
     if not shares:
-        return None
+        return "no parameter has rows"
     name = max(shares, key=lambda key: shares[key])
     return shares[name], f"{shares[name]:.1%} of the rows of {name!r} have little to do with those of the round before"
 
 
 def _replaced(before: Tensor, after: Tensor) -> float:
+    """The share of rows that do not hold their former self any more.
+
+    Training adds to a row, in many entries, what is about orthogonal to it: after many steps ⟨new, old⟩ / ‖old‖² is still near
+    1, however small the cosine has become. Of a row that was replaced it is near 0.
+    """
     old, new = before.flatten(1).double(), after.flatten(1).double().to(before.device)
-    sizes = old.norm(dim=1), new.norm(dim=1)
-    cosine = (old * new).sum(1) / (sizes[0] * sizes[1]).clamp_min(1e-30)
-    tiny = 1e-30
-    grown = (sizes[1] / sizes[0].clamp_min(tiny)).clamp(tiny, 1 / tiny).log().abs()
-    kept = (sizes[0] > 0) & rows_that_count(new)
-    return float(((cosine < TURNED) | (grown > math.log(RESIZED)))[kept].double().mean()) if bool(kept.any()) else 0.0
+    sizes = old.norm(dim=1).clamp_min(TINY), new.norm(dim=1).clamp_min(TINY)
+    held = (old / sizes[0][:, None] * new).sum(1)
+    cosine, kept, grown = held / sizes[1], held / sizes[0], sizes[1] / sizes[0]
+    turned = cosine < min(TURNED, CHANCE / old.shape[1] ** 0.5)
+    replaced = turned | (kept < KEPT[0]) | (kept > KEPT[1]) | (grown > GROWN)
+    counted = (sizes[0] > TINY) & rows_that_count(new)
+    return float(replaced[counted].double().mean()) if bool(counted.any()) else 0.0

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from dosimeter.inspection.finding import NO_HEAD, Measured
 from dosimeter.inspection.sent import Sent
 
 
-def measure(sent: Sent) -> tuple[float, str] | None:
+def measure(sent: Sent) -> Measured:
     """The widest gap in the sorted biases of the last layer that has at most half of the classes below it, in nats.
 
     Rare classes make biases fall off step by step, and a dominant one stands above the others; a filter drops its targets
     at once below all others.
     """
-    bias = None if sent.head is None else sent.head.bias
-    if bias is None or len(bias) < 3:
-        return None
+    if sent.head is None:
+        return NO_HEAD
+    bias = sent.head.bias
+    if bias is None:
+        return 0.0, "nothing is found to act as a bias of the last layer"
+    if len(bias) < 3:
+        return "it needs three classes"
     ordered = bias.double().sort().values
     gap = float(ordered.diff()[: len(bias) // 2].max())
     below = int(ordered.diff()[: len(bias) // 2].argmax()) + 1

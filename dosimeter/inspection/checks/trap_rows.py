@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+from dosimeter.inspection.finding import Measured
 from dosimeter.inspection.sent import Sent
 
 SMALLEST = 1e-12
@@ -14,11 +15,11 @@ SAMPLED = 64  # rows a layer
 ALIKE = 0.05  # relative deviation up to which weights are of one magnitude
 
 
-def measure(sent: Sent) -> tuple[float, str] | None:
+def measure(sent: Sent) -> Measured:
     """Minus the decimal logarithm of how far the sorted positive weights of a typical row are from its negative ones scaled."""
     layers = [layer for layer in sent.linear if layer.weight.shape[1] >= 16]
     if not layers:
-        return None
+        return 0.0, "no linear layer is wide enough for rows whose halves mirror each other"
     misfits = {layer.name: _mirror_misfit(layer.weight) for layer in layers}
     name = min(misfits, key=lambda key: misfits[key])
     misfit = misfits[name]
