@@ -15,6 +15,8 @@ from dosimeter.matching.recipe import Recipe
 from dosimeter.matching.run import PULSE, Run, surroundings
 from dosimeter.types import Exposure, LabelEstimate, Outcome, Reconstruction
 
+SHORT_OF_MEMORY = ("allocate memory", "out of memory", "ALLOC_FAILED")  # as CPU, CUDA and its libraries say it
+
 
 def solve(
     exposure: Exposure, labels: LabelEstimate | None, rng: Generator, recipe: Recipe, *, start: Tensor | None = None
@@ -46,7 +48,7 @@ def solve(
 def _told(error: Exception) -> tuple[Outcome, str]:
     """What an error in the middle of an attack says: of the model, of the machine, or of neither."""
     line = first_line(error)
-    if isinstance(error, MemoryError | torch.OutOfMemoryError) or any(words in line for words in ("allocate memory", "out of memory")):
+    if isinstance(error, MemoryError | torch.OutOfMemoryError) or any(words in line for words in SHORT_OF_MEMORY):
         return Outcome.CRASHED, f"out of memory; fewer restarts, a smaller batch or smaller images would need less: {line}"
     if any(word in line for word in ("derivative", "differentia", "backward", "grad", "inplace")):
         return Outcome.IMPOSSIBLE, f"the model's gradient cannot be differentiated once more: {line}"

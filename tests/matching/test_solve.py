@@ -192,6 +192,7 @@ def test_an_error_in_the_middle_says_whether_the_model_or_the_machine_is_to_blam
     exposure, labels = exposed()
     told = {
         "[enforce fail] DefaultCPUAllocator: can't allocate memory": (dm.Outcome.CRASHED, "out of memory; fewer restarts"),
+        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling": (dm.Outcome.CRASHED, "out of memory; fewer restarts"),
         "derivative for aten::_made_up_backward is not implemented": (dm.Outcome.IMPOSSIBLE, "cannot be differentiated once more"),
         "value cannot be converted to type float without overflow": (dm.Outcome.DIVERGED, "a smaller learning rate"),
         "mat1 and mat2 shapes cannot be multiplied": (dm.Outcome.CRASHED, "stopped by an error of the model or of PyTorch"),
