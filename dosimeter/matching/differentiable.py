@@ -33,13 +33,15 @@ def twice_differentiable() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(fast)
 
 
-def in_single_precision(exposure: Exposure) -> Exposure:
-    """The exposure with a half-precision model and update as single ones: squares of gradients leave half precision's range."""
-    half = (torch.float16, torch.bfloat16)
-    if not any(tensor.dtype in half for tensor in (*exposure.model.parameters(), *exposure.update.values())):
+def in_one_precision(exposure: Exposure) -> Exposure:
+    """The exposure with its update in the model's precision, and half precision as single: squares of gradients leave its range."""
+    model, half = exposure.model, (torch.float16, torch.bfloat16)
+    if any(parameter.dtype in half for parameter in model.parameters()):
+        model = copy.deepcopy(model).float()
+    dtypes = {name: parameter.dtype for name, parameter in model.named_parameters()}
+    if model is exposure.model and all(change.dtype == dtypes[name] for name, change in exposure.update.items()):
         return exposure
-    update = {name: change.float() if change.dtype in half else change for name, change in exposure.update.items()}
-    return dataclasses.replace(exposure, model=copy.deepcopy(exposure.model).float(), update=update)
+    return dataclasses.replace(exposure, model=model, update={name: change.to(dtypes[name]) for name, change in exposure.update.items()})
 
 
 def reason_against(exposure: Exposure, recipe: Recipe, guess: Guess, variables: Tensor) -> str:

@@ -13,7 +13,7 @@ from dosimeter.matching.checkpoints import Checkpoint
 from dosimeter.matching.choice import choose
 from dosimeter.matching.compiled import precision
 from dosimeter.matching.consistency import with_consistency
-from dosimeter.matching.differentiable import in_single_precision, twice_differentiable
+from dosimeter.matching.differentiable import in_one_precision, twice_differentiable
 from dosimeter.matching.guess import draw_start, make_guess
 from dosimeter.matching.objective import Objective, Terms
 from dosimeter.matching.optimisers import State
@@ -31,9 +31,9 @@ class Run:
     def __init__(
         self, exposure: Exposure, labels: LabelEstimate | None, rng: Generator, recipe: Recipe, start: Tensor | None = None
     ) -> None:
-        sent, exposure = exposure, in_single_precision(exposure)
+        sent, exposure = exposure, in_one_precision(exposure)
         self.exposure, self.recipe, self.rng = exposure, recipe, rng
-        self.widened = exposure is not sent
+        self.widened = exposure.model is not sent.model
         self.guess = make_guess(exposure, labels, recipe)
         self.objective = Objective(exposure, recipe, self.guess.targets)
         self.device = self.guess.low.device

@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy, linear, scaled_dot_product_attent
 import dosimeter as dm
 from dosimeter.matching.checkpoints import keeping
 from dosimeter.matching.choice import OneByOne
-from dosimeter.matching.differentiable import in_single_precision, twice_differentiable
+from dosimeter.matching.differentiable import in_one_precision, twice_differentiable
 from dosimeter.matching.distances import SquaredError
 from dosimeter.matching.objective import Objective, Terms
 from dosimeter.matching.optimisers import Adam
@@ -131,10 +131,10 @@ def test_the_forms_of_attention_are_put_back() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_a_half_precision_model_is_attacked_as_its_update_in_single_precision_would_be(dtype: torch.dtype, tmp_path: Path) -> None:
+def test_a_half_precision_model_is_attacked_as_its_update_in_one_precision_would_be(dtype: torch.dtype, tmp_path: Path) -> None:
     model, data = seeded(Cut, "kept"), batch()
     exposure = dm.observe(model.to(dtype), dm.Batch(data.inputs.to(dtype), data.targets))
-    wide = in_single_precision(exposure)
+    wide = in_one_precision(exposure)
     assert {tensor.dtype for tensor in (*wide.model.parameters(), *wide.update.values())} == {torch.float32}
     assert {parameter.dtype for parameter in exposure.model.parameters()} == {dtype}
     with keeping(tmp_path, every=0):
@@ -146,10 +146,22 @@ def test_a_half_precision_model_is_attacked_as_its_update_in_single_precision_wo
     assert expected.message == ""
 
 
+@pytest.mark.parametrize("sent", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+def test_an_update_in_another_precision_than_its_model_is_attacked(dtype: torch.dtype, sent: torch.dtype) -> None:
+    model, data = seeded(Cut, "kept"), batch()
+    update = {name: change.to(sent) for name, change in dm.observe(model, data).update.items()}
+    exposure = dm.receive(model.to(dtype), update, input_shape=(2, 4, 4), batch_size=1)
+    found = dm.reconstruct(exposure, "dlg", labels=data.targets, steps=60)
+    assert found.inputs.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    assert float((found.inputs - data.inputs).abs().max()) < 0.05
+    assert ("replayed in single precision" in found.message) == (dtype == torch.float16)
+
+
 def test_single_and_double_precision_stay_as_they_are() -> None:
     for dtype in (torch.float32, torch.float64):
         exposure = dm.observe(seeded(Cut, "kept").to(dtype), dm.Batch(batch().inputs.to(dtype), batch().targets))
-        assert in_single_precision(exposure) is exposure
+        assert in_one_precision(exposure) is exposure
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
