@@ -2,6 +2,7 @@
 
     python benchmarks/matching.py                     GPU: ResNet-34, batch 8, 224 px; tf32, bf16 and fp32
     python benchmarks/matching.py --growth            GPU: how the step grows with the batch and with the pixels
+    python benchmarks/matching.py --captured          GPU: nothing is compiled; layers compared one by one and laid end to end
     python benchmarks/matching.py --check lenet5      do eager, functional, captured and compiled agree? also vgg11, resnet18
     python benchmarks/matching.py --device cpu        CPU: LeNet on CIFAR-sized inputs, batch 8: eager, functional, compiled
 
@@ -48,6 +49,7 @@ def main() -> None:
     parser.add_argument("--check", default=None, metavar="MODEL")
     parser.add_argument("--paths", nargs="+", default=["functional", "captured", "compiled"], help="what --check compares with eager")
     parser.add_argument("--growth", action="store_true")
+    parser.add_argument("--captured", action="store_true")
     parser.add_argument("--wait", default=None, metavar="FILE")
     parser.add_argument("--out", default=None)
     options = parser.parse_args()
@@ -58,6 +60,8 @@ def main() -> None:
     print(f"PyTorch {torch.__version__}, {name}", flush=True)
     if options.check:
         rows = check(options)
+    elif options.captured:
+        rows = [captured_alone(options, wanted) for wanted in options.precisions]
     else:
         rows = growth(options) if options.growth else on_a_gpu(options) if on_gpu else on_a_cpu(options)
     if options.out:
@@ -119,6 +123,22 @@ def measured(options: argparse.Namespace, batch: int, pixels: int, wanted: str) 
         row["slope's relative difference from captured"] = float((evaluated(run).inputs - slope).norm() / slope.norm())
         row["captured ms"] = timed(attack_step(run))
         run.evaluate = compiled
+    return row
+
+
+def captured_alone(options: argparse.Namespace, wanted: str) -> dict:
+    """The captured step with layers compared one by one and laid end to end, and the plain one, in one run."""
+    row: dict = {"model": options.model, "batch": options.batch, "pixels": options.pixels, "precision": wanted}
+    with precision(wanted):
+        for name, end_to_end in (("layer by layer ms", False), ("end to end ms", True)):
+            run = prepared(options, options.batch, options.pixels, wanted)
+            run.evaluate = Captured(run.objective)
+            if not end_to_end:
+                run.objective.lay_end_to_end = lambda: None
+            row[name] = timed(attack_step(run))
+            row[name.replace("ms", "objective")] = float(evaluated(run).objective)
+        row["plain ms"] = timed(plain_step(run), repeats=10)
+    show(row)
     return row
 
 
@@ -218,7 +238,9 @@ def prepared(options: argparse.Namespace, batch: int, pixels: int, wanted: str) 
         precision=wanted,  # pyright: ignore[reportArgumentType]
     )
     estimate = dm.LabelEstimate(counts=torch.bincount(labels, minlength=10), labels=labels)
-    return Run(exposure, estimate, torch.Generator(options.device).manual_seed(0), recipe)
+    run = Run(exposure, estimate, torch.Generator(options.device).manual_seed(0), recipe)
+    run.state = recipe.optimiser.start(run.variables)
+    return run
 
 
 def evaluated(run: Run):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -43,9 +44,7 @@ class Captured(Functional):
 
     def _prepare(self, names: tuple[str, ...], restarts: int, arguments: tuple[object, ...]) -> Function:
         on_gpu = next(iter(self.objective.target.values())).is_cuda
-        self.objective.lighten()
-        if on_gpu:
-            self.objective.to_channels_last()
+        self._arrange(on_gpu)
         buffers = self._buffers(restarts)  # never written to: every replay copies them, inside the graph, where it costs nothing
 
         def step(
@@ -62,6 +61,12 @@ class Captured(Functional):
         function = self._translated(step, arguments)
         return _Recorded(function, arguments) if on_gpu else function
 
+    def _arrange(self, on_gpu: bool) -> None:
+        self.objective.lighten()
+        self.objective.lay_end_to_end()
+        if on_gpu:
+            self.objective.to_channels_last()
+
     def _translated(self, step: Function, arguments: tuple[object, ...]) -> Function:
         return step
 
@@ -71,6 +76,10 @@ class Compiled(Captured):
 
     Left to trace the functional form itself, it takes the wrong derivatives of `second_order`'s functions without a word.
     """
+
+    def _arrange(self, on_gpu: bool) -> None:
+        super()._arrange(on_gpu)
+        self.objective.end_to_end = False  # a compiler fuses the sums over single layers into what makes them
 
     def _translated(self, step: Function, arguments: tuple[object, ...]) -> Function:
         operations = make_fx(step)(*arguments)
@@ -91,7 +100,7 @@ class _Recorded:
                 function(*self.places)
         torch.cuda.current_stream().wait_stream(side)
         self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
+        with _nothing_thrown_away(), torch.cuda.graph(self.graph):
             self.outputs = function(*self.places)
 
     def __call__(self, *arguments: object) -> tuple[Tensor | None, ...]:
@@ -103,6 +112,19 @@ class _Recorded:
         assert objective is not None
         assert distance is not None
         return objective.clone(), distance.clone(), *slopes
+
+
+@contextmanager
+def _nothing_thrown_away() -> Iterator[None]:
+    """Garbage of an earlier attack goes before the recording: freeing what lies on the device in the middle of one breaks it."""
+    gc.collect()
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
 
 
 def _copied(value: Any) -> Any:

@@ -13,6 +13,11 @@ from torch import Tensor
 class Distance(ABC):
     """Compares updates layer by layer; `weights` (L,) gives each layer its say, None gives all the same."""
 
+    @property
+    def joint(self) -> bool:
+        """Whether the update counts as one long vector, weights as squares of factors on both sides, so that layers may lie end to end."""
+        return False
+
     @abstractmethod
     def __call__(
         self, guess: Sequence[Tensor], target: Sequence[Tensor], weights: Tensor | None = None, sizes: Tensor | None = None
@@ -30,6 +35,10 @@ class SquaredError(Distance):
 
     relative: bool = False
     weight: float = 1.0
+
+    @property
+    def joint(self) -> bool:
+        return True
 
     def __call__(
         self, guess: Sequence[Tensor], target: Sequence[Tensor], weights: Tensor | None = None, sizes: Tensor | None = None
@@ -49,6 +58,10 @@ class Cosine(Distance):
     """1 − ⟨g, g*⟩ / (‖g‖ ‖g*‖) over the whole update (Geiping et al., NeurIPS 2020, Eq. 4), or its sum over layers."""
 
     per_layer: bool = False
+
+    @property
+    def joint(self) -> bool:
+        return not self.per_layer
 
     def __call__(
         self, guess: Sequence[Tensor], target: Sequence[Tensor], weights: Tensor | None = None, sizes: Tensor | None = None

@@ -43,6 +43,8 @@ class Objective:
         self.trainable: Update = {name: p.detach() for name, p in self.model.named_parameters() if p.requires_grad}
         self.names = tuple(name for name in self.trainable if name in exposure.update)
         self.target = {name: exposure.update[name].detach() for name in self.names}
+        self.end_to_end = self.channels_last = False
+        self.lengths: dict[tuple[str, ...], Tensor] = {}  # by the matched layers, (L,): how many entries each has
         self.sizes = {name: _wide(target).square().sum() for name, target in self.target.items()}
         watched = sorted({name for prior in recipe.priors for name in prior.watched(self.model)})
         self.watch = _Watch(copy.deepcopy(self.model), watched) if watched else None
@@ -58,8 +60,13 @@ class Objective:
         for model in (self.model,) if self.watch is None else (self.model, self.watch.model):
             lighten(model, grouped_only=False)
 
+    def lay_end_to_end(self) -> None:
+        """Compare all layers as one vector, where the distance allows it: a GPU waits for hundreds of kernels on one layer each."""
+        self.end_to_end = self.recipe.distance.joint
+
     def to_channels_last(self) -> None:
         """Lay out the convolutions' weights as GPUs like them; values stay."""
+        self.channels_last = True
         self.model.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
         self.trainable = {name: _channels_last(p) for name, p in self.trainable.items()}
         self.target = {name: _channels_last(t) for name, t in self.target.items()}
@@ -74,19 +81,45 @@ class Objective:
         targets = self.targets if logits is None else self.soft_targets(logits)
         assert targets is not None
         update = self.replay(inputs, targets, buffers, names, functional)
-        guess = [_wide(update[name]) for name in names]
-        target = [_wide(self.target[name]) for name in names]
-        sizes = None if terms.masks is not None else torch.stack([self.sizes[name] for name in names])
-        if terms.masks is not None:
-            guess = [g * mask for g, mask in zip(guess, terms.masks)]
-            target = [t * mask for t, mask in zip(target, terms.masks)]
-        distance = self.recipe.distance(guess, target, terms.layers, sizes)
+        distance = (self._distance_end_to_end if self.end_to_end else self._distance)(update, names, terms)
         total = terms.matching * distance
         if self.recipe.priors:
             seen = self.watch(self.trainable, buffers, inputs) if self.watch else {}
             penalties = torch.stack([_wide(prior(inputs, seen)) for prior in self.recipe.priors])
             total = total + (terms.priors * penalties).sum()
         return total, distance
+
+    def _distance(self, update: Update, names: Sequence[str], terms: Terms) -> Tensor:
+        guess = [_wide(update[name]) for name in names]
+        target = [_wide(self.target[name]) for name in names]
+        sizes = None if terms.masks is not None else torch.stack([self.sizes[name] for name in names])
+        if terms.masks is not None:
+            guess = [g * mask for g, mask in zip(guess, terms.masks)]
+            target = [t * mask for t, mask in zip(target, terms.masks)]
+        return self.recipe.distance(guess, target, terms.layers, sizes)
+
+    def _distance_end_to_end(self, update: Update, names: Sequence[str], terms: Terms) -> Tensor:
+        """The same over one vector: a weight w of a layer is a factor √w on its entries of both sides, a mask is one of 0 or 1."""
+        guess, target = (_wide(self._laid([side[name] for name in names])) for side in (update, self.target))
+        sizes = torch.stack([self.sizes[name] for name in names])
+        factors = None if terms.masks is None else self._laid(terms.masks)
+        if terms.layers is not None:
+            sizes = terms.layers * sizes
+            roots = terms.layers.sqrt().repeat_interleave(self._lengths(tuple(names)), output_size=len(guess))
+            factors = roots if factors is None else roots * factors
+        if factors is not None:
+            guess, target = guess * factors, target * factors
+        return self.recipe.distance([guess], [target], None, None if terms.masks is not None else sizes.sum()[None])
+
+    def _laid(self, tensors: Sequence[Tensor]) -> Tensor:
+        """Layers end to end, each in the order of its entries in memory, so that most need no copy of their own."""
+        return torch.cat([(t.permute(0, 2, 3, 1) if self.channels_last and t.ndim == 4 else t).reshape(-1) for t in tensors])
+
+    def _lengths(self, names: tuple[str, ...]) -> Tensor:
+        if names not in self.lengths:
+            first = self.target[names[0]]
+            self.lengths[names] = torch.tensor([self.target[name].numel() for name in names], device=first.device)
+        return self.lengths[names]
 
     def soft_targets(self, logits: Tensor) -> Tensor:
         """Logits that are optimised as labels: a distribution for softmax losses, else one probability a class."""
