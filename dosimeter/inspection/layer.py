@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from torch import Tensor, nn
+from torch.nn.functional import unfold
 
 FEWEST = 8  # rows of a parameter that could show samples
+LARGE = 8  # pixels a side of a kernel that may be meant to cover an input of its own size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,18 +19,20 @@ class LinearLayer:
     parameter: str  # the weight's name
     weight: Tensor  # (out, in) in the model's own dtype, on its device
     bias: Tensor | None  # (out,), None also where it is not known which parameter is added
-    received: Tensor  # (B, in), the mean over tokens where there are several
+    received: Tensor  # (B, in), the mean over tokens or patches where there are several
     applied: bool = True  # by a module, which a hook can watch
 
 
 def linear_layer(name: str, module: nn.Module, received: Tensor, *, proved: bool = False) -> LinearLayer | None:
-    """The module as a linear layer, if it is one: `nn.Linear`, a kernel as large as what it receives, or what was proved to be."""
+    """The module as a linear layer, if it is one: `nn.Linear`, a large kernel or one that covers all it receives, or what was proved to be."""
     weight, bias = module.weight, getattr(module, "bias", None)
     assert isinstance(weight, Tensor)
     if isinstance(module, nn.Linear) or proved:
         received = received.flatten(1, -2).mean(1) if received.ndim > 2 else received
     elif isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d) and weight[0].numel() == received[0].numel():
         received = received.flatten(1)
+    elif isinstance(module, nn.Conv2d) and module.groups == 1 and LARGE <= max(module.kernel_size) <= min(received.shape[2:]):
+        received = unfold(received, module.kernel_size, stride=module.kernel_size).mean(2)  # pyright: ignore[reportArgumentType]
     else:
         return None
     return LinearLayer(
@@ -40,12 +44,13 @@ def linear_layer(name: str, module: nn.Module, received: Tensor, *, proved: bool
     )
 
 
-def bare_layers(model: nn.Module, inputs: Tensor, known: set[str]) -> list[LinearLayer]:
-    """Parameters with a row, or a column, of as many entries as the input has, other than the `known` ones that modules apply."""
+def bare_layers(model: nn.Module, inputs: Tensor, applied: list[LinearLayer]) -> list[LinearLayer]:
+    """Parameters with a row, or a column, of as many entries as the input has, other than those of the layers that modules apply."""
     flat = inputs.flatten(1)
+    known = {layer.weight.data_ptr() for layer in applied}
     layers = []
     for name, parameter in model.named_parameters():
-        rows = None if name in known else rows_of(parameter.detach(), flat.shape[1])
+        rows = None if parameter.data_ptr() in known else rows_of(parameter.detach(), flat.shape[1])
         if rows is not None and len(rows) >= FEWEST:
             bias = _bias_beside(model, name, len(rows))
             layers.append(LinearLayer(name=name, parameter=name, weight=rows, bias=bias, received=flat, applied=False))

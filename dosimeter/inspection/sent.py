@@ -76,14 +76,14 @@ def receive_model(model: nn.Module, batch: Batch | None, reference: nn.Module | 
         for hook in hooks:
             hook.remove()
     applied = [layer for layer in (linear_layer(name, module, x) for name, module, x in met) if layer is not None]
-    bare = bare_layers(model, inputs, {layer.parameter for layer in applied})
+    bare = bare_layers(model, inputs, applied)
     return Sent(
         model=model,
         inputs=inputs,
         targets=None if batch is None else batch.targets.to(inputs.device),
         logits=logits_of(outputs),
         linear=(*applied, *bare),
-        later_inputs=_after_whole_input(met, inputs, from_the_start=bool(bare)),
+        later_inputs=_after_whole_input(met, inputs, bare),
         head=_head(model, inputs, outputs.shape[1], applied),
         reference=reference,
     )
@@ -115,15 +115,19 @@ def _head(model: nn.Module, inputs: Tensor, classes: int, applied: list[LinearLa
     return linear_layer(name, model.get_submodule(name), input_of(model, name, inputs), proved=True)
 
 
-def _after_whole_input(met: list[tuple[str, nn.Module, Tensor]], inputs: Tensor, *, from_the_start: bool) -> tuple[Tensor, ...]:
-    """What layers received that ran after a linear layer had taken the raw input: each (B, as many as the input has)."""
+def _after_whole_input(met: list[tuple[str, nn.Module, Tensor]], inputs: Tensor, bare: list[LinearLayer]) -> tuple[Tensor, ...]:
+    """What layers received that ran after a linear layer had taken the raw input: each (B, as many as the input has).
+
+    When bare parameters are applied is not seen, and any layer counts as a later one, except the module that owns them.
+    """
     flat = inputs.flatten(1)
     layers = (linear_layer(name, module, x) for name, module, x in met)
     whole = (i for i, layer in enumerate(layers) if layer and layer.received.shape == flat.shape and torch.equal(layer.received, flat))
-    first = -1 if from_the_start else next(whole, None)
+    owners = {layer.parameter.rpartition(".")[0] for layer in bare}
+    first = -1 if bare else next(whole, None)
     if first is None:
         return ()
-    return tuple(x.flatten(1) for _, _, x in met[first + 1 :] if x.flatten(1).shape == flat.shape)
+    return tuple(x.flatten(1) for name, _, x in met[first + 1 :] if x.flatten(1).shape == flat.shape and name not in owners)
 
 
 def _probes(model: nn.Module) -> Tensor:

@@ -145,6 +145,18 @@ class BareBins(nn.Module):
         return self.model(inputs + (inputs.flatten(1) @ self.rows.T + self.offset).relu().mean(1)[:, None, None, None])
 
 
+class AnySize(KernelBins):
+    """The same in a network that takes larger inputs too."""
+
+    def forward(self, inputs):
+        return self.model(inputs + self.sorted(inputs).relu().mean((1, 2, 3), keepdim=True))
+
+
+def test_bins_are_seen_where_the_size_of_the_input_is_not_known(data) -> None:
+    assert inspect(AnySize()).suspicious
+    assert inspect(AnySize(), data(16, 4)).suspicious
+
+
 @pytest.mark.parametrize("build", [KernelBins, BareBins])
 def test_bins_are_seen_however_the_layer_is_written(build, data) -> None:
     for found in (inspect(build()), inspect(build(), data(16, 2))):

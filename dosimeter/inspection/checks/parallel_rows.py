@@ -13,6 +13,8 @@ DIRECTIONS = 64  # that rows are projected onto before they are compared
 ALIKE = 0.999  # cosine from which two rows count as parallel
 APART = 0.01  # of the spread of what they meet: from there on two parallel rows fire at different places
 LARGEST = 8192  # rows compared
+SPARSE = 3  # entries: with fewer, rows that pruning left are copies by chance
+CROWD = 8  # copies, and four times as many as there are rows for each column, that chance does not give such rows
 
 
 def measure(sent: Sent) -> Measured:
@@ -38,6 +40,7 @@ def _parallel_share(layer: LinearLayer) -> float:
     offset = torch.zeros(len(rows)).to(rows) if layer.bias is None else layer.bias[:LARGEST][filled]
     places = -offset.double() / rows.double().norm(dim=1)  # along the row's direction
     spread = (layer.received.double() @ rows.double().T / rows.double().norm(dim=1)).std(0)  # (k,)
+    sparse = (rows != 0).sum(1) < SPARSE
     if rows.shape[1] > DIRECTIONS:
         directions = torch.randn(rows.shape[1], DIRECTIONS, generator=generator(0, "parallel rows"))
         rows = rows @ directions.to(rows)
@@ -45,4 +48,7 @@ def _parallel_share(layer: LinearLayer) -> float:
     cosines = rows @ rows.T
     alike = (cosines.abs() > ALIKE).fill_diagonal_(fill_value=False)
     apart = (places[:, None] - cosines.sign() * places).abs() > APART * spread[:, None]
-    return float(((alike & apart).any(1) | (alike.sum(1) >= 2)).double().mean())
+    copies = alike.sum(1)
+    binned = (alike & apart).any(1) | (copies >= 2)
+    crowded = copies >= max(CROWD, 4 * len(rows) / weight.shape[1])
+    return float((binned & (crowded | ~sparse)).double().mean())

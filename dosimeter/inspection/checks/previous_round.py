@@ -10,10 +10,11 @@ from dosimeter.inspection.finding import Measured
 from dosimeter.inspection.pruning import rows_that_count
 from dosimeter.inspection.sent import Sent
 
-TURNED = 0.3  # cosine with its former self below which a row is another row
-CHANCE = 2.0  # times 1/√d: the cosine of rows of d entries that have nothing to do with each other, where that is less
-KEPT = (0.3, 8.0)  # how often its former self a row may hold
-GROWN = 30.0  # factor of its norm from which nothing else is left
+TURNED = 0.3  # cosine with its former self below which a row is another row, unless it still holds that
+CHANCE = 2.0  # times 1/√d: the cosine of rows of d entries that have nothing to do with each other
+HELD = (0.3, 8.0)  # how often its former self a row holds that training has added to
+RESIZED = 8.0  # factor of its norm from which it is another row
+GROWN = 30.0  # the same for a row that still holds its former self
 TINY = 1e-150
 
 
@@ -44,9 +45,10 @@ def _replaced(before: Tensor, after: Tensor) -> float:
     """
     old, new = before.flatten(1).double(), after.flatten(1).double().to(before.device)
     sizes = old.norm(dim=1).clamp_min(TINY), new.norm(dim=1).clamp_min(TINY)
-    held = (old / sizes[0][:, None] * new).sum(1)
-    cosine, kept, grown = held / sizes[1], held / sizes[0], sizes[1] / sizes[0]
-    turned = cosine < min(TURNED, CHANCE / old.shape[1] ** 0.5)
-    replaced = turned | (kept < KEPT[0]) | (kept > KEPT[1]) | (grown > GROWN)
+    along = (old / sizes[0][:, None] * new).sum(1)
+    cosine, held, grown = along / sizes[1], along / sizes[0], sizes[1] / sizes[0]
+    continued = (cosine >= CHANCE / old.shape[1] ** 0.5) & (held >= HELD[0]) & (held <= HELD[1])
+    same = (cosine >= TURNED) & (grown <= RESIZED) | continued & (grown <= GROWN)
+    replaced = ~same | (grown < 1 / RESIZED)
     counted = (sizes[0] > TINY) & rows_that_count(new)
     return float(replaced[counted].double().mean()) if bool(counted.any()) else 0.0
