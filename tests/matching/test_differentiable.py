@@ -131,7 +131,7 @@ def test_the_forms_of_attention_are_put_back() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_a_half_precision_model_is_attacked_as_its_update_in_one_precision_would_be(dtype: torch.dtype, tmp_path: Path) -> None:
+def test_a_half_precision_model_is_attacked_as_its_update_in_single_precision_would_be(dtype: torch.dtype, tmp_path: Path) -> None:
     model, data = seeded(Cut, "kept"), batch()
     exposure = dm.observe(model.to(dtype), dm.Batch(data.inputs.to(dtype), data.targets))
     wide = in_one_precision(exposure)
