@@ -50,11 +50,16 @@ def scale_feature(weight_gradient: Tensor, weight: Tensor, bias: Tensor | None, 
     found: list[Scaled] = []
     for free, wanted in _forms(len(slope), label, u):
         minima = _minimise(lambda s, free=free, wanted=wanted: _misfit(labels(s), free, wanted) * (s / size).abs(), grid)
-        for scale, misfit in zip(*minima, strict=True):
-            if all(float((scale * v - one.feature).norm()) > DISTINCT * float(one.feature.norm()) for one in found):
-                found.append(Scaled(feature=scale * v, error=size / scale * u, label=labels(scale[None])[0], misfit=float(misfit)))
+        found += [
+            Scaled(feature=scale * v, error=size / scale * u, label=labels(scale[None])[0], misfit=float(misfit))
+            for scale, misfit in zip(*minima, strict=True)
+        ]
     noise = 1e-5 if weight_gradient.dtype == torch.float32 else 1e-9
-    return [one for one in found if one.misfit <= noise] or [min(found, key=lambda one: one.misfit)]
+    fitting: list[Scaled] = []
+    for one in (one for one in found if one.misfit <= noise):
+        if all(float((one.feature - other.feature).norm()) > DISTINCT * float(other.feature.norm()) for other in fitting):
+            fitting.append(one)
+    return fitting or [min(found, key=lambda one: one.misfit)]
 
 
 def _forms(classes: int, label: Tensor | None, like: Tensor) -> list[tuple[int, Tensor | None]]:

@@ -24,7 +24,7 @@ class LinearLayer:
 
 
 def linear_layer(name: str, module: nn.Module, received: Tensor, *, proved: bool = False) -> LinearLayer | None:
-    """The module as a linear layer, if it is one: `nn.Linear`, a large kernel or one that covers all it receives, or what was proved to be."""
+    """The module as a linear layer: `nn.Linear`, a kernel that is large or covers all it receives, what was proved to be one; else None."""
     weight, bias = module.weight, getattr(module, "bias", None)
     assert isinstance(weight, Tensor)
     if isinstance(module, nn.Linear) or proved:

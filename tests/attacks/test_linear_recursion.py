@@ -35,6 +35,7 @@ def test_without_bias_and_without_labels(activation, kind, digits) -> None:
         found = dm.reconstruct(dm.observe(network(activation, bias=False), batch), "linear_recursion")
         assert decibels(found, batch) > 60
         assert float((found.labels - target).abs().sum()) < 1e-3
+        assert found.outcome is dm.Outcome.COMPLETED, found.message
 
 
 def test_a_given_label_settles_the_scale(digits) -> None:
