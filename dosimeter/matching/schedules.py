@@ -23,6 +23,10 @@ class Rate:
     milestones: tuple[float, ...] = (3 / 8, 5 / 8, 7 / 8)
     warm_up: float = 0.0  # a fraction of the steps
 
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.start):
+            raise ValueError(f"learning_rate: expected a finite number, got {self.start}")
+
     def at(self, progress: float) -> float:
         """The rate after a fraction `progress` of the steps."""
         rise = min(1.0, progress / self.warm_up) if self.warm_up > 0 else 1.0

@@ -231,6 +231,13 @@ def test_a_rate_beyond_all_numbers_diverges_and_says_so(rate: float) -> None:
     assert "a smaller learning rate" in found.message
 
 
+@pytest.mark.parametrize("attack", ["dlg", "inverting_gradients", "sapag", "stepwise"])
+def test_an_endless_rate_is_refused(attack: str) -> None:
+    exposure, labels = exposed()
+    with pytest.raises(ValueError, match="learning_rate: expected a finite number, got inf"):
+        dm.reconstruct(exposure, attack, labels=labels, steps=3, learning_rate=float("inf"))
+
+
 def test_nothing_of_the_callers_is_touched() -> None:
     exposure, labels = exposed(dropout=0.5)
     state = {name: tensor.clone() for name, tensor in exposure.model.state_dict().items()}
