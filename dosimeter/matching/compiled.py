@@ -63,8 +63,8 @@ class Captured(Functional):
 
     def _arrange(self, on_gpu: bool) -> None:
         self.objective.lighten()
-        self.objective.lay_end_to_end()
         if on_gpu:
+            self.objective.lay_end_to_end()
             self.objective.to_channels_last()
 
     def _translated(self, step: Function, arguments: tuple[object, ...]) -> Function:
