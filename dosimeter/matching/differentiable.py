@@ -53,16 +53,20 @@ def _reason_in_slope(exposure: Exposure, recipe: Recipe, guess: Guess, variables
     """A model that rounds or detaches its inputs has a slope of exactly 0 at all of them: no step would ever be taken.
 
     Tried at every start and at its mirror image in the data range, until one has a slope: a start may be the answer, or hit upon units
-    that are all off.
+    that are all off. Nor has a guess a slope that the model gives its label without any error.
     """
-    evaluate = Eager(Objective(exposure, dataclasses.replace(recipe, distance=SquaredError(), priors=()), guess.targets))
+    objective = Objective(exposure, dataclasses.replace(recipe, distance=SquaredError(), priors=()), guess.targets)
     terms = Terms(matching=variables.new_ones(()), priors=variables.new_zeros(0))
+    of_nothing, distances = objective.recipe.distance.scale(list(objective.target.values())), []
     for one in variables.split(1):
         inputs, logits = guess.unpack(one)
         for at in (inputs, guess.low + guess.high - inputs):
-            evaluation = evaluate(at, logits, evaluate.objective.names, terms)
+            evaluation = Eager(objective)(at, logits, objective.names, terms)
             if bool(evaluation.inputs.any()) or not bool(torch.isfinite(evaluation.objective).all()):
                 return ""
+            distances.append(float(evaluation.distance[0]))
+    if all(abs(distance - of_nothing) <= 1e-6 * of_nothing for distance in distances):
+        return "the model gives every start its label without any error, so that its update is 0 and no step can be taken"
     return (
         "the model passes no gradient to its inputs, as one that rounds or detaches them: no step can be taken, whatever the update holds"
     )

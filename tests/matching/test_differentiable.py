@@ -204,3 +204,17 @@ def test_one_start_with_a_slope_is_enough() -> None:
     assert found.outcome is dm.Outcome.IMPOSSIBLE
     found = dm.reconstruct(exposure, "inverting_gradients", labels=data.targets, start="uniform", steps=2, restarts=40, seed=3)
     assert found.outcome is dm.Outcome.COMPLETED
+
+
+def test_starts_that_the_model_has_no_doubt_of_are_told_from_a_model_without_a_slope() -> None:
+    sure = seeded(nn.Sequential, nn.Flatten(), nn.Linear(32, 5))
+    for name, number in (("1.weight", 0.01), ("1.bias", 0.0)):
+        nn.init.constant_(sure.get_parameter(name), number)
+    with torch.no_grad():
+        sure.get_parameter("1.bias")[3] = 500.0
+    images = batch().inputs
+    exposure = dm.observe(sure, dm.Batch(images, torch.tensor([1])))
+    found = dm.reconstruct(exposure, "inverting_gradients", labels=torch.tensor([3]), steps=5)
+    assert found.outcome is dm.Outcome.IMPOSSIBLE
+    assert found.message.startswith("the model gives every start its label without any error")
+    assert dm.reconstruct(exposure, "inverting_gradients", labels=torch.tensor([1]), steps=5).outcome is dm.Outcome.COMPLETED
