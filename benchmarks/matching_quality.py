@@ -39,7 +39,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--steps", type=int, default=None)
     parser.add_argument("--total-variation", type=float, default=None)
-    parser.add_argument("--sign", choices=("signed", "raw", "soft"), default="signed")
+    parser.add_argument("--sign", choices=("signed", "raw", "soft"), default=None)
     parser.add_argument("--restarts", type=int, default=1)
     parser.add_argument("--ring", type=int, default=1)
     parser.add_argument("--path", default="auto")

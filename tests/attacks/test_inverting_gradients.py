@@ -1,10 +1,14 @@
 """Inverting Gradients: recovery above the nulls, the box, soft labels, FedAvg, withheld layers, refusals."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
 
 import dosimeter as dm
+from dosimeter.attacks import inverting_gradients
+from dosimeter.matching.solve import solve
 
 
 @pytest.fixture(scope="module")
@@ -118,3 +122,18 @@ def test_labels_are_needed_and_must_be_as_many_as_the_batch(digits: dm.Batch) ->
         dm.reconstruct(exposure, "inverting_gradients")
     with pytest.raises(dm.Refused, match="expected 4, one for each sample"):
         dm.reconstruct(exposure, "inverting_gradients", labels=digits.targets[:2])
+
+
+@pytest.mark.parametrize(
+    ("steps", "given", "taken"), [(3999, None, "signed"), (4000, None, "raw"), (4000, "signed", "signed"), (10, "soft", "soft")]
+)
+def test_short_runs_take_the_sign_and_long_ones_the_gradient_unless_it_is_said(monkeypatch, digits, steps, given, taken) -> None:
+    seen = []
+
+    def remembered(exposure, labels, rng, recipe):
+        seen.append(recipe.optimiser.sign)
+        return solve(exposure, labels, rng, replace(recipe, steps=1))
+
+    monkeypatch.setattr(inverting_gradients, "solve", remembered)
+    dm.reconstruct(dm.observe(small_net(), digits), "inverting_gradients", labels=digits.targets, steps=steps, sign=given)
+    assert seen == [taken]
