@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
@@ -29,7 +30,8 @@ from dosimeter.types import Exposure, Knowledge, LabelEstimate, Normalization, O
 BINS_PER_TARGET = 8
 FEWEST_BINS = 128  # the thesis's number
 FUNCTIONALS: tuple[Functional, ...] = ("brightness", "random", "random", "random", "random")
-FADING = (0.1, 1e-3)  # total variation's weight at the start and at the end, as shares of the start's distance
+FADING = (0.3, 1e-3)  # total variation's weight at the start and at the end, as shares of the start's distance
+RESTARTS, TRIAL = 4, 0.375  # starts where features are matched, and the share of the steps after which the best goes on alone
 ROOMY = 1.15  # bins a target sample from which five functionals settle all of them; with fewer bins fewer functionals show more
 
 
@@ -43,9 +45,10 @@ class GradFilt(ActiveAttack):
     under the cosine distance (Eq. 5.23) up to β target samples, an inserted linear layer beyond (Eq. 5.24).
     Departures: the signs and the multi-target rows of the calibration are corrected (see `calibrate`); Ω and α, which the
     thesis leaves open, are 1,000 (more would round away what FedAvg's local steps add to the biases) and 1; a last layer
-    without bias is given one; the matching has inverting_gradients' total variation, as its baseline has; the inserted layer
-    is imprint's, planted where `expected` target samples exceed β, since it must be sent before the count is known (count in
-    one round, insert in the next), with bins for that number.
+    without bias is given one; the inserted layer is imprint's, planted where `expected` target samples exceed β, since it must be
+    sent before the count is known (count in one round, insert in the next), with bins for that number. Where a feature has as many
+    numbers as an input, only the mean feature of each target class is matched, which the head's target rows hold exactly (Eq. 5.16);
+    `matched="update"` is Eq. (5.23), with inverting_gradients' total variation, as its baseline has.
     `camouflage` leaves noise of that relative size in the zeroed rows, against a client that looks at them.
     Batch norm in train mode mixes the other samples into the targets' gradients, and local steps move the filter: separation
     is then not exact. Under secure aggregation it counts and separates the samples of all clients together.
@@ -66,13 +69,13 @@ class GradFilt(ActiveAttack):
     moments: Moments | None = None  # of the functionals over the client's kind of data, as `after` finds them
     round: NonNegativeInt = 0
     steps: PositiveInt = 4800
-    restarts: PositiveInt = 1
+    restarts: PositiveInt | None = None  # none: four where features are matched, of which a trial leaves one, and one where the update is
     learning_rate: PositiveFloat = 0.1
     total_variation: NonNegativeFloat | None = None  # as inverting_gradients chooses it
     seconds: PositiveFloat | None = None
     path: Path = "auto"
     precision: Precision = "fp32"
-    matched: Literal["update", "features"] = "update"  # of the target samples
+    matched: Literal["features", "update"] | None = None  # none: features where one has as many numbers as an input
 
     def tamper(self, model: nn.Module) -> nn.Module:
         shape = self.input_shape or find_input_shape(model)
@@ -105,11 +108,8 @@ class GradFilt(ActiveAttack):
         if isinstance(exposure.model, InsertedLayer):
             found = read_inserted_layer(exposure, exposure.model, of_targets.counts.nonzero().flatten(), wanted)
         else:
-            found = (
-                self._match_features(calibrated, of_targets, rng)
-                if self.matched == "features"
-                else self._match_update(calibrated, of_targets, rng)
-            )
+            match = self._match_features if self._matches_features(exposure) else self._match_update
+            found = match(calibrated, of_targets, rng)
             if wanted > self.threshold:
                 note += f", more than {self.threshold}: send tamper with expected={wanted} to read them off an inserted layer"
         if any(isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training for m in exposure.model.modules()):
@@ -125,11 +125,16 @@ class GradFilt(ActiveAttack):
         """What the target samples alone would have sent, and their labels."""
         return calibrate(exposure, restore_labels(exposure, self.name))
 
+    def _matches_features(self, exposure: Exposure) -> bool:
+        if self.matched is not None:
+            return self.matched == "features"
+        return find_head(exposure).weight.shape[1] >= math.prod(exposure.public.input_shape)
+
     def _match_update(self, calibrated: Exposure, labels: LabelEstimate, rng: Generator) -> Reconstruction:
         """Eq. (5.23), with inverting_gradients' total variation."""
         matching = InvertingGradients(
             steps=self.steps,
-            restarts=self.restarts,
+            restarts=self.restarts or 1,
             learning_rate=self.learning_rate,
             total_variation=self.total_variation,
             seconds=self.seconds,
@@ -139,21 +144,29 @@ class GradFilt(ActiveAttack):
         return matching(calibrated, labels, rng)
 
     def _match_features(self, calibrated: Exposure, labels: LabelEstimate, rng: Generator) -> Reconstruction:
-        """Inputs whose mean feature in each target class is the client's, while total variation fades."""
+        """Inputs whose mean feature in each target class is the client's, while total variation fades.
+
+        The mean feature is smooth in the inputs, unlike the gradient below the head, which jumps where a neuron turns on or off. But
+        inputs that swap a part with each other have it nearly in common: from noise every part would settle on an order of its
+        own. So each sample begins as noise around a colour of its own.
+        """
         head = find_head(calibrated)
         weight = f"{head.name}.weight" if head.name else "weight"
         recipe = Recipe(
             distance=SquaredError(relative=True),
             optimiser=Adam(sign="signed"),
-            rate=Rate(start=self.learning_rate),
+            rate=Rate(start=self.learning_rate, shape="cosine"),
             steps=self.steps,
-            restarts=self.restarts,
+            restarts=self.restarts or RESTARTS,
+            trial=TRIAL,
+            start="tinted",
             layers=Layers(skipped=frozenset(calibrated.update) - {weight}),
             seconds=self.seconds,
             path=self.path,
             precision=self.precision,
         )
-        first, last = (share * start_distance(calibrated, labels, rng, recipe) for share in FADING)
+        beginning = start_distance(calibrated, labels, rng, recipe)
+        first, last = (share * beginning for share in FADING)
         return solve(calibrated, labels, rng, replace(recipe, priors=(FadingVariation(weight=first, last=last),)))
 
 

@@ -71,6 +71,9 @@ def _draw_one(guess: Guess, labels: LabelEstimate | None, recipe: Recipe, rng: G
         inputs = noise
     elif recipe.start == "uniform":
         inputs = guess.low + (guess.high - guess.low) * torch.special.ndtr(noise)
+    elif recipe.start == "tinted":
+        colours = torch.special.ndtr(noise.reshape(*noise.shape[:2], -1)[..., :1]).expand(-1, -1, noise[0, 0].numel())  # (B, channels, ...)
+        inputs = guess.low + (guess.high - guess.low) * (colours.reshape(guess.shape) + 0.5 * noise)
     else:
         inputs = (guess.low + guess.high) / 2 + 0.01 * (guess.high - guess.low) * noise
     if guess.targets is not None:

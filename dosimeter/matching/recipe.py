@@ -12,7 +12,7 @@ from dosimeter.matching.schedules import Layers, Rate
 
 Path = Literal["auto", "eager", "functional", "captured", "compiled", "fastest"]
 Precision = Literal["fp32", "tf32", "bf16"]
-Start = Literal["normal", "uniform", "grey"]
+Start = Literal["normal", "uniform", "grey", "tinted"]  # tinted: noise around one random colour a sample
 
 
 @dataclass(frozen=True, kw_only=True)

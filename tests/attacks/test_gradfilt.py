@@ -1,12 +1,14 @@
 """GradFilt: exact labels and calibrated gradients, reconstruction by matching and by an inserted layer, aggregation, refusals."""
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
 
 import dosimeter as dm
+from dosimeter.attacks.gradfilt import FadingVariation
 from dosimeter.models.loading import load_model
 
 
@@ -101,6 +103,48 @@ def test_matching_the_filtered_gradient_beats_matching_the_batch(digits, classif
     assert found.inputs.shape == (1, 1, 8, 8)
     assert found.labels.tolist() == [6]
     assert error < 0.5 * plain
+
+
+@pytest.fixture
+def convolutions() -> nn.Module:
+    """A network whose features, 16 maps of the input's size, have more numbers than an input."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        first, second = nn.Conv2d(1, 16, 3, padding=1), nn.Conv2d(16, 16, 3, padding=1)
+        return nn.Sequential(first, nn.ReLU(), second, nn.ReLU(), nn.Flatten(), nn.Linear(1024, 10)).eval()
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_the_mean_feature_shows_samples_that_the_update_leaves_blurred(digits, convolutions, count) -> None:
+    images, labels = digits
+    own = (labels == 6).nonzero().flatten()[20 : 20 + count]
+    chosen = torch.cat([own, (labels != 6).nonzero().flatten()[40:43]])
+    batch, truth = dm.Batch(images[chosen], labels[chosen]), dm.Batch(images[own], labels[own])
+    worst = {}
+    for matched in (None, "update"):
+        attack = dm.attack("gradfilt", targets=(6,), steps=300, matched=matched)
+        found = dm.reconstruct(dm.observe(attack.tamper(convolutions), batch), attack)
+        worst[matched] = float(dm.score(found, truth, metrics=["psnr"])["psnr"].min())
+        if matched is None:
+            features = [convolutions[:-1](inputs).mean(0).detach() for inputs in (found.inputs, truth.inputs)]
+            assert float((features[0] - features[1]).norm()) < 2e-3 * float(features[1].norm())
+            assert "3 of 4 restarts ended after their trial" in found.message
+    assert worst[None] > 40
+    assert worst[None] > worst["update"] + 6
+
+
+def test_features_with_fewer_numbers_than_an_input_are_not_matched_alone(digits, classifier) -> None:
+    images, labels = digits
+    attack = dm.attack("gradfilt", targets=(6,), steps=5)
+    chosen = torch.cat([(labels == 6).nonzero().flatten()[:1], (labels != 6).nonzero().flatten()[:2]])
+    batch = dm.Batch(images[chosen], labels[chosen])
+    found = [dm.reconstruct(dm.observe(a.tamper(classifier), batch), a) for a in (attack, replace(attack, matched="update"))]
+    assert torch.equal(found[0].inputs, found[1].inputs)
+
+
+def test_total_variation_fades_by_the_same_factor_from_stair_to_stair() -> None:
+    prior = FadingVariation(weight=0.3, last=3e-4, stairs=4)
+    assert [prior.weight_at(progress) for progress in (0.0, 0.24, 0.3, 0.6, 0.8, 1.0)] == pytest.approx([0.3, 0.3, 0.03, 3e-3, 3e-4, 3e-4])
 
 
 def test_many_targets_are_read_off_an_inserted_layer(digits, classifier) -> None:
