@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -69,6 +71,18 @@ def setting(name: str, data: Path, seed: int, *, quick: bool = False, model: str
     }
     chosen = QUICK_MODELS.get(chosen, chosen) if quick else chosen
     return Setting(name, images, labels, load_model(chosen, options, None, seed).eval(), classes)
+
+
+def told(name: str, data: Path) -> str:
+    """A row's name with what stands in for its data."""
+    if name == "F-MNIST" and not (data / FILES[name]).exists():
+        return "F-MNIST (SVHN in gray)"
+    return "ImageNet (photographs)" if name == "ImageNet" else name
+
+
+def require_seeds(parser: argparse.ArgumentParser, seeds: Sequence[int]) -> None:
+    if seeds[0] >= seeds[1]:
+        parser.error(f"--seeds: expected FIRST below END, got {seeds[0]} {seeds[1]}")
 
 
 @lru_cache(maxsize=8)

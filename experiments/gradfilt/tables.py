@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 from isolation import bins_of, settled
-from settings import MODELS, Drawn, draw, setting
+from settings import MODELS, Drawn, draw, require_seeds, setting, told
 from torch import Tensor, nn
 
 import dosimeter as dm
@@ -45,7 +45,7 @@ def table_5_1(arguments: argparse.Namespace) -> None:
                 scores = dm.score(dm.recover_labels(exposure, "gradfilt"), drawn.batch)
                 cells.setdefault(size, []).append((float(scores["insacc"][0]), float(scores["clsacc"][0])))
         row = (f"{min(i for i, _ in found):.2f}/{min(c for _, c in found):.2f}" for found in cells.values())
-        print(f"  {name:10s}", *row, f"{len(cells[2])} seeds", flush=True)
+        print(f"  {told(name, arguments.data):22s}", *row, f"{len(cells[2])} seeds", flush=True)
 
 
 def figure_5_3(arguments: argparse.Namespace) -> None:
@@ -66,7 +66,7 @@ def figure_5_3(arguments: argparse.Namespace) -> None:
         errors = torch.tensor(first).mean(0).tolist()
         shown = " ".join(f"{error:.1e}" for error in errors)
         print(
-            f"  {name:10s} {model or MODELS[name]:9s} relative error at most {max(largest):.1e}; first layers, as plotted: {shown}",
+            f"  {told(name, arguments.data):22s} {model or MODELS[name]:9s} relative error at most {max(largest):.1e}; first layers, as plotted: {shown}",
             flush=True,
         )
 
@@ -88,7 +88,9 @@ def table_5_4(arguments: argparse.Namespace) -> None:
                 line += f", {float((psnr >= PUBLISHED_STYLE).double().mean()):.2f}, median {float(psnr.median()):.1f} dB"
                 line += f", {float((psnr >= HITS).sum()) / max(claims, 1):.3f} right (published {published[position]})"
                 alone = f"; equal bins at best {(1 - 1 / 128) ** (count - 1):.2f}" if "brightness" in label else ""
-                print(f"  {name:10s} {count:3d} {label:22s} {line}{alone}; {time.monotonic() - began:.0f} s", flush=True)
+                print(
+                    f"  {told(name, arguments.data):22s} {count:3d} {label:22s} {line}{alone}; {time.monotonic() - began:.0f} s", flush=True
+                )
 
 
 def _isolated(model: nn.Module, drawn: Drawn, device: str, options: dict) -> tuple[Tensor, int, float]:
@@ -118,6 +120,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs=2, default=(0, 5), metavar=("FIRST", "END"))
     parser.add_argument("--device", default="cpu")
     arguments = parser.parse_args()
+    require_seeds(parser, arguments.seeds)
     torch.backends.cudnn.allow_tf32 = False  # the client's gradients in full precision
     for name in arguments.tables:
         TABLES[name](arguments)
