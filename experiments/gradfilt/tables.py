@@ -66,7 +66,8 @@ def figure_5_3(arguments: argparse.Namespace) -> None:
         errors = torch.tensor(first).mean(0).tolist()
         shown = " ".join(f"{error:.1e}" for error in errors)
         print(
-            f"  {told(name, arguments.data):22s} {model or MODELS[name]:9s} relative error at most {max(largest):.1e}; first layers, as plotted: {shown}",
+            f"  {told(name, arguments.data):22s} {model or MODELS[name]:9s}",
+            f"relative error at most {max(largest):.1e}; first layers, as plotted: {shown}",
             flush=True,
         )
 
