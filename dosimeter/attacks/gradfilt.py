@@ -22,6 +22,7 @@ from dosimeter.matching.solve import solve, start_distance
 from dosimeter.options import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from dosimeter.randomness import generator
 from dosimeter.registry import ATTACKS
+from dosimeter.tampering.bottleneck import narrowest
 from dosimeter.tampering.head_filter import calibrate, plant_filter, restore_labels
 from dosimeter.tampering.input_shape import find_head_name, find_input_shape
 from dosimeter.tampering.inserted_layer import Functional, InsertedLayer, Moments, insert_layer, moments_of
@@ -46,8 +47,9 @@ class GradFilt(ActiveAttack):
     Departures: the signs and the multi-target rows of the calibration are corrected (see `calibrate`); Ω and α, which the
     thesis leaves open, are 1,000 (more would round away what FedAvg's local steps add to the biases) and 1; a last layer
     without bias is given one; the inserted layer is imprint's, planted where `expected` target samples exceed β, since it must be
-    sent before the count is known (count in one round, insert in the next), with bins for that number. Where a feature has as many
-    numbers as an input, only the mean feature of each target class is matched, which the head's target rows hold exactly (Eq. 5.16);
+    sent before the count is known (count in one round, insert in the next), with bins for that number. Where no layer hands on
+    fewer numbers than an input has, only the mean feature of each target class is matched, which the head's target rows hold
+    exactly (Eq. 5.16), from `restarts` starts;
     `matched="update"` is Eq. (5.23), with inverting_gradients' total variation, as its baseline has.
     `camouflage` leaves noise of that relative size in the zeroed rows, against a client that looks at them.
     Batch norm in train mode mixes the other samples into the targets' gradients, and local steps move the filter: separation
@@ -75,7 +77,7 @@ class GradFilt(ActiveAttack):
     seconds: PositiveFloat | None = None
     path: Path = "auto"
     precision: Precision = "fp32"
-    matched: Literal["features", "update"] | None = None  # none: features where one has as many numbers as an input
+    matched: Literal["features", "update"] | None = None  # none: features where no layer has fewer numbers than an input
 
     def tamper(self, model: nn.Module) -> nn.Module:
         shape = self.input_shape or find_input_shape(model)
@@ -128,7 +130,8 @@ class GradFilt(ActiveAttack):
     def _matches_features(self, exposure: Exposure) -> bool:
         if self.matched is not None:
             return self.matched == "features"
-        return find_head(exposure).weight.shape[1] >= math.prod(exposure.public.input_shape)
+        shape = exposure.public.input_shape
+        return narrowest(exposure.model, find_head(exposure).name, shape) >= math.prod(shape)
 
     def _match_update(self, calibrated: Exposure, labels: LabelEstimate, rng: Generator) -> Reconstruction:
         """Eq. (5.23), with inverting_gradients' total variation."""

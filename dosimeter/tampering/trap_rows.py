@@ -56,8 +56,9 @@ def first_linear(model: nn.Module, inputs: int) -> str | None:
     """The linear layer that takes the whole input before any other layer with weights does, by its name."""
     weighted = ((name, module) for name, module in model.named_modules() if isinstance(getattr(module, "weight", None), Tensor))
     name, first = next(weighted, ("", None))
-    whole = isinstance(first, nn.Linear) and first.in_features == inputs
-    return name if whole and "weight" in dict(first.named_parameters(recurse=False)) else None  # not where it is computed from others
+    if not isinstance(first, nn.Linear) or first.in_features != inputs:
+        return None
+    return name if "weight" in dict(first.named_parameters(recurse=False)) else None  # where it is computed from others nothing can be set
 
 
 def trap_scale(inputs: int, expected: int) -> float:

@@ -10,6 +10,8 @@ from torch import nn
 import dosimeter as dm
 from dosimeter.attacks.gradfilt import FadingVariation
 from dosimeter.models.loading import load_model
+from dosimeter.tampering.bottleneck import narrowest
+from dosimeter.tampering.input_shape import find_head_name
 
 
 @pytest.fixture
@@ -133,7 +135,13 @@ def test_the_mean_feature_shows_samples_that_the_update_leaves_blurred(digits, c
     assert worst[None] > worst["update"] + 6
 
 
-def test_features_with_fewer_numbers_than_an_input_are_not_matched_alone(digits, classifier) -> None:
+@pytest.mark.parametrize(("name", "options", "fewest"), [("convnet", {"width": 2}, 800), ("vgg11", {"hidden": 4096}, 512)])
+def test_the_narrowest_layer_is_found(name, options, fewest) -> None:
+    model = load_model(name, options, None, 1)
+    assert narrowest(model, find_head_name(model, (3, 32, 32)), (3, 32, 32)) == fewest
+
+
+def test_features_behind_a_narrow_layer_are_not_matched_alone(digits, classifier) -> None:
     images, labels = digits
     attack = dm.attack("gradfilt", targets=(6,), steps=5)
     chosen = torch.cat([(labels == 6).nonzero().flatten()[:1], (labels != 6).nonzero().flatten()[:2]])

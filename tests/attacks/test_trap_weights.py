@@ -5,7 +5,7 @@ import torch
 
 import dosimeter as dm
 from dosimeter.models.loading import load_model
-from dosimeter.tampering.trap_rows import trap_scale
+from dosimeter.tampering.trap_rows import TrapLayer, trap_scale
 
 
 def pictures(count: int, seed: int) -> dm.Batch:
@@ -33,6 +33,19 @@ def test_rows_fire_as_rarely_as_they_were_made_to() -> None:
         rate = float((rows(batch.inputs.flatten(1)) > 0).double().mean())
     assert 0.2 / 20 < rate < 5 / 20
     assert trap_scale(768, 20) < trap_scale(3072, 20) < 1
+
+
+def test_a_first_layer_whose_weights_are_computed_gets_another_before_it(digits) -> None:
+    images, labels = digits
+    batch = dm.Batch(images[:8], labels[:8])
+    first = torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(64, 40))
+    model = torch.nn.Sequential(torch.nn.Flatten(), first, torch.nn.ReLU(), torch.nn.Linear(40, 10))
+    attack = dm.attack("trap_weights", input_shape=(1, 8, 8), expected=8)
+    rigged = attack.tamper(model)
+    assert isinstance(rigged, TrapLayer)
+    found = dm.reconstruct(dm.observe(rigged, batch), attack)
+    assert len(found.inputs) >= 1
+    assert float(torch.cdist(found.inputs.flatten(1), batch.inputs.flatten(1)).min(1).values.max()) < 1e-2
 
 
 def test_refusals(classifier, batch) -> None:
