@@ -35,7 +35,7 @@ class TrapWeights(ActiveAttack):
 
     needs: ClassVar[frozenset[Knowledge]] = frozenset({Knowledge.TAMPERED_MODEL})
 
-    rows: PositiveInt = 1000  # of an inserted layer; a first linear layer keeps its own number
+    rows: PositiveInt = 1000  # of an inserted layer, at most one an entry of the input; a first linear layer keeps its own number
     scale: Fraction | None = None  # s
     expected: PositiveInt = 32  # samples in a batch
     input_shape: tuple[PositiveInt, ...] | None = None

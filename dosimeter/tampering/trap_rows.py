@@ -29,7 +29,7 @@ class TrapLayer(nn.Module):
             shape = tuple(inputs.shape[1:])
             raise ValueError(f"input_shape: the layer was inserted for {self.rows.in_features} inputs, got {flat.shape[1]}, shape {shape}")
         answers = self.rows(flat).relu()
-        entries = torch.arange(self.rows.out_features, device=flat.device) % flat.shape[1]
+        entries = torch.arange(self.rows.out_features, device=flat.device)
         return self.body((flat.index_add(1, entries, STRENGTH * answers)).reshape(inputs.shape))
 
 
@@ -40,7 +40,8 @@ def plant_traps(model: nn.Module, input_shape: tuple[int, ...], rows: int, scale
     size = math.prod(input_shape)
     like = next(model.parameters())
     if name is None:
-        layer = nn.Linear(size, rows, device=like.device, dtype=like.dtype)
+        # rows that moved the same entry would weigh samples alike, and their mixtures would agree
+        layer = nn.Linear(size, min(rows, size), device=like.device, dtype=like.dtype)
         planted: nn.Module = TrapLayer(layer, model).train(model.training)
     else:
         layer, planted = model.get_submodule(name), model
