@@ -21,10 +21,10 @@ from typing import Any
 import torch
 from report_page import recovered_pixels
 from safetensors import safe_open
-from tables import DATA, IMAGENET, drawn, photographs, scored, share, stacked
+from tables import DATA, IMAGENET, drawn, mean_image, scored, share
 
 from dosimeter.metrics.lpips import VARIABLE
-from dosimeter.normalization import from_pixels
+from dosimeter.normalization import to_pixels
 
 WEIGHTS = {"resnet50": ("resnet50_backbone.safetensors", "resnet50_head.safetensors"), "mobilenet_v2": ("mobilenet_v2-b0353104.pth",)}
 
@@ -64,10 +64,9 @@ def report(jobs: list[tuple[argparse.Namespace, int, str, str, dict[str, Any]]])
         file = options.out / f"{seed}-{row}.safetensors"
         if not file.exists():
             continue
-        batch, auxiliary = drawn(options, seed), photographs(options, seed, slice(2 * options.batch, None))
+        truth = to_pixels(drawn(options, seed).inputs, IMAGENET)
         pixels = next(pixels for name, pixels in recovered_pixels(options.out, seed) if name == row)
-        measured = scored(from_pixels(pixels, IMAGENET), batch, auxiliary)
-        values, mean = stacked(measured).mean(0).tolist(), float(torch.as_tensor(measured.nulls["mean"]["psnr"]).mean())
+        values, mean = scored(pixels, truth).mean(0).tolist(), float(scored(mean_image(options, seed), truth)[:, 1].mean())
         with safe_open(file, "pt") as stored:
             facts = json.loads(stored.metadata()["facts"])
         ends = [f"{facts[name]:.4g}" for name in ("distance", "objective", "at the photographs", "seconds")]

@@ -44,7 +44,7 @@ from dosimeter.matching.checkpoints import keeping
 from dosimeter.metrics.lpips import VARIABLE
 from dosimeter.models.loading import fill, read_state
 from dosimeter.normalization import from_pixels, to_pixels
-from dosimeter.registry import MODELS
+from dosimeter.registry import METRICS, MODELS
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "rgla"))
 from pretrained import as_keras, convert
@@ -193,15 +193,11 @@ def report(options: argparse.Namespace) -> None:
     seeds = sorted({int(file.name.split("-")[0]) for file in options.out.glob("*-*.safetensors")})
     truths: dict[int, Tensor] = {}
     for seed in seeds:
-        batch, auxiliary = drawn(options, seed), photographs(options, seed, slice(2 * options.batch, None))
-        truths[seed] = to_pixels(batch.inputs, IMAGENET)
-        for row, pixels in recovered_pixels(options.out, seed):
-            measured = scored(from_pixels(pixels, IMAGENET), batch, auxiliary if row == "stepwise" else None)
-            scores.setdefault(row, []).append(stacked(measured))
-            if row == "stepwise":
-                scores.setdefault("mean image", []).append(stacked(measured.nulls["mean"]))
-        noise = torch.randn(batch.inputs.shape, generator=torch.Generator().manual_seed(seed))
-        scores.setdefault("noise", []).append(stacked(scored(noise, batch, None)))
+        truths[seed] = truth = to_pixels(drawn(options, seed).inputs, IMAGENET)
+        noise = torch.randn(truth.shape, generator=torch.Generator().manual_seed(seed))
+        guesses = {"mean image": mean_image(options, seed), "noise": to_pixels(noise, IMAGENET).clamp(0, 1)}
+        for row, pixels in (*guesses.items(), *recovered_pixels(options.out, seed)):
+            scores.setdefault(row, []).append(scored(pixels, truth))
     columns = {row: torch.cat(parts) for row, parts in scores.items()}
     said = f"{options.model}, {options.batch} photographs of {options.size} pixels a batch, {options.labels} labels. {order(columns)}"
     tables = {"Table 1": lines(TABLE_1, columns), "Table 2": lines(TABLE_2, columns)}
@@ -235,13 +231,15 @@ def order(columns: dict[str, Tensor]) -> str:
     return "; ".join(told) + "."
 
 
-def scored(inputs: Tensor, batch: dm.Batch, auxiliary: dm.Batch | None) -> Any:
-    found = dm.Reconstruction(inputs=inputs, labels=batch.targets, objective=0.0, normalization=IMAGENET)
-    return dm.score(found, batch, auxiliary=auxiliary, metrics=("lpips", "psnr", "ssim"))
+def mean_image(options: argparse.Namespace, seed: int) -> Tensor:
+    """Of the photographs that are in neither client's batch, as often as there are samples."""
+    others = photographs(options, seed, slice(2 * options.batch, None))
+    return to_pixels(others.inputs, IMAGENET).mean(0).expand(options.batch, -1, -1, -1)
 
 
-def stacked(scores: Any) -> Tensor:
-    return torch.stack([torch.as_tensor(scores[name]) for name in ("lpips", "psnr", "ssim")], 1)
+def scored(pixels: Tensor, truth: Tensor) -> Tensor:
+    """LPIPS, PSNR and SSIM of every sample, (B, 3). Labels are given and all different, so each guess belongs to one photograph."""
+    return torch.stack([METRICS.build(name)(pixels.contiguous(), truth).double() for name in ("lpips", "psnr", "ssim")], 1)
 
 
 def cell(values: Tensor, published: float | None) -> str:
