@@ -1,6 +1,6 @@
 """What the analytic attacks recover on real images, and how much of what they claim is right. Needs ../shared/data.
 
-    python benchmarks/analytic.py imprint trap_weights linear_recursion quotients [--seeds 0 5] [--device cpu] [--data ../shared/data]
+    python benchmarks/analytic.py imprint trap_weights linear_recursion quotients few_levels [--seeds 0 5] [--device cpu] [--data ...]
 
 A sample counts as recovered at 40 dB; a claim is right where it is a sample of the batch at 40 dB.
 """
@@ -92,6 +92,26 @@ def quotients(arguments: argparse.Namespace) -> None:
             show(f"first-layer quotients {activation} B = {size}", size, rows)
 
 
+def few_levels(arguments: argparse.Namespace) -> None:
+    """Posterised images, of which mixtures lie on 8-bit levels by chance."""
+    images = load_images(arguments.data / "cifar10.npz").images
+    settings = (
+        ("trap_weights", {"input_shape": (3, 32, 32)}, 32, "small_cnn"),
+        ("imprint", {"input_shape": (3, 32, 32), "bins": 64}, 64, "small_cnn"),
+        ("imprint", {"input_shape": (3, 32, 32), "bins": 128}, 64, "small_cnn"),
+        ("imprint", {"input_shape": (3, 32, 32)}, 64, "small_cnn"),
+        ("linear_recursion", {}, 16, "fcn3"),
+    )
+    for levels in (2, 4, 6, 16, 256):
+        posterised = ((images * (levels - 1)).round() * (255 / (levels - 1))).round() / 255
+        for name, options, size, network in settings:
+            rows = []
+            for seed in range(*arguments.seeds):
+                model = load_model(network, {"bias": True} if network == "fcn3" else {}, None, seed).eval()
+                rows.append(attacked(dm.attack(name, **options), model, drawn(posterised, size, 10, seed), arguments.device))
+            show(f"{levels} levels: {name} {options.get('bins', '')}", size, rows)
+
+
 def augmented(images: Tensor, augmentation: str, rng: torch.Generator) -> dm.Batch:
     """One image with a smoothed label (ε uniform in [0, .5]), or a mixture of two."""
     first, second = torch.randperm(len(images), generator=rng)[:2]
@@ -134,7 +154,13 @@ def show(label: str, size: int, rows: list[tuple[int, int, float]]) -> None:
     )
 
 
-ATTACKS = {"imprint": imprint, "trap_weights": trap_weights, "linear_recursion": linear_recursion, "quotients": quotients}
+ATTACKS = {
+    "imprint": imprint,
+    "trap_weights": trap_weights,
+    "linear_recursion": linear_recursion,
+    "quotients": quotients,
+    "few_levels": few_levels,
+}
 
 
 def main() -> None:
