@@ -17,5 +17,5 @@ THRESHOLDS = {
     "previous_round": 0.6,
     "isolated_samples": math.inf,  # said, never held against a model
 }
-HONEST_MODELS = 890  # that the thresholds were tried on after they were set: seeds 851 (unseen architectures) and 852
-FALSE_ALARMS = 1  # among them: a network of two classes, one step of Adam after a zero head; `trap_rows` has learnt of it since
+HONEST_MODELS = 1280  # that the thresholds were tried on after they were set: seeds 871, 872, 874 (unseen architectures), 873 and 875
+FALSE_ALARMS = 2  # among them, both pruned; `parallel_rows` has learnt of the one since, the other is rows of classes that nobody had

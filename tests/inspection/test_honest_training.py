@@ -58,3 +58,13 @@ def test_copies_and_mirror_images_that_fire_at_one_place_are_no_bins(data) -> No
     with torch.no_grad():
         wide[1].bias[32:] -= 0.2  # now each pair has a bin between its two
     assert inspect(wide, data(16, 1)).suspicious
+
+
+def test_the_two_rows_of_two_classes_may_turn_at_once(data) -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(768, 64), nn.Tanh(), nn.Linear(64, 2))
+    before = copy.deepcopy(model)
+    with torch.no_grad():
+        model[3].weight.copy_(-model[3].weight)
+    batch = data(16, 7)
+    found = inspect(model, type(batch)(batch.inputs, batch.targets % 2), before)
+    assert not found.suspicious, str(found)

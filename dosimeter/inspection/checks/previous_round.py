@@ -15,6 +15,7 @@ CHANCE = 2.0  # times 1/√d: the cosine of rows of d entries that have nothing 
 HELD = (0.3, 8.0)  # how often its former self a row holds that training has added to
 RESIZED = 8.0  # factor of its norm from which it is another row
 GROWN = 30.0  # the same for a row that still holds its former self
+FEWEST = 3  # rows: the two of two classes mirror each other, and training may turn both at once
 TINY = 1e-150
 
 
@@ -30,9 +31,9 @@ def measure(sent: Sent) -> Measured:
             math.inf,
             f"the layers differ from the round before: {changed[0]!r} and {len(changed) - 1} more were added, removed or reshaped",
         )
-    shares = {name: _replaced(before[name], after[name]) for name, value in after.items() if value.ndim >= 2}
+    shares = {name: _replaced(before[name], after[name]) for name, value in after.items() if value.ndim >= 2 and len(value) >= FEWEST}
     if not shares:
-        return "no parameter has rows"
+        return f"no parameter has {FEWEST} rows"
     name = max(shares, key=lambda key: shares[key])
     return shares[name], f"{shares[name]:.1%} of the rows of {name!r} have little to do with those of the round before"
 
