@@ -26,6 +26,8 @@ from dosimeter.inspection.sent import Sent, receive_model
 from dosimeter.inspection.thresholds import FALSE_ALARMS, HONEST_MODELS, THRESHOLDS
 from dosimeter.types import Batch
 
+UNTAUGHT = "classes that nobody has had since a last layer of zeros, or before most of it was pruned"
+SWITCHED_OFF = "a class that was switched off by its bias"
 GRADFILT, IMPRINT, TRAPS = "gradfilt", "imprint", "trap_weights"
 
 
@@ -39,19 +41,13 @@ class Check:
 
 
 CHECKS: Mapping[str, Check] = {
-    "head_rows": Check(
-        measure=head_rows.measure, made_for=(GRADFILT,), otherwise="classes that nobody has had since a last layer of zeros"
-    ),
-    "head_biases": Check(measure=head_biases.measure, made_for=(GRADFILT,), otherwise="a class that was switched off by its bias"),
-    "shut_out_classes": Check(
-        measure=shut_out_classes.measure, made_for=(GRADFILT,), otherwise="a class that was switched off by its bias"
-    ),
+    "head_rows": Check(measure=head_rows.measure, made_for=(GRADFILT,), otherwise=UNTAUGHT),
+    "head_biases": Check(measure=head_biases.measure, made_for=(GRADFILT,), otherwise=SWITCHED_OFF),
+    "shut_out_classes": Check(measure=shut_out_classes.measure, made_for=(GRADFILT,), otherwise=SWITCHED_OFF),
     "constant_output": Check(
         measure=constant_output.measure, made_for=(GRADFILT,), otherwise="a network that was trained to one answer whatever it sees"
     ),
-    "silenced_classes": Check(
-        measure=silenced_classes.measure, made_for=(GRADFILT,), otherwise="classes that nobody has had since a last layer of zeros"
-    ),
+    "silenced_classes": Check(measure=silenced_classes.measure, made_for=(GRADFILT,), otherwise=UNTAUGHT),
     "parallel_rows": Check(measure=parallel_rows.measure, made_for=(IMPRINT,), otherwise="a layer that was widened by copies of its rows"),
     "trap_rows": Check(measure=trap_rows.measure, made_for=(TRAPS,)),
     "inserted_layer": Check(

@@ -18,4 +18,4 @@ THRESHOLDS = {
     "isolated_samples": math.inf,  # said, never held against a model
 }
 HONEST_MODELS = 1280  # that the thresholds were tried on after they were set: seeds 871, 872, 874 (unseen architectures), 873 and 875
-FALSE_ALARMS = 2  # among them, both pruned; `parallel_rows` has learnt of the one since, the other is rows of classes that nobody had
+FALSE_ALARMS = 2  # among them, both pruned; `parallel_rows` has learnt of the one since; of the other's 100 rows pruning left 48
