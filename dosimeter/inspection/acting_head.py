@@ -26,20 +26,20 @@ def find_acting_head(model: nn.Module, inputs: Tensor, classes: int) -> LinearLa
     scales the layer's outputs afterwards; likewise ∂(r · z_i) / ∂b = β r.
     """
     parameters = dict(model.named_parameters())
-    weights = [name for name, p in parameters.items() if classes > 1 and _per_class(p, classes) is not None]
-    vectors = [name for name, p in parameters.items() if p.numel() == classes and name not in weights]
+    weights = [name for name, p in parameters.items() if p.numel() > classes > 1 and _per_class(p, classes) is not None]
+    vectors = [name for name, p in parameters.items() if p.numel() == classes]
     chosen = {name: parameters[name].detach().clone().requires_grad_() for name in (*weights, *vectors)}
     direction = torch.randn(classes, generator=generator(0, "acting head")).to(inputs)
     direction = direction - direction.mean()
     features: dict[str, list[Tensor]] = {name: [] for name in chosen}  # (H,) of each sample, of a vector (1,)
-    with torch.enable_grad():
-        along = logits_of(torch.func.functional_call(model, chosen, (inputs,))) @ direction  # (B,)
-        for one in along if along.requires_grad else ():
-            gradients = torch.autograd.grad(one, [chosen[name] for name in features], retain_graph=True, allow_unused=True)
-            found = {name: _feature(g, direction) for name, g in zip(features, gradients, strict=True)}
-            features = {name: [*features[name], value] for name, value in found.items() if value is not None}
-            if not features:
-                return None
+    for one in inputs.split(1):
+        with torch.enable_grad():
+            along = (logits_of(torch.func.functional_call(model, chosen, (one,))) @ direction).sum()
+        if not along.requires_grad or not features:
+            return None
+        gradients = torch.autograd.grad(along, [chosen[name] for name in features], allow_unused=True)
+        found = {name: _feature(g, direction) for name, g in zip(features, gradients, strict=True)}
+        features = {name: [*features[name], value] for name, value in found.items() if value is not None}
     heads = {name: torch.stack(features[name]) for name in weights if features.get(name)}
     name = next((name for name in reversed(heads) if bool(heads[name].any())), None)
     if name is None:
@@ -47,10 +47,10 @@ def find_acting_head(model: nn.Module, inputs: Tensor, classes: int) -> LinearLa
     weight = _per_class(parameters[name].detach(), classes)
     factors = {vector: torch.stack(features[vector]) for vector in vectors if features.get(vector)}  # β of each sample: (B, 1)
     steady = [v for v, f in factors.items() if float(f.max() - f.min()) <= TOLERANCE * float(f.abs().max()) and bool(f.any())]
-    bias = float(factors[steady[0]].mean()) * parameters[steady[0]].detach().flatten() if steady else None
+    bias = sum((factors[vector].mean() * parameters[vector].detach().flatten() for vector in steady), torch.zeros(classes).to(inputs))
     assert weight is not None
     short = name.removesuffix(".weight")
-    return LinearLayer(name=short, parameter=name, weight=weight, bias=bias, received=heads[name], applied=False)
+    return LinearLayer(name=short, parameter=name, weight=weight, bias=bias if steady else None, received=heads[name], applied=False)
 
 
 def _per_class(parameter: Tensor, classes: int) -> Tensor | None:
@@ -65,8 +65,8 @@ def _feature(gradient: Tensor | None, direction: Tensor) -> Tensor | None:
     """f of a gradient r fᵀ (C, H) or r f (C,): (H,) or (1,); None where it has another form."""
     if gradient is None:
         return None
-    matrix = _per_class(gradient, len(direction))
-    matrix = gradient.reshape(-1, 1) if matrix is None else matrix
+    matrix = gradient.reshape(-1, 1) if gradient.numel() == len(direction) else _per_class(gradient, len(direction))
+    assert matrix is not None
     feature = matrix.T @ direction / direction.square().sum()
     fits = (matrix - direction[:, None] * feature).norm() <= TOLERANCE * matrix.norm()
     return feature if bool(fits) else None

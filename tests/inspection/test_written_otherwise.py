@@ -19,6 +19,19 @@ class PixelHead(nn.Module):
         return self.head(self.below(inputs).relu().mean((2, 3), keepdim=True)).flatten(1)
 
 
+class SplitBias(nn.Module):
+    """Parameters of many shapes: a kernel of one pixel in rows, and two vectors that are added, one of them scaled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.below, self.matrix = nn.Conv2d(3, 16, 3, 2), nn.Parameter(0.2 * torch.randn(10, 16, 1, 1))
+        self.planted, self.decoy = nn.Parameter(torch.zeros(1, 10, 1, 1)), nn.Parameter(0.1 * torch.randn(1, 10))
+
+    def forward(self, inputs):
+        maps = nn.functional.conv2d(self.below(inputs).relu(), self.matrix) + self.planted
+        return maps.mean((2, 3)) + 3 * self.decoy
+
+
 class BareHead(nn.Module):
     """Logits of parameters that no module applies, in rows or in columns."""
 
@@ -49,6 +62,7 @@ class TokenHead(nn.Module):
 HEADS = {
     "pixel": (PixelHead, "head.weight", "head.bias"),
     "pixel, softmax": (lambda: nn.Sequential(PixelHead(), nn.Softmax(1)), "0.head.weight", "0.head.bias"),
+    "two biases": (SplitBias, "matrix", "planted"),
     "rows": (BareHead, "matrix", "offset"),
     "columns": (lambda: BareHead(columns=True), "matrix", "offset"),
     "tokens": (TokenHead, "head.weight", "head.bias"),
@@ -72,7 +86,7 @@ def test_a_filter_is_seen_in_whatever_acts_as_the_last_layer(name, seed, data) -
     with torch.no_grad():
         others = torch.arange(10) != 3
         (rows.T if name == "columns" else rows)[others] = 0.0
-        offsets[others] = 1000.0
+        offsets.view(-1)[others] = 1000.0
     for found in (inspect(model), inspect(model, batch)):
         fired = {finding.check for finding in found.findings if finding.suspicious}
         assert {"head_rows", "head_biases", "shut_out_classes", "constant_output"} <= fired, str(found)

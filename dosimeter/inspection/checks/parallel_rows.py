@@ -37,9 +37,10 @@ def _parallel_share(layer: LinearLayer) -> float:
     rows = weight[filled]
     if len(rows) < 2:
         return 0.0
-    offset = torch.zeros(len(rows)).to(rows) if layer.bias is None else layer.bias[:LARGEST][filled]
-    places = -offset.double() / rows.double().norm(dim=1)  # along the row's direction
-    spread = (layer.received.double() @ rows.double().T / rows.double().norm(dim=1)).std(0)  # (k,)
+    sizes = rows.norm(dim=1).double()
+    offset = torch.zeros_like(sizes) if layer.bias is None else layer.bias[:LARGEST][filled].double()
+    places = -offset / sizes  # along the row's direction
+    spread = ((layer.received.to(rows) @ rows.T).double() / sizes).std(0, correction=0)  # (k,)
     sparse = (rows != 0).sum(1) < SPARSE
     if rows.shape[1] > DIRECTIONS:
         directions = torch.randn(rows.shape[1], DIRECTIONS, generator=generator(0, "parallel rows"))
