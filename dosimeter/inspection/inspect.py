@@ -102,7 +102,8 @@ class Inspection:
         whole = len(self.findings) + len(self.left_out)
         seen = f"no sign of tampering in what {len(self.findings)} of {whole} checks could look at"
         blind = f", and none of them could look for {' or '.join(self.unseen)}" if self.unseen else ""
-        missing = f"; marks that only {', '.join(self.left_out)} would see are not excluded" if self.left_out else ""
+        others = [name for name in self.left_out if CHECKS[name].made_for]
+        missing = f"; marks that only {', '.join(others)} would see are not excluded" if others else ""
         return seen + blind + missing
 
 
