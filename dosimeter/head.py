@@ -17,8 +17,18 @@ from dosimeter.types import Exposure, Refused
 PROBES = 16  # random inputs that the proof runs on; each with many features, so that a negative one would show
 ROUNDINGS = 64  # units in the last place by which the same logits, computed twice, may differ
 Question = tuple[tuple[int, ...], bool, bool]  # input shape, allow_shift, whether anything is in train mode
-Proofs = dict[Question, tuple[str, bool, bool]]  # -> name, non-negative, alone
+Proofs = dict[Question, "Proof"]
 _KNOWN: WeakKeyDictionary[nn.Module, tuple[list[object], Proofs]] = WeakKeyDictionary()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Proof:
+    """What probing told of a model's head."""
+
+    name: str
+    non_negative: bool
+    alone: bool
+    precision: float  # rounding unit of the layer's own arithmetic
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +42,7 @@ class Head:
     bias_gradient: Tensor | None  # (C,), None where withheld or where there is no bias
     non_negative: bool  # no probe gave a negative feature, as after a ReLU
     alone: bool = True  # nothing else in the model uses the weight, so that its gradient is the layer's own
+    precision: float = torch.finfo(torch.float32).eps  # rounding unit of what the layer computes in: autocast's, not the weight's
 
     @property
     def classes(self) -> int:
@@ -50,17 +61,18 @@ class Head:
 def find_head(exposure: Exposure) -> Head:
     """The linear layer whose output is the model's output on random inputs, with its gradients; else a refusal."""
     public = exposure.public
-    name, non_negative, alone = _known(exposure.model, public.input_shape, allow_shift=public.loss.shift_invariant)
-    weight, bias = _parameters(exposure.model.get_submodule(name))
-    prefix = f"{name}." if name else ""
+    proof = _known(exposure.model, public.input_shape, allow_shift=public.loss.shift_invariant)
+    weight, bias = _parameters(exposure.model.get_submodule(proof.name))
+    prefix = f"{proof.name}." if proof.name else ""
     return Head(
-        name=name,
+        name=proof.name,
         weight=weight.detach(),
         bias=None if bias is None else bias.detach(),
         weight_gradient=exposure.update.get(prefix + "weight"),
         bias_gradient=None if bias is None else exposure.update.get(prefix + "bias"),
-        non_negative=non_negative,
-        alone=alone,
+        non_negative=proof.non_negative,
+        alone=proof.alone,
+        precision=proof.precision,
     )
 
 
@@ -71,10 +83,11 @@ def locate_head(model: nn.Module, input_shape: tuple[int, ...], allow_shift: boo
     output. With `allow_shift`, up to a constant per sample, which is what a closing log-softmax subtracts. What is proved
     of a model is kept as long as its modules and tensors stay the same.
     """
-    return _known(model, input_shape, allow_shift)[:2]
+    proof = _known(model, input_shape, allow_shift)
+    return proof.name, proof.non_negative
 
 
-def _known(model: nn.Module, input_shape: tuple[int, ...], allow_shift: bool) -> tuple[str, bool, bool]:
+def _known(model: nn.Module, input_shape: tuple[int, ...], allow_shift: bool) -> Proof:
     proofs, training = _proofs(model)
     question = (tuple(input_shape), allow_shift, training)
     if question not in proofs:
@@ -117,7 +130,7 @@ def _state(model: nn.Module) -> tuple[list[object], bool]:
     return state, training
 
 
-def _proved(model: nn.Module, input_shape: tuple[int, ...], allow_shift: bool) -> tuple[str, bool, bool]:
+def _proved(model: nn.Module, input_shape: tuple[int, ...], allow_shift: bool) -> Proof:
     seen: list[tuple[str, Tensor, Tensor]] = []
     inputs = _probe_inputs(model, input_shape)
     with _probed(model, seen) as forward:
@@ -127,10 +140,12 @@ def _proved(model: nn.Module, input_shape: tuple[int, ...], allow_shift: bool) -
     for name, features, logits in reversed(seen):
         layer = model.get_submodule(name)
         if logits.shape == output.shape and _is_affine(layer, features, logits) and _same(logits, output, allow_shift):
-            return (
-                name,
-                bool((features >= 0).all()) and _non_negative_in_training(model, name, inputs),
-                _is_alone(model, name, features, inputs),
+            precision = max(torch.finfo(kind).eps for kind in (_parameters(layer)[0].dtype, logits.dtype, output.dtype))
+            return Proof(
+                name=name,
+                non_negative=bool((features >= 0).all()) and _non_negative_in_training(model, name, inputs),
+                alone=_is_alone(model, name, features, inputs, precision),
+                precision=precision,
             )
     linear = [name for name, _, _ in seen]
     if not linear:
@@ -152,7 +167,7 @@ def _non_negative_in_training(model: nn.Module, name: str, inputs: Tensor) -> bo
             return False
 
 
-def _is_alone(model: nn.Module, name: str, features: Tensor, inputs: Tensor) -> bool:
+def _is_alone(model: nn.Module, name: str, features: Tensor, inputs: Tensor, precision: float) -> bool:
     """Whether the gradient at the layer's weight is the layer's own: output slopes, which sum to 0 per sample, times features.
 
     True where it cannot be told: the weight is no parameter, or has no gradient at all.
@@ -176,7 +191,7 @@ def _is_alone(model: nn.Module, name: str, features: Tensor, inputs: Tensor) -> 
         for module, mode in modes.items():
             module.training = mode
     own, size = slopes.double().T @ features.double(), slopes.double().abs().T @ features.double().abs()
-    return bool(((gradient.double() - own).abs() <= ROUNDINGS * torch.finfo(output.dtype).eps * (size + size.mean())).all())
+    return bool(((gradient.double() - own).abs() <= ROUNDINGS * precision * (size + size.mean())).all())
 
 
 def input_of(model: nn.Module, name: str, inputs: Tensor) -> Tensor:
@@ -222,7 +237,9 @@ def _is_affine(layer: nn.Module, features: Tensor, logits: Tensor) -> bool:
     weight, bias = _parameters(layer)
     if features.ndim != 2 or features.shape[1] != weight.shape[1]:
         return False
-    return _same(nn.functional.linear(features, weight, bias), logits, allow_shift=False)
+    kind = logits.dtype  # what autocast casts to
+    product = nn.functional.linear(features.to(kind), weight.to(kind), None if bias is None else bias.to(kind))
+    return _same(product, logits, allow_shift=False)
 
 
 def _parameters(layer: nn.Module) -> tuple[Tensor, Tensor | None]:

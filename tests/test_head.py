@@ -144,3 +144,27 @@ def test_features_are_non_negative_in_the_mode_of_the_client(training):
         assert all(module.training is training for module in model.modules())
     after_relu = nn.Sequential(nn.Linear(12, 10), nn.BatchNorm1d(10), nn.ReLU(), nn.Linear(10, 4)).train(training)
     assert find_head(observe(after_relu, Batch(torch.rand(5, 12), torch.arange(5) % 4))).non_negative
+
+
+class Autocast(nn.Module):
+    """Single-precision weights, bfloat16 arithmetic."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(16, 24)
+        self.classify = nn.Linear(24, 10)
+
+    def forward(self, x):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return self.classify(self.body(x).relu()).float()
+
+
+def test_a_head_under_autocast_is_found_with_the_precision_that_it_computes_in():
+    torch.manual_seed(0)
+    exposure = observe(Autocast().eval(), Batch(torch.rand(1, 16), torch.tensor([6])))
+    head = find_head(exposure)
+    assert (head.name, head.non_negative, head.alone) == ("classify", True, True)
+    assert head.precision == torch.finfo(torch.bfloat16).eps
+    for method in ("soft_scalar", "ilrg"):
+        assert recover_labels(exposure, method).labels.tolist() == [6]
+    assert not recover_labels(exposure, "soft_scalar").certified

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from dosimeter.head import Head
-from dosimeter.types import Outcome
 
 Family = Literal["smoothing", "mixup", "one_hot"]
 Array = npt.NDArray[np.float64]
@@ -25,12 +24,9 @@ GENTLE, SATURATED = 7.0, 60.0  # ranges of logits from which on the softmax turn
 SMALLEST = 1e-8  # error of the row r that the grid reaches down to
 POLISHED = 12  # local minima of the grid that Newton polishes
 POLISHINGS = 8  # at most
-SETTLED = 1e-4  # a step of Gauss-Newton this short is the last: the next would be its square
+SETTLED = 1e-4  # a step of Gauss-Newton this short, and below √precision, is the last: the next would be its square
 HOPELESS = 0.1  # a residual beyond which a start is not waited for while others are below it
 CHUNK = 2**21  # label entries held at once
-DISTINCT = 1e-3  # labels further apart than this (L1) are different answers
-BLURRED = 1e-2  # error bar (L1) beyond which a range of answers fits
-UNEXPLAINED = 1e-2  # relative distance from the family beyond which the answer is none
 BELIEVED = 1e-2  # relative distance between the bias's gradient and the rows' beyond which the bias is not believed
 TINY = 1e-300
 
@@ -78,7 +74,8 @@ class Candidates:
     residuals: Array  # (n,) distance from the family's shape, relative to the gradient's
     floors: Array  # (n,) what rounding and noise alone would leave of it
     spreads: Array  # (n,) what the noise may change in s, and so in the feature, relative
-    error_bars: Array  # (n,) what it may thereby change in the label, L1
+    blurs: Array  # (n,) what it may thereby change in the label, L1
+    error_bars: Array  # (n,) that, and what the client's rounding of logits, probabilities and gradient changes in the label, L1
     read: bool = False  # off the bias, without the family's help
 
 
@@ -112,7 +109,7 @@ def scalar_problem(head: Head, gradient: Sent, temperature: float, family: Famil
         bias=_bias(head),
         temperature=temperature,
         family=family,
-        precision=torch.finfo(head.weight.dtype).eps,
+        precision=head.precision,
         noise=_off_rank_one(gradient, ratios, chosen),
         sign=int(np.sign(chosen.sum())) if head.non_negative else 0,
     )
@@ -142,13 +139,15 @@ def _read_from_bias(head: Head, gradient: Sent, seen: Array, temperature: float,
 
     A pruned or noisy bias gradient does not agree with the rows, which then have to tell s by themselves.
     """
-    size = max(float(seen @ seen), TINY)
+    size = float(seen @ seen)
+    if size == 0:
+        return None
     feature = seen @ gradient / size  # (H,)
     errors = gradient @ feature / max(float(feature @ feature), TINY)  # (C,) (p − y)/τ as all rows have it
     mismatch = _length(seen - errors) / size**0.5
     if not mismatch < BELIEVED:
         return None
-    error, precision = float(seen[np.abs(seen).argmax()]), torch.finfo(head.weight.dtype).eps
+    error, precision = float(seen[np.abs(seen).argmax()]), head.precision
     problem = ScalarProblem(
         row=error * feature,
         ratios=errors / error,
@@ -170,12 +169,19 @@ def _length(vector: Array) -> float:
 def _read(problem: ScalarProblem, error: float, spread: float) -> Candidates:
     """The one candidate that the bias leaves, and how far it is from the family."""
     errors, spreads, scale = np.array([error]), np.array([spread]), abs(problem.temperature * error)
-    labels, bars = _blurred(problem, errors, spreads)
+    labels, blurs = _blurred(problem, errors, spreads)
     misfit = _lengths(_off_family(labels.copy(), _largest(labels, problem.free), problem))
     largest_logit = np.abs(problem.pull / error + problem.bias).max()
-    floors = bars + problem.precision * (2 + 4 * largest_logit)  # of the label itself
+    floors = blurs + problem.precision * (2 + 4 * largest_logit)  # of the label itself
     return Candidates(
-        errors=errors, labels=labels, residuals=misfit / scale, floors=floors / scale, spreads=spreads, error_bars=bars, read=True
+        errors=errors,
+        labels=labels,
+        residuals=misfit / scale,
+        floors=floors / scale,
+        spreads=spreads,
+        blurs=blurs,
+        error_bars=blurs + _rounded(problem, errors),
+        read=True,
     )
 
 
@@ -183,6 +189,19 @@ def _blurred(problem: ScalarProblem, errors: Array, spreads: Array) -> tuple[Arr
     """Labels (n, C), and how far they move (n,), L1, where s moves by its spread."""
     labels, shifted = np.split(problem.labels(np.concatenate([errors, errors * np.exp(np.minimum(spreads, 0.5))])), 2)
     return labels, np.abs(shifted - labels).sum(1)
+
+
+def _rounded(problem: ScalarProblem, errors: Array) -> Array:
+    """How far the client's own rounding moves the label at each s: (n,), L1.
+
+    A logit z is off by |z| units and moves p by p (1 − p) of that, on both sides; log p is off by |log p| units; and p − y by its own size.
+    """
+    logits = problem.pull / errors[:, None] + problem.bias
+    probabilities = problem.probabilities(errors)
+    moved = 2 * np.abs(logits).max(1) / problem.temperature * (probabilities * (1 - probabilities)).sum(1)
+    rounded = np.abs(probabilities * np.log(np.maximum(probabilities, TINY))).sum(1)
+    sent = np.abs(problem.temperature * errors) * np.abs(problem.ratios).sum()
+    return problem.precision * (moved + rounded + sent)
 
 
 def grid_search(problem: ScalarProblem) -> Candidates:
@@ -204,25 +223,16 @@ def grid_search(problem: ScalarProblem) -> Candidates:
     order = order[: max(1, int(plausible.sum()))]
     floors = _noise_floors(problem, found[order], labels[order])
     spreads = floors / np.maximum(slopes[order], TINY)
-    labels, bars = _blurred(problem, found[order], spreads)
-    return Candidates(errors=found[order], labels=labels, residuals=residuals[order], floors=floors, spreads=spreads, error_bars=bars)
-
-
-def verdict(found: Candidates, problem: ScalarProblem) -> tuple[Outcome, str]:
-    """Whether the best candidate fits, and whether it alone does."""
-    label, bar, residual = found.labels[0], float(found.error_bars[0]), float(found.residuals[0])
-    if found.read and residual > 10 * float(found.floors[0]):
-        return Outcome.PARTIAL, f"the bias tells the feature, but the label is no {problem.family} one: was the gradient scaled?"
-    if not found.read and residual > UNEXPLAINED:
-        return Outcome.PARTIAL, f"no scalar makes a {problem.family} label of this gradient; the nearest is taken"
-    if len(found.errors) > 1:
-        fits = found.residuals <= np.maximum(found.floors, 2 * found.residuals[0])
-        rivals = int((fits & (np.abs(found.labels - label).sum(1) > DISTINCT)).sum())
-        if rivals:
-            return Outcome.AMBIGUOUS, f"{rivals + 1} scalars with different labels fit the gradient within its noise"
-    if bar > BLURRED:
-        return Outcome.AMBIGUOUS, f"a range of scalars fits the gradient within its noise; the label may be off by {bar:.2g} (L1)"
-    return Outcome.COMPLETED, ""
+    labels, blurs = _blurred(problem, found[order], spreads)
+    return Candidates(
+        errors=found[order],
+        labels=labels,
+        residuals=residuals[order],
+        floors=floors,
+        spreads=spreads,
+        blurs=blurs,
+        error_bars=blurs + _rounded(problem, found[order]),
+    )
 
 
 def _sizes(problem: ScalarProblem) -> Array:
@@ -240,7 +250,7 @@ def _sizes(problem: ScalarProblem) -> Array:
 
 def _fitting(problem: ScalarProblem, errors: Array, values: Array) -> Array:
     """A few of the grid's guesses that fit within the noise as they are: where there is a range of them, it shows."""
-    guesses = errors[values <= 1e-6 * float(problem.ratios @ problem.ratios)]
+    guesses = errors[values <= max(1e-6, (4 * problem.precision) ** 2) * float(problem.ratios @ problem.ratios)]
     if len(guesses) < 3:  # no range, but the neighbours of a sharp minimum
         return guesses[:0]
     distances = _lengths(_residual(problem, guesses)[0])
@@ -319,7 +329,7 @@ def _polished(problem: ScalarProblem, errors: Array) -> tuple[Array, Array, Arra
     Where one start is near a zero, those that are far from any are not waited for.
     """
     best, lowest, best_slope = errors, np.full_like(errors, np.inf), np.zeros_like(errors)
-    settled = False
+    settled, short = False, min(SETTLED, problem.precision**0.5)
     for _ in range(POLISHINGS):
         residual, change = _residual(problem, errors)
         value, steepness = _lengths(residual), _lengths(change)
@@ -328,7 +338,7 @@ def _polished(problem: ScalarProblem, errors: Array) -> tuple[Array, Array, Arra
         if settled:
             break
         move = np.clip(-np.einsum("ij,ij->i", residual, change) / np.maximum(steepness**2, TINY), -0.05, 0.05)
-        settled = bool((np.abs(move) < SETTLED)[value <= max(HOPELESS, 2 * value.min())].all())
+        settled = bool((np.abs(move) < short)[value <= max(HOPELESS, 2 * value.min())].all())
         errors = errors * np.exp(move)
         errors = np.sign(errors) * np.clip(np.abs(errors), 0.1 * SMALLEST / problem.temperature, 1 / problem.temperature)
     return best, lowest, best_slope

@@ -8,14 +8,13 @@ from typing import Any
 import torch
 from torch import Generator
 
-from dosimeter.analytic.scalar_search import Family, solve, verdict
+from dosimeter.analytic.scalar_search import Family, solve
+from dosimeter.analytic.scalar_verdict import verdict
 from dosimeter.head import find_head
 from dosimeter.interfaces import FeatureRecovery
 from dosimeter.losses import CrossEntropy
 from dosimeter.registry import FEATURES
-from dosimeter.types import Exposure, FeatureEstimate, Knowledge, LabelEstimate, Outcome, Refused
-
-CERTAIN = 1e-3  # relative error bar of a certified feature
+from dosimeter.types import Exposure, FeatureEstimate, Knowledge, LabelEstimate, Refused
 
 
 @FEATURES.register("scalar")
@@ -28,7 +27,7 @@ class Scalar(FeatureRecovery):
     `family` (smoothing, mixup or one_hot) tells.
     Departures: those of the label recovery soft_scalar, whose search this is: the scalar is read off the head's bias
     gradient where that is shared (`use_bias`), else found on a grid; `certified` where the noise cannot change the feature by
-    1e-3 of its length. Labels given are not needed and not used.
+    1e-3 of its length, under the conditions that soft_scalar names. Labels given are not needed and not used.
     """
 
     needs = frozenset({Knowledge.HEAD_GRADIENT, Knowledge.SINGLE_SAMPLE, Knowledge.SOFTMAX_LOSS})
@@ -46,21 +45,20 @@ class Scalar(FeatureRecovery):
         if not bool(head.weight_gradient.any()):
             raise Refused("scalar needs a gradient that is not zero: here the model predicts the label exactly")
         problem, found = solve(head, loss.temperature, self.family, self.use_bias)
-        outcome, message = verdict(found, problem)
+        judged = verdict(found, problem, exposure.public)
         options: dict[str, Any] = {
             "dtype": torch.promote_types(head.weight_gradient.dtype, torch.float32),
             "device": head.weight_gradient.device,
         }
         label = torch.as_tensor(found.labels[:1], **options)
-        certain = torch.as_tensor(found.spreads[:1] < CERTAIN, device=label.device)
         return FeatureEstimate(
             features=torch.as_tensor(problem.row / found.errors[0], **options)[None],
             labels=torch.as_tensor(found.labels[:1].argmax(1), device=label.device),
             residual=torch.as_tensor(found.residuals[:1], **options),
-            certified=certain if outcome is Outcome.COMPLETED else torch.zeros_like(certain),
+            certified=torch.tensor([judged.feature_certified], device=label.device),
             error_bar=torch.as_tensor(found.spreads[:1], **options),
             soft=label,
             batch_size=1,
-            outcome=outcome,
-            message=message,
+            outcome=judged.outcome,
+            message=judged.message,
         )

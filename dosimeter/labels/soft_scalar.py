@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 import torch
 from torch import Generator
 
-from dosimeter.analytic.scalar_search import Candidates, Family, ScalarProblem, on_host, scalar_problem, solve, verdict
+from dosimeter.analytic.scalar_search import Candidates, Family, ScalarProblem, on_host, scalar_problem, solve
+from dosimeter.analytic.scalar_verdict import verdict
 from dosimeter.head import Head, find_head
 from dosimeter.interfaces import LabelRecovery
 from dosimeter.labels.counting import nothing_to_read
@@ -17,10 +18,7 @@ from dosimeter.labels.idlg import against_the_others
 from dosimeter.labels.swarm_search import published_search
 from dosimeter.losses import CrossEntropy
 from dosimeter.registry import LABELS
-from dosimeter.training import sends_one_gradient
-from dosimeter.types import Exposure, Knowledge, LabelEstimate, Outcome, Refused
-
-CERTAIN = 1e-3  # error bar of a certified label
+from dosimeter.types import Exposure, Knowledge, LabelEstimate, Public, Refused
 
 
 @LABELS.register("soft_scalar")
@@ -40,7 +38,11 @@ class SoftScalar(LabelRecovery):
     saturates; mixup and one-hot want the other entries to be zero and not only equal; ratios of rows come from whole
     rows, not one coordinate; non-negative features give the scalar's sign; labels with negative entries are dropped.
     `soft` is the label that the loss aimed at, smoothing included. Where several scalars, or a range, fit within the
-    gradient's noise, the outcome is ambiguous and says so; `certified` where the noise cannot change the label by 1e-3.
+    gradient's noise, the outcome is ambiguous and says so; `certified` where the noise cannot change the label by 1e-3. The
+    certificate holds if the label is of the family and the gradient as the training made it: a declared defense that changes
+    values leaves none, and scaling that nobody declares cannot be seen without the bias, nor by a head that predicts all
+    classes alike. Without the bias smoothing and mixup need 5 rows that stand out of the noise to be certified, one_hot 4:
+    fewer leave nothing to check the family by.
     `details`: scalar (λ_r), features (1, H), error_bar (L1).
     """
 
@@ -63,12 +65,7 @@ class SoftScalar(LabelRecovery):
             found = _published(head, loss.temperature, self.family, rng)
         else:
             found = solve(head, loss.temperature, self.family, self.use_bias)
-        estimate = _estimate(*found, head)
-        training = exposure.public.training
-        if sends_one_gradient(training):
-            return estimate
-        message = f"a guess only: the update sums gradients of {training.name}'s local steps, which is not (p − y) fᵀ"
-        return replace(estimate, certified=False, outcome=Outcome.PARTIAL, message=message)
+        return _estimate(*found, head, exposure.public)
 
 
 def _published(head: Head, temperature: float, family: Family, rng: Generator) -> tuple[ScalarProblem, Candidates]:
@@ -80,26 +77,28 @@ def _published(head: Head, temperature: float, family: Family, rng: Generator) -
     return problem, published_search(problem, gradient[:, largest] / np.float64(gradient[row, largest]), rng)
 
 
-def _estimate(problem: ScalarProblem, found: Candidates, head: Head) -> LabelEstimate:
+def _estimate(problem: ScalarProblem, found: Candidates, head: Head, public: Public) -> LabelEstimate:
     gradient = head.weight_gradient
     assert gradient is not None
     label = torch.from_numpy(found.labels[0]).to(gradient.device)
-    outcome, message = verdict(found, problem)
-    if outcome is Outcome.PARTIAL and problem.family == "one_hot" and not found.read:
+    judged = verdict(found, problem, public)
+    message = judged.message
+    if not judged.explained and problem.family == "one_hot" and not found.read:
         # Where the softmax saturates, signs still name the label, though no feature.
         against = against_the_others(gradient)
         label = torch.zeros_like(label).index_fill(0, against.argmax(), 1)
         message = "no scalar makes a one-hot label of this gradient; the one row that points against the others names the class"
         if int((against > 0).sum()) > 1:
             message = f"no one-hot label fits: {int((against > 0).sum())} rows point against the others, the longest of which is taken"
+        message = "; ".join(filter(None, (judged.doubt, message)))
     winner, error, error_bar = label.argmax(), float(found.errors[0]), float(found.error_bars[0])
     return LabelEstimate(
         counts=torch.zeros_like(label, dtype=torch.long).index_fill_(0, winner, 1),
         labels=winner[None],
         soft=label[None].to(gradient.dtype),
         scores=label,
-        certified=outcome is Outcome.COMPLETED and error_bar < CERTAIN,
-        outcome=outcome,
+        certified=judged.label_certified,
+        outcome=judged.outcome,
         message=message,
         details={
             "scalar": label.new_tensor(1 / error),

@@ -46,6 +46,7 @@ def published_search(problem: ScalarProblem, column: Array, rng: Generator) -> C
         residuals=np.full_like(errors, value),
         floors=unknown,
         spreads=unknown,
+        blurs=unknown,
         error_bars=unknown,
     )
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import dosimeter as dm
 from dosimeter.client import observe
 from dosimeter.losses import CrossEntropy, Focal
 from dosimeter.server import recover_labels
@@ -134,6 +135,110 @@ def test_a_gradient_of_zero_tells_no_label(expose):
     estimate = recover_labels(silent, "soft_scalar")
     assert estimate.outcome is Outcome.SINGULAR
     assert len(estimate.labels) == 1
+
+
+@pytest.mark.parametrize(
+    "defense",
+    [
+        dm.defense("clipping", max_norm=0.1),
+        dm.defense("pruning", ratio=0.5),
+        dm.defense("gaussian_noise", std=1e-9),
+        dm.defense("dpsgd", max_norm=0.5, noise_multiplier=0.0),
+    ],
+    ids=lambda defense: defense.name,
+)
+@pytest.mark.parametrize("bias", [True, False])
+def test_nothing_is_certified_behind_a_defense_that_changes_values(inputs, defense, bias):
+    model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 10, bias=bias)).eval()
+    if bias:  # a head that predicts all alike takes a clipped label for a smoothed one
+        nn.init.zeros_(model[2].weight)
+        nn.init.zeros_(model[2].bias)
+    exposure = observe(model, Batch(inputs(1), torch.tensor([6])), defenses=[defense])
+    estimate = recover_labels(exposure, "soft_scalar")
+    assert not estimate.certified
+    assert estimate.outcome is Outcome.PARTIAL
+    assert f"{defense.name} changes the gradient's values" in estimate.message
+    features = dm.recover_features(exposure, "scalar")
+    assert not features.certified.any()
+    assert defense.name in features.message
+
+
+def test_defenses_that_leave_the_values_leave_the_certificate(expose, inputs):
+    exposure = expose([6], bias=True)
+    withheld = observe(exposure.model, Batch(inputs(1), torch.tensor([6])), defenses=[dm.defense("bias_withheld")])
+    assert recover_labels(withheld, "soft_scalar").certified
+
+
+def test_an_audit_behind_clipping_proves_no_label(inputs):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 10, bias=False)).eval()
+    batch = Batch(inputs(1), torch.tensor([6]))
+    report = dm.audit(model, batch, defenses=[dm.defense("clipping", max_norm=0.1)], labels=["soft_scalar"], features=[], attacks=[])
+    labels = next(verdict for verdict in report.verdicts if verdict.surface == "labels")
+    assert "proved" not in labels.reason
+
+
+def test_a_bias_gradient_that_was_pruned_to_zero_is_passed_over(expose):
+    exposure = expose(soft_label("smoothing", 10, 2))
+    update = exposure.update | {"2.bias": torch.zeros(10)}
+    estimate = recover_labels(replace(exposure, update=update), "soft_scalar")
+    alone = recover_labels(exposure, "soft_scalar", use_bias=False)
+    assert torch.equal(estimate.soft, alone.soft)
+    assert torch.isfinite(dm.recover_features(replace(exposure, update=update), "scalar").features).all()
+
+
+def test_three_classes_certify_no_mixed_label_in_either_precision():
+    for seed in range(12):
+        torch.manual_seed(seed)
+        model = nn.Sequential(nn.Linear(16, 12), nn.Tanh(), nn.Linear(12, 3, bias=False)).eval()
+        sample, label = torch.rand(1, 16), torch.tensor([[0.6, 0.4, 0.0]])[:, torch.randperm(3)]
+        said = []
+        for kind in (torch.float32, torch.float64):
+            estimate = recover_labels(observe(model.to(kind), Batch(sample.to(kind), label.to(kind))), "soft_scalar", family="mixup")
+            assert not estimate.certified
+            said.append(estimate.outcome)
+        assert said[0] is said[1]
+
+
+@pytest.mark.parametrize("classes", [10, 100])
+def test_a_double_precision_search_ends_at_double_precision(expose, inputs, classes):
+    label = soft_label("mixup", classes, 4).double()
+    model = nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, classes, bias=False)).double().eval()
+    estimate = recover_labels(observe(model, Batch(inputs(1).double(), label)), "soft_scalar", family="mixup")
+    assert estimate.certified
+    assert float((estimate.soft - label).abs().sum()) <= float(estimate.details["error_bar"]) < 1e-12
+
+
+@pytest.mark.parametrize(("true", "told"), [("smoothing", "mixup"), ("mixup", "smoothing"), ("smoothing", "one_hot"), ("mixup", "one_hot")])
+@pytest.mark.parametrize("gain", [1, 5])
+def test_a_label_of_another_family_is_not_certified_without_the_bias(true, told, gain):
+    """A gain of 5 makes heads that are sure: of their gradients two rows alone stand out of the noise."""
+    for classes in (3, 4, 5, 6):
+        for seed in range(20):
+            label = soft_label(true, classes, seed)
+            torch.manual_seed(1400 + seed)
+            model = nn.Sequential(nn.Linear(48, 40), nn.Tanh(), nn.Linear(40, 24), nn.Tanh(), nn.Linear(24, classes)).eval()
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.mul_(gain)
+            exposure = observe(model, Batch(torch.rand(1, 48, generator=torch.Generator().manual_seed(seed)), label))
+            estimate = recover_labels(exposure, "soft_scalar", family=told, use_bias=False)
+            assert not estimate.certified or float((estimate.soft - label).abs().sum()) < 1e-3
+
+
+def test_half_precision_is_within_its_error_bar():
+    """What bfloat16 rounds in logits, probabilities and gradient is in the bar, whatever the bias tells of the scalar."""
+    for seed in range(60):
+        torch.manual_seed(seed)
+        model = nn.Sequential(nn.Linear(16, 24), nn.Tanh(), nn.Linear(24, 4)).eval()
+        with torch.no_grad():
+            model[2].weight.mul_(6)
+        label = soft_label("one_hot", 4, seed).bfloat16()
+        exposure = observe(model.bfloat16(), Batch(torch.rand(1, 16).bfloat16(), label))
+        estimate = recover_labels(exposure, "soft_scalar", family="one_hot")
+        error = float((estimate.scores - label[0].double()).abs().sum())
+        assert error <= float(estimate.details["error_bar"])
+        assert not estimate.certified or error < 1e-3
 
 
 def test_two_samples_or_another_loss_are_refused(expose):
