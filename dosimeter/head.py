@@ -6,6 +6,7 @@ import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -18,6 +19,8 @@ PROBES = 16  # random inputs that the proof runs on; each with many features, so
 ROUNDINGS = 64  # units in the last place by which the same logits, computed twice, may differ
 Question = tuple[tuple[int, ...], bool, bool]  # input shape, allow_shift, whether anything is in train mode
 Proofs = dict[Question, "Proof"]
+EVERY_MODULE_HAS = frozenset(vars(nn.Module()))  # whatever else one holds are its own settings
+PLAIN, CONTAINERS = frozenset({str, int, float, bool, type(None)}), frozenset({dict, list, set})
 _KNOWN: WeakKeyDictionary[nn.Module, tuple[list[object], Proofs]] = WeakKeyDictionary()
 
 
@@ -81,7 +84,7 @@ def locate_head(model: nn.Module, input_shape: tuple[int, ...], allow_shift: boo
 
     The proof: on random inputs the layer's output is its weight times its input plus its bias, and equals the model's
     output. With `allow_shift`, up to a constant per sample, which is what a closing log-softmax subtracts. What is proved
-    of a model is kept as long as its modules and tensors stay the same.
+    of a model is kept as long as its modules, tensors and settings stay the same.
     """
     proof = _known(model, input_shape, allow_shift)
     return proof.name, proof.non_negative
@@ -112,7 +115,7 @@ def _proofs(model: nn.Module) -> tuple[Proofs, bool]:
 
 
 def _state(model: nn.Module) -> tuple[list[object], bool]:
-    """Which modules and tensors a model consists of and how often each tensor was written to; and whether any module is in train mode."""
+    """Which modules, tensors and settings a model consists of, how often each tensor was written to; and whether any is in train mode."""
     state: list[object] = []
     training, met = False, set()
     waiting: list[nn.Module | None] = [model]
@@ -123,11 +126,23 @@ def _state(model: nn.Module) -> tuple[list[object], bool]:
         met.add(id(module))
         state.append(id(module))
         training |= module.training
+        state.extend(module._forward_pre_hooks)  # by keys that no other hook has
+        state.extend(module._forward_hooks)
+        settings = vars(module)
+        for key in settings.keys() - EVERY_MODULE_HAS:
+            value = settings[key]
+            state.append(value if type(value) in PLAIN else (key, _entries(value)) if type(value) in CONTAINERS else id(value))
         for tensor in (*module._parameters.values(), *module._buffers.values()):
             state.append(id(tensor))
             state.append(None if tensor is None or tensor.is_inference() else tensor._version)
         waiting.extend(module._modules.values())
     return state, training
+
+
+def _entries(container: Any) -> list[object]:
+    """What a list, a set or a dictionary of settings holds, plain values as they are and the rest by identity."""
+    entries = [*container, *container.values()] if isinstance(container, dict) else container
+    return [entry if type(entry) in PLAIN else id(entry) for entry in entries]
 
 
 def _proved(model: nn.Module, input_shape: tuple[int, ...], allow_shift: bool) -> Proof:

@@ -168,3 +168,42 @@ def test_a_head_under_autocast_is_found_with_the_precision_that_it_computes_in()
     for method in ("soft_scalar", "ilrg"):
         assert recover_labels(exposure, method).labels.tolist() == [6]
     assert not recover_labels(exposure, "soft_scalar").certified
+
+
+class Switched(nn.Module):
+    """One of two activations, by a setting that is no tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(16, 12)
+        self.classify = nn.Linear(12, 8, bias=False)
+        self.kind = "relu"
+        self.settings = {"scale": 1.0}
+
+    def forward(self, x):
+        features = self.body(x).relu() if self.kind == "relu" else self.body(x).tanh()
+        return self.classify(features) * self.settings["scale"]
+
+
+def test_a_setting_that_is_changed_is_proved_anew():
+    torch.manual_seed(1)
+    model = Switched().eval()
+    assert locate_head(model, (16,)) == ("classify", True)
+    model.kind = "tanh"
+    assert locate_head(model, (16,)) == ("classify", False)
+    model.settings["scale"] = 2.0
+    with pytest.raises(Refused, match="something follows it"):
+        locate_head(model, (16,))
+    model.settings["scale"] = 1.0
+    assert locate_head(model, (16,)) == ("classify", False)
+    model.classify.register_forward_hook(lambda module, received, logits: 3 * logits)
+    with pytest.raises(Refused, match="something follows it"):
+        locate_head(model, (16,))
+
+
+def test_what_is_proved_in_one_mode_is_kept_through_the_other(monkeypatch):
+    model = Switched().eval()
+    locate_head(model, (16,))
+    locate_head(model.train(), (16,))
+    monkeypatch.setattr("dosimeter.head._proved", None)
+    assert locate_head(model.eval(), (16,)) == ("classify", True)
