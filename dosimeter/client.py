@@ -19,6 +19,8 @@ from dosimeter.registry import DEFENSES, LOSSES, TRAININGS
 from dosimeter.training import FedSGD
 from dosimeter.types import Batch, Client, Exposure, Normalization, Public, Refused, Update
 
+SENT = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})  # what an update's tensors may consist of
+
 
 def observe(
     model: nn.Module,
@@ -130,6 +132,9 @@ def check_exposure(exposure: Exposure) -> None:
     for name, change in exposure.update.items():
         if name not in parameters:
             raise ValueError(f"update: the model has no parameter {name!r}")
+        if change.layout is not torch.strided or change.dtype not in SENT:
+            kind = change.dtype if change.layout is torch.strided else f"{change.layout} of {change.dtype}"
+            raise ValueError(f"update.{name}: expected a dense tensor of half, single or double precision, got {kind}")
         if change.shape != parameters[name].shape:
             raise ValueError(f"update.{name}: expected shape {tuple(parameters[name].shape)} as in the model, got {tuple(change.shape)}")
         if not math.isfinite(float(change.sum())) and not torch.isfinite(change).all():  # a finite sum is proof, and cheaper

@@ -2,7 +2,7 @@ import copy
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import dosimeter as dm
 from dosimeter.client import check_exposure
@@ -149,3 +149,18 @@ def test_a_frozen_model_is_refused(classifier, batch):
 def test_a_model_without_parameters_is_refused():
     with pytest.raises(ValueError, match="has no parameters"):
         dm.observe(nn.Flatten(), dm.Batch(torch.rand(2, 1, 2, 2), torch.tensor([0, 1])))
+
+
+@pytest.mark.parametrize(
+    ("convert", "said"),
+    [
+        (Tensor.to_sparse, "got torch.sparse_coo of torch.float32"),
+        (lambda change: change.to(torch.float8_e4m3fn), "got torch.float8_e4m3fn"),
+        (lambda change: change.to(torch.complex64), "got torch.complex64"),
+        (lambda change: (100 * change).long(), "got torch.int64"),
+    ],
+)
+def test_an_update_of_other_tensors_than_dense_floating_point_is_refused_in_a_sentence(classifier, batch, convert, said):
+    update = dm.observe(classifier, batch).update
+    with pytest.raises(ValueError, match=f"expected a dense tensor of half, single or double precision, {said}"):
+        dm.receive(classifier, update | {"5.weight": convert(update["5.weight"])}, input_shape=(1, 8, 8))
