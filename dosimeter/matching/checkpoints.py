@@ -19,7 +19,7 @@ from torch import Tensor
 
 from dosimeter.matching.recipe import Recipe
 from dosimeter.normalization import to_pixels
-from dosimeter.types import Exposure, Normalization
+from dosimeter.types import Exposure, Normalization, Update
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +32,7 @@ class Keeper:
 
 EVERY = 60.0  # seconds between two checkpoints, where nobody says otherwise
 FOLDER = "checkpoints"  # in a run's own folder
+NEAR = 1e-3  # of a layer's norm: updates no further apart are one update, computed twice
 
 _keeper: ContextVar[Keeper | None] = ContextVar("keeper", default=None)
 
@@ -49,24 +50,31 @@ def keeping(folder: str | Path | None, every: float | None = None) -> Iterator[N
 
 
 class Checkpoint:
-    """The checkpoint of one run, under a name that depends on everything that the run depends on."""
+    """The checkpoint of one run, under a name that depends on everything that the run depends on but the update.
+
+    A GPU gives a gradient's last bits anew each time, so the update is held against a sketch of it in the file instead.
+    """
 
     def __init__(self, exposure: Exposure, recipe: Recipe, start: Tensor, targets: Tensor | None) -> None:
         keeper = _keeper.get()
         self.every = keeper.every if keeper else 0.0
         self.normalization = exposure.public.normalization
         self.file = keeper.folder / f"matching-{_fingerprint(exposure, recipe, start, targets)}.safetensors" if keeper else None
+        self.sketch = _sketch(exposure.update) if keeper else None  # (layers, 2)
         self.last = time.monotonic()
 
     def load(self, device: torch.device) -> dict[str, Tensor] | None:
-        """What an earlier run left, or None; a torn file counts as none."""
-        if self.file is None or not self.file.exists():
+        """What an earlier run on the same update left, or None; a torn file counts as none."""
+        if self.file is None or self.sketch is None or not self.file.exists():
             return None
         try:
             # cloned, since sums over tensors that lie as in the file, unaligned, differ in the last bit
-            return {name: tensor.clone() for name, tensor in load_file(self.file, device=str(device)).items()}
-        except (SafetensorError, OSError):
+            kept = {name: tensor.clone() for name, tensor in load_file(self.file, device=str(device)).items()}
+            apart = (kept.pop("update").cpu() - self.sketch).abs()
+        except (SafetensorError, OSError, KeyError):
             return None
+        norms = self.sketch[:, :1]
+        return kept if bool((apart <= NEAR * (norms + NEAR * norms.max())).all()) else None
 
     @property
     def due(self) -> bool:
@@ -77,7 +85,8 @@ class Checkpoint:
         assert self.file is not None
         self.file.parent.mkdir(parents=True, exist_ok=True)
         partial = self.file.with_suffix(".partial")
-        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, partial)
+        assert self.sketch is not None
+        save_file({name: tensor.contiguous() for name, tensor in {**tensors, "update": self.sketch}.items()}, partial)
         os.replace(partial, self.file)
         write_preview(samples, self.normalization, self.file.with_suffix(".png"))
         self.last = time.monotonic()
@@ -105,14 +114,20 @@ def write_preview(samples: Tensor, normalization: Normalization, file: Path) -> 
 
 
 def _fingerprint(exposure: Exposure, recipe: Recipe, start: Tensor, targets: Tensor | None) -> str:
-    """Of the recipe, the protocol, the update, the model, the labels and the start, the last of which stands for the seed."""
+    """Of the recipe, the protocol, the model, the labels and the start, the last of which stands for the seed."""
     public = exposure.public
     protocol = (public.training, public.loss, public.train_mode, public.normalization)
-    problem = (dataclasses.replace(recipe, seconds=None), protocol, exposure.update, exposure.model.state_dict(), targets, start)
+    problem = (dataclasses.replace(recipe, seconds=None), protocol, tuple(exposure.update), exposure.model.state_dict(), targets, start)
     digest = hashlib.sha256()
     for part in _parts(problem):
         digest.update(part)
     return digest.hexdigest()[:16]
+
+
+def _sketch(update: Update) -> Tensor:
+    """Of every layer its norm and its product with a fixed vector: (layers, 2)."""
+    layers = [change.detach().flatten().double().cpu() for change in update.values()]
+    return torch.stack([torch.stack([layer.norm(), layer @ torch.arange(len(layer), dtype=torch.float64).cos()]) for layer in layers])
 
 
 def _parts(value: object) -> Iterator[bytes]:
@@ -122,6 +137,10 @@ def _parts(value: object) -> Iterator[bytes]:
         yield value.detach().cpu().flatten().contiguous().view(torch.uint8).numpy().tobytes()
     elif isinstance(value, Mapping):
         yield from _parts(tuple(value.items()))
+    elif isinstance(value, float):
+        yield f"{value:.5g}".encode()  # a weight may come from a distance, and its last digits from a GPU
+    elif isinstance(value, frozenset):
+        yield from _parts(tuple(sorted(value)))  # another process has another order
     elif isinstance(value, tuple):
         yield f"{len(value)} parts".encode()
         for item in value:
