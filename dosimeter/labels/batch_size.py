@@ -9,6 +9,7 @@ from dosimeter.types import Outcome, Refused
 
 LARGEST = 4096  # batch sizes tried
 NEAR = 0.1  # how far from whole numbers the counts may lie
+CHANCE = 0.01  # sizes expected to fit by chance from which on a fit tells nothing
 
 
 def declared_or_inferred(declared: int | None, shares: Tensor, weight_gradient: Tensor | None, method: str) -> tuple[int, Outcome, str]:
@@ -23,7 +24,7 @@ def declared_or_inferred(declared: int | None, shares: Tensor, weight_gradient: 
     size = batch_size_of(shares, rank)
     if size is not None:
         return size, Outcome.COMPLETED, f"the batch size is not declared; {size} is the smallest that explains the gradient"
-    unexplained = f"no size up to {LARGEST} turns the classes' shares into whole counts"
+    unexplained = f"no size up to {LARGEST} turns the classes' shares into whole counts better than chance would"
     if weight_gradient is None or not 0 < rank < min(weight_gradient.shape[0] - 1, weight_gradient.shape[1]):
         raise Refused(f"{method} needs the batch size here: {unexplained}")
     return rank, Outcome.PARTIAL, f"the batch size is not declared and {unexplained}; {rank}, the gradient's rank, is its least and a guess"
@@ -32,13 +33,20 @@ def declared_or_inferred(declared: int | None, shares: Tensor, weight_gradient: 
 def batch_size_of(shares: Tensor, rank: int = 0) -> int | None:
     """The smallest batch size that makes every class's share (C,) a whole count and is not below the gradient's rank.
 
-    The shares alone fix the counts up to a common factor. None where no size does.
+    The shares alone fix the counts up to a common factor. None where no size does, or where one of the sizes up to this one had to by
+    chance: k counts that are off whole numbers by up to δ are so with probability (2 δ)^(k − 1), as they sum to the size.
     """
     sizes = torch.arange(max(rank, 1), LARGEST + 1, device=shares.device, dtype=torch.float64)
     largest = shares.to(torch.float64).topk(min(len(shares), 256)).values  # the present classes are among the largest shares
     counts = sizes[:, None] * largest  # (sizes, classes)
-    fits = ((counts - counts.round()).abs() <= NEAR).all(1) & ((counts.round().clamp_min(0).sum(1) - sizes).abs() < 0.5)
-    return int(sizes[fits][0]) if bool(fits.any()) else None
+    off = (counts - counts.round()).abs()
+    fits = (off <= NEAR).all(1) & ((counts.round().clamp_min(0).sum(1) - sizes).abs() < 0.5)
+    if not bool(fits.any()):
+        return None
+    first = int(fits.to(torch.uint8).argmax())  # as many sizes were tried in vain
+    present = int((counts[first].round() > 0).sum())
+    by_chance = first * (2 * float(off[first].max())) ** (present - 1)
+    return int(sizes[first]) if by_chance < CHANCE else None
 
 
 def numerical_rank(matrix: Tensor) -> int:

@@ -14,7 +14,7 @@ from dosimeter.labels.auxiliary import logits_in_chunks
 from dosimeter.labels.batch_size import declared_or_inferred
 from dosimeter.labels.counting import counted, nearest_counts, whole_number_confidence
 from dosimeter.losses import BinaryCrossEntropy, CrossEntropy, Focal
-from dosimeter.types import LabelEstimate, Public, Refused
+from dosimeter.types import LabelEstimate, Outcome, Public, Refused
 
 
 def class_shares(loss: Loss, head: Head, features: Tensor, mean_gradient: Tensor, method: str) -> Tensor:
@@ -56,7 +56,7 @@ def counts_of(
     counts = whole(estimate, size)
     if isinstance(public.loss, BinaryCrossEntropy) and public.classes > 1:
         message = f"{message} under binary cross-entropy a sample may have several classes; these counts assume one each".strip()
-    confidence = whole_number_confidence(estimate, counts)
+    confidence = whole_number_confidence(estimate, counts) if outcome is Outcome.COMPLETED else None  # of a guessed size there is none
     return counted(counts, scores=estimate, confidence=confidence, outcome=outcome, message=message, details=details)
 
 

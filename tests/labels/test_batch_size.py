@@ -41,3 +41,12 @@ def test_a_rank_in_place_of_an_explained_size_is_a_guess_and_says_so():
     assert "explains the gradient" not in message
     exact = torch.zeros(20).index_fill(0, torch.tensor([3, 7]), 0.5)
     assert declared_or_inferred(None, exact, gradient, "ilrg")[:2] == (6, Outcome.COMPLETED)
+
+
+def test_a_size_that_one_of_so_many_had_to_be_by_chance_is_none():
+    rng = torch.Generator().manual_seed(5)
+    noise = torch.rand(100, 5, generator=rng, dtype=torch.float64)
+    assert sum(batch_size_of(shares / shares.sum(), 4) is not None for shares in noise) <= 10
+    counts = torch.tensor([17.0, 5.0, 11.0, 3.0, 1.0], dtype=torch.float64)  # nothing in common
+    assert batch_size_of(counts / 37) == 37
+    assert batch_size_of(counts / 37 + 1e-4 * torch.randn(5, generator=rng, dtype=torch.float64)) == 37

@@ -1,13 +1,16 @@
 """ZLG: counts from posteriors and the mean feature sum."""
 
+from contextlib import suppress
+
 import pytest
 import torch
+from torch import nn
 from torch.nn.functional import softmax
 
 from dosimeter.head import input_of
 from dosimeter.losses import BinaryCrossEntropy, CrossEntropy, Focal
 from dosimeter.server import recover_labels
-from dosimeter.types import Batch, Refused
+from dosimeter.types import Batch, Outcome, Refused
 
 LABELS = [0, 0, 0, 3, 3, 8, 9, 9]
 COUNTS = [3, 0, 0, 2, 0, 0, 0, 0, 1, 2]
@@ -35,6 +38,17 @@ def test_dummies_serve_where_no_auxiliary_data_are_granted(expose):
     assert (estimate.counts - torch.tensor(COUNTS)).abs().sum() <= 4
     with pytest.raises(Refused, match="auxiliary data are not granted"):
         recover_labels(expose(LABELS), "zlg", source="auxiliary")
+
+
+def test_a_batch_size_that_fits_by_chance_is_refused_and_a_guessed_one_has_no_confidence(expose):
+    torch.manual_seed(2)
+    few = nn.Sequential(nn.Linear(32, 30), nn.ReLU(), nn.Linear(30, 5)).eval()
+    for seed in range(8):
+        exposure = expose([0, 0, 0, 0, 1, 1, 2, 2], classes=5, model=few, seed=seed, auxiliary_per_class=4, declare=False)
+        with suppress(Refused):
+            assert recover_labels(exposure, "zlg").counts.sum() <= 8
+    guessed = recover_labels(expose([*LABELS, 1, 2, 4, 5], classes=40, auxiliary_per_class=1, declare=False), "zlg")
+    assert (guessed.outcome, guessed.confidence) == (Outcome.PARTIAL, None)
 
 
 def test_the_clients_own_batch_as_auxiliary_gives_near_whole_numbers(expose, inputs):
