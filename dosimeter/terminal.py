@@ -27,6 +27,7 @@ from dosimeter.verdicts import SURFACES, Verdict, gravity
 
 COLOURS = {Verdict.LEAKED: "bold red", Verdict.NOT_SHOWN: "yellow", Verdict.IMPOSSIBLE: "dim", Verdict.NOT_MEASURED: "yellow"}
 AGREEMENT_COLOURS = {Agreement.REPRODUCED: "green", Agreement.UNPUBLISHED: "dim", Agreement.SKIPPED: "dim"}  # others: yellow
+UNBOUNDED = 10_000  # characters that no table's line has
 SHOWN = {"labels": "insacc", "features": "feature_error", "inputs": "psnr"}  # the metric that stands for a surface
 
 
@@ -152,8 +153,10 @@ def print_reproduction(result: Reproduction) -> None:
     console.print(Text.assemble((f"{result.table}: {result.title}", "bold"), f" ({result.profile} profile)"), soft_wrap=True)
     console.print(Text(f"{result.source}. {result.published}.", "dim"), soft_wrap=True)
     table = Table(box=None, padding=(0, 2, 0, 0))
-    for heading in ("", "quantity", "published", "measured", "batches"):
-        table.add_column(heading, justify="left" if heading in ("", "quantity") else "right", no_wrap=True)
+    for heading in ("", "quantity"):
+        table.add_column(heading, overflow="fold")
+    for heading in ("published", "measured", "batches"):
+        table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("verdict", overflow="fold")
     row = None
     for cell in result.cells:
@@ -166,7 +169,7 @@ def print_reproduction(result: Reproduction) -> None:
         table.add_row(
             f"  {cell.column}", cell.quantity, _number(cell.published), _number(cell.measured) + spread, str(cell.trials), verdict
         )
-    console.print(table)
+    _print_whole(console, table)
     for law in result.laws:
         verdict = law.verdict.value + (f": {law.reason}" if law.reason else "")
         numbers = ", ".join(_number(value) for value in law.numbers.values())
@@ -180,6 +183,13 @@ def print_reproduction(result: Reproduction) -> None:
         console.print(Text(f"test accuracy {accuracy:.3f}: {model}", "dim"), soft_wrap=True)
     for departure in (*result.departures, *(f"{row}: {said}" for row, sentences in result.row_departures.items() for said in sentences)):
         console.print(Text(f"departure: {departure}", "cyan"), soft_wrap=True)
+
+
+def _print_whole(console: Console, table: Table) -> None:
+    """A table of which nothing is cut: folded on a terminal, as wide as it is where a pipe or a file reads it."""
+    if not console.is_terminal:
+        console = Console(width=console.measure(table, options=console.options.update(max_width=UNBOUNDED)).maximum)
+    console.print(table)
 
 
 def _bars() -> Bars:
