@@ -201,6 +201,7 @@ def report(options: argparse.Namespace) -> None:
             scores.setdefault(row, []).append(scored(pixels, truth))
     columns = {row: torch.cat(parts) for row, parts in scores.items()}
     said = f"{options.model}, {options.batch} photographs of {options.size} pixels a batch, {options.labels} labels. {order(columns)}"
+    said += " Cells: the mean over all samples (published), the median."
     tables = {"Table 1": lines(TABLE_1, columns), "Table 2": lines(TABLE_2, columns)}
     for title, table in tables.items():
         print(f"\n{title}: mean over all samples (published) and median\n")
