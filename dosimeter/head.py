@@ -131,7 +131,7 @@ def _state(model: nn.Module) -> tuple[list[object], bool]:
         settings = vars(module)
         for key in settings.keys() - EVERY_MODULE_HAS:
             value = settings[key]
-            state.append(value if type(value) in PLAIN else (key, _entries(value)) if type(value) in CONTAINERS else id(value))
+            state.append(value if type(value) in PLAIN else _entries(value) if type(value) in CONTAINERS else id(value))
         for tensor in (*module._parameters.values(), *module._buffers.values()):
             state.append(id(tensor))
             state.append(None if tensor is None or tensor.is_inference() else tensor._version)

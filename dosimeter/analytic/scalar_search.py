@@ -171,8 +171,8 @@ def _read(problem: ScalarProblem, error: float, spread: float) -> Candidates:
     errors, spreads, scale = np.array([error]), np.array([spread]), abs(problem.temperature * error)
     labels, blurs = _blurred(problem, errors, spreads)
     misfit = _lengths(_off_family(labels.copy(), _largest(labels, problem.free), problem))
-    largest_logit = np.abs(problem.pull / error + problem.bias).max()
-    floors = blurs + problem.precision * (2 + 4 * largest_logit)  # of the label itself
+    largest_logits = _largest_logits(problem, errors)
+    floors = blurs + problem.precision * (2 + 4 * largest_logits)  # of the label itself
     return Candidates(
         errors=errors,
         labels=labels,
@@ -180,7 +180,7 @@ def _read(problem: ScalarProblem, error: float, spread: float) -> Candidates:
         floors=floors / scale,
         spreads=spreads,
         blurs=blurs,
-        error_bars=blurs + _rounded(problem, errors),
+        error_bars=blurs + _rounded(problem, errors, labels, largest_logits),
         read=True,
     )
 
@@ -191,17 +191,21 @@ def _blurred(problem: ScalarProblem, errors: Array, spreads: Array) -> tuple[Arr
     return labels, np.abs(shifted - labels).sum(1)
 
 
-def _rounded(problem: ScalarProblem, errors: Array) -> Array:
-    """How far the client's own rounding moves the label at each s: (n,), L1.
+def _rounded(problem: ScalarProblem, errors: Array, labels: Array, largest_logits: Array) -> Array:
+    """How far the client's own rounding may move the labels (n, C) at each s: (n,), L1.
 
-    A logit z is off by |z| units and moves p by p (1 − p) of that, on both sides; log p is off by |log p| units; and p − y by its own size.
+    A logit is off by units of its size and moves p by p (1 − p) of that, on both sides; log p is off by units of its own size, where
+    p |log p| ≤ p (1 − p) (2 max|z|/τ + log C + 1); and p − y by units of itself.
     """
-    logits = problem.pull / errors[:, None] + problem.bias
-    probabilities = problem.probabilities(errors)
-    moved = 2 * np.abs(logits).max(1) / problem.temperature * (probabilities * (1 - probabilities)).sum(1)
-    rounded = np.abs(probabilities * np.log(np.maximum(probabilities, TINY))).sum(1)
-    sent = np.abs(problem.temperature * errors) * np.abs(problem.ratios).sum()
-    return problem.precision * (moved + rounded + sent)
+    scale = problem.temperature * errors
+    probabilities = labels + scale[:, None] * problem.ratios
+    unsure = 1 - np.einsum("ij,ij->i", probabilities, probabilities)  # Σ p (1 − p)
+    spread = 4 * largest_logits / problem.temperature + np.log(labels.shape[1]) + 1
+    return problem.precision * (np.maximum(unsure, 0) * spread + np.abs(scale) * np.abs(problem.ratios).sum())
+
+
+def _largest_logits(problem: ScalarProblem, errors: Array) -> Array:
+    return np.abs(problem.pull / errors[:, None] + problem.bias).max(1)
 
 
 def grid_search(problem: ScalarProblem) -> Candidates:
@@ -231,7 +235,7 @@ def grid_search(problem: ScalarProblem) -> Candidates:
         floors=floors,
         spreads=spreads,
         blurs=blurs,
-        error_bars=blurs + _rounded(problem, found[order]),
+        error_bars=blurs + _rounded(problem, found[order], labels, _largest_logits(problem, found[order])),
     )
 
 
@@ -346,8 +350,7 @@ def _polished(problem: ScalarProblem, errors: Array) -> tuple[Array, Array, Arra
 
 def _noise_floors(problem: ScalarProblem, errors: Array, labels: Array) -> Array:
     """‖R‖ that a true s keeps: the client's rounding of logits, p and y, entry by entry, and what is not of rank one: (n,)."""
-    logits = problem.pull / errors[:, None] + problem.bias
-    sizes = problem.probabilities(errors) * (2 + 4 * np.abs(logits).max(1, keepdims=True)) + np.abs(labels)
+    sizes = problem.probabilities(errors) * (2 + 4 * _largest_logits(problem, errors))[:, None] + np.abs(labels)
     _zero(sizes, _largest(labels, problem.free))
     others = problem.ratios.copy()
     others[np.abs(others).argmax()] = 0

@@ -89,10 +89,11 @@ def _spare_equations(found: Candidates, problem: ScalarProblem) -> int:
 
 
 def _uniqueness(found: Candidates) -> tuple[Outcome, str]:
-    fits = found.residuals <= np.maximum(EXCUSED * found.floors, 2 * found.residuals[0])
-    rivals = int((fits & (np.abs(found.labels - found.labels[0]).sum(1) > DISTINCT)).sum())
-    if rivals:
-        return Outcome.AMBIGUOUS, f"{rivals + 1} scalars with different labels fit the gradient within its noise"
+    if len(found.errors) > 1:
+        fits = found.residuals <= np.maximum(EXCUSED * found.floors, 2 * found.residuals[0])
+        rivals = int((fits & (np.abs(found.labels - found.labels[0]).sum(1) > DISTINCT)).sum())
+        if rivals:
+            return Outcome.AMBIGUOUS, f"{rivals + 1} scalars with different labels fit the gradient within its noise"
     blur = float(found.blurs[0])
     if blur > BLURRED:
         return Outcome.AMBIGUOUS, f"a range of scalars fits the gradient within its noise; the label may be off by {blur:.2g} (L1)"
