@@ -1,23 +1,28 @@
-"""One sample's head gradient as a function of one unknown scalar, and how the bias or the label's form tells it.
+"""The one unknown scalar of a single sample's head gradient: off the bias, or by the label's form on a grid.
 
 All of it is a search among a few numbers: it runs in numpy, on the host, where calling an operation costs least.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
-
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
 
+from dosimeter.analytic.scalar_problem import (
+    Array,
+    Candidates,
+    Family,
+    ScalarProblem,
+    Sent,
+    bias_of,
+    length,
+    lengths,
+    off_rank_one,
+    on_host,
+    precision_of,
+    scalar_problem,
+)
 from dosimeter.head import Head
-
-Family = Literal["smoothing", "mixup", "one_hot"]
-Array = npt.NDArray[np.float64]
-Sent = npt.NDArray[np.floating]  # in the client's own precision
 
 POINTS = 192  # of each of the grid's three parts, for each sign
 GENTLE, SATURATED = 7.0, 60.0  # ranges of logits from which on the softmax turns within a step, and beyond which it is one-hot
@@ -31,54 +36,6 @@ BELIEVED = 1e-2  # relative distance between the bias's gradient and the rows' b
 TINY = 1e-300
 
 
-@dataclass(frozen=True, kw_only=True)
-class ScalarProblem:
-    """∇W = (p − y) fᵀ / τ of one sample, seen from row r: f = g_r / s, with s = (p_r − y_r) / τ unknown (Eqs. 2-4)."""
-
-    row: Array  # (H,) g_r
-    ratios: Array  # (C,) (p_i − y_i) / (p_r − y_r)
-    pull: Array  # (C,) W g_r
-    bias: Array  # (C,)
-    temperature: float
-    family: Family
-    precision: float  # rounding unit of the client's arithmetic
-    noise: float  # relative distance of ∇W from rank one
-    sign: int  # of s where non-negative features tell it, else 0
-
-    @property
-    def free(self) -> int:
-        """Entries of the label that the family lets differ from the rest."""
-        return 2 if self.family == "mixup" else 1
-
-    def probabilities(self, errors: Array) -> Array:
-        """p at each guess of s: (n,) -> (n, C)."""
-        logits = self.pull / errors[:, None]
-        logits += self.bias
-        logits /= self.temperature
-        logits -= logits.max(1, keepdims=True)
-        np.exp(logits, out=logits)
-        logits /= logits.sum(1, keepdims=True)
-        return logits
-
-    def labels(self, errors: Array) -> Array:
-        """ŷ at each guess of s (Eq. 4): (n,) -> (n, C)."""
-        return self.probabilities(errors) - self.temperature * errors[:, None] * self.ratios
-
-
-@dataclass(frozen=True, kw_only=True)
-class Candidates:
-    """Local solutions, the best first."""
-
-    errors: Array  # (n,) s
-    labels: Array  # (n, C)
-    residuals: Array  # (n,) distance from the family's shape, relative to the gradient's
-    floors: Array  # (n,) what rounding and noise alone would leave of it
-    spreads: Array  # (n,) what the noise may change in s, and so in the feature, relative
-    blurs: Array  # (n,) what it may thereby change in the label, L1
-    error_bars: Array  # (n,) that, and what the client's rounding of logits, probabilities and gradient changes in the label, L1
-    read: bool = False  # off the bias, without the family's help
-
-
 def solve(head: Head, temperature: float, family: Family, use_bias: bool) -> tuple[ScalarProblem, Candidates]:
     """The scalar of a single sample: off the bias where it is shared and may be used, else by the label's family."""
     assert head.weight_gradient is not None
@@ -87,51 +44,8 @@ def solve(head: Head, temperature: float, family: Family, use_bias: bool) -> tup
         read = _read_from_bias(head, gradient, on_host(head.bias_gradient).astype(np.float64), temperature, family)
         if read is not None:
             return read
-    problem = scalar_problem(head, gradient, temperature, family, int(_lengths(gradient).argmax()))
+    problem = scalar_problem(head, gradient, temperature, family, int(lengths(gradient).argmax()))
     return problem, grid_search(problem)
-
-
-def on_host(tensor: Tensor) -> Sent:
-    """As it is where numpy has such numbers: products with vectors in double precision are in double precision, without a copy."""
-    return (tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.double()).cpu().numpy()
-
-
-def scalar_problem(head: Head, gradient: Sent, temperature: float, family: Family, row: int) -> ScalarProblem:
-    """∇W as the outer product nearest to it, (p − y)/(p_r − y_r) times g_r, by one power iteration from its row r."""
-    chosen = gradient[row].astype(np.float64)
-    ratios = gradient @ chosen / (chosen @ chosen)  # (C,) g_i / g_r
-    chosen = ratios @ gradient / (ratios @ ratios)  # (H,) every row's word on g_r
-    ratios = gradient @ chosen / (chosen @ chosen)
-    return ScalarProblem(
-        row=chosen,
-        ratios=ratios,
-        pull=on_host(head.weight) @ chosen,
-        bias=_bias(head),
-        temperature=temperature,
-        family=family,
-        precision=head.precision,
-        noise=_off_rank_one(gradient, ratios, chosen),
-        sign=int(np.sign(chosen.sum())) if head.non_negative else 0,
-    )
-
-
-def _bias(head: Head) -> Array:
-    return np.zeros(head.classes) if head.bias is None else on_host(head.bias).astype(np.float64)
-
-
-def _off_rank_one(gradient: Sent, ratios: Array, chosen: Array, enough: float = 0.0) -> float:
-    """‖∇W − r gᵀ‖ / ‖∇W‖, by ‖∇W‖² − ‖r‖²‖g‖² as r projects; where that is lost in rounding, entry by entry.
-
-    `enough`: to know that it is no more than this will do.
-    """
-    whole = float(np.einsum("ij,ij->", gradient, gradient, dtype=np.float64))
-    share = 1 - float(ratios @ ratios) * float(chosen @ chosen) / whole
-    if share > 1e-14:
-        return share**0.5
-    if enough > 1e-7:
-        return enough
-    rest = gradient - np.outer(ratios, chosen)
-    return float(np.vdot(rest, rest) / whole) ** 0.5
 
 
 def _read_from_bias(head: Head, gradient: Sent, seen: Array, temperature: float, family: Family) -> tuple[ScalarProblem, Candidates] | None:
@@ -144,33 +58,29 @@ def _read_from_bias(head: Head, gradient: Sent, seen: Array, temperature: float,
         return None
     feature = seen @ gradient / size  # (H,)
     errors = gradient @ feature / max(float(feature @ feature), TINY)  # (C,) (p − y)/τ as all rows have it
-    mismatch = _length(seen - errors) / size**0.5
+    mismatch = length(seen - errors) / size**0.5
     if not mismatch < BELIEVED:
         return None
-    error, precision = float(seen[np.abs(seen).argmax()]), head.precision
+    error, precision = float(seen[np.abs(seen).argmax()]), precision_of(head)
     problem = ScalarProblem(
         row=error * feature,
         ratios=errors / error,
         pull=error * (on_host(head.weight) @ feature),
-        bias=_bias(head),
+        bias=bias_of(head),
         temperature=temperature,
         family=family,
         precision=precision,
-        noise=_off_rank_one(gradient, errors, feature, precision),
+        noise=off_rank_one(gradient, errors, feature, precision),
         sign=0,
     )
     return problem, _read(problem, error, mismatch + problem.noise + problem.precision)
-
-
-def _length(vector: Array) -> float:
-    return float(vector @ vector) ** 0.5
 
 
 def _read(problem: ScalarProblem, error: float, spread: float) -> Candidates:
     """The one candidate that the bias leaves, and how far it is from the family."""
     errors, spreads, scale = np.array([error]), np.array([spread]), abs(problem.temperature * error)
     labels, blurs = _blurred(problem, errors, spreads)
-    misfit = _lengths(_off_family(labels.copy(), _largest(labels, problem.free), problem))
+    misfit = lengths(_off_family(labels.copy(), _largest(labels, problem.free), problem))
     largest_logits = _largest_logits(problem, errors)
     floors = blurs + problem.precision * (2 + 4 * largest_logits)  # of the label itself
     return Candidates(
@@ -257,7 +167,7 @@ def _fitting(problem: ScalarProblem, errors: Array, values: Array) -> Array:
     guesses = errors[values <= max(1e-6, (4 * problem.precision) ** 2) * float(problem.ratios @ problem.ratios)]
     if len(guesses) < 3:  # no range, but the neighbours of a sharp minimum
         return guesses[:0]
-    distances = _lengths(_residual(problem, guesses)[0])
+    distances = lengths(_residual(problem, guesses)[0])
     guesses = guesses[distances <= _noise_floors(problem, guesses, problem.labels(guesses))]
     return guesses[:: max(1, len(guesses) // POLISHED)]
 
@@ -323,10 +233,6 @@ def _off_family(entries: Array, free: npt.NDArray[np.intp], problem: ScalarProbl
     return entries
 
 
-def _lengths(rows: Sent) -> Array:
-    return np.einsum("ij,ij->i", rows, rows, dtype=np.float64) ** 0.5
-
-
 def _polished(problem: ScalarProblem, errors: Array) -> tuple[Array, Array, Array]:
     """Gauss-Newton in log|s| from every start at once, until none moves: (n,) s, residuals and slopes ‖dR/d log|s|‖.
 
@@ -336,7 +242,7 @@ def _polished(problem: ScalarProblem, errors: Array) -> tuple[Array, Array, Arra
     settled, short = False, min(SETTLED, problem.precision**0.5)
     for _ in range(POLISHINGS):
         residual, change = _residual(problem, errors)
-        value, steepness = _lengths(residual), _lengths(change)
+        value, steepness = lengths(residual), lengths(change)
         better = value < lowest
         best, lowest, best_slope = (np.where(better, *pair) for pair in ((errors, best), (value, lowest), (steepness, best_slope)))
         if settled:
@@ -354,4 +260,4 @@ def _noise_floors(problem: ScalarProblem, errors: Array, labels: Array) -> Array
     _zero(sizes, _largest(labels, problem.free))
     others = problem.ratios.copy()
     others[np.abs(others).argmax()] = 0
-    return problem.precision * _lengths(sizes) / np.abs(problem.temperature * errors) + problem.noise * _length(others)
+    return problem.precision * lengths(sizes) / np.abs(problem.temperature * errors) + problem.noise * length(others)

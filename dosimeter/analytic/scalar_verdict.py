@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dosimeter.analytic.scalar_search import Candidates, ScalarProblem
+from dosimeter.analytic.scalar_problem import Candidates, ScalarProblem
 from dosimeter.training import sends_one_gradient
 from dosimeter.types import Outcome, Public
 

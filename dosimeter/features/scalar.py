@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Generator
 
-from dosimeter.analytic.scalar_search import Family, solve
+from dosimeter.analytic.scalar_problem import Family
+from dosimeter.analytic.scalar_search import solve
 from dosimeter.analytic.scalar_verdict import verdict
 from dosimeter.head import find_head
 from dosimeter.interfaces import FeatureRecovery

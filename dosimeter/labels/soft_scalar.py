@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from torch import Generator
 
-from dosimeter.analytic.scalar_search import Candidates, Family, ScalarProblem, on_host, scalar_problem, solve
+from dosimeter.analytic.scalar_problem import Candidates, Family, ScalarProblem, on_host, scalar_problem
+from dosimeter.analytic.scalar_search import solve
 from dosimeter.analytic.scalar_verdict import verdict
 from dosimeter.head import Head, find_head
 from dosimeter.interfaces import LabelRecovery

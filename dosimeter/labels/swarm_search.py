@@ -10,7 +10,7 @@ import torch
 from torch import Generator, Tensor
 from torch.nn.functional import softmax
 
-from dosimeter.analytic.scalar_search import Array, Candidates, Family, ScalarProblem
+from dosimeter.analytic.scalar_problem import Array, Candidates, Family, ScalarProblem
 
 FOUND = 1e-9  # of 1000 × the variance
 DESCENTS, BOUND = 100, 100.0  # steps of L-BFGS for each sign, and the largest |λ| they may reach

@@ -174,7 +174,7 @@ def _equations(exposure: Exposure, head: Head, gradient: Tensor, bias_gradient: 
         bias_gradient=bias_gradient,
         smoothing=smoothing,
         temperature=loss.temperature,
-        model_unit=torch.finfo(head.weight.dtype).eps,
+        model_unit=head.precision,
     )
 
 

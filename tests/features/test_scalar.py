@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 import dosimeter as dm
-from dosimeter.analytic.scalar_search import on_host, scalar_problem
+from dosimeter.analytic.scalar_problem import on_host, scalar_problem
 from dosimeter.head import find_head
 from dosimeter.types import Refused
 

@@ -241,6 +241,16 @@ def test_half_precision_is_within_its_error_bar():
         assert not estimate.certified or error < 1e-3
 
 
+def test_an_update_sent_in_half_precision_has_that_precisions_bar(expose):
+    exposure = expose(soft_label("smoothing", 10, 1))
+    sent = dm.receive(
+        exposure.model, {name: change.bfloat16() for name, change in exposure.update.items()}, input_shape=(32,), batch_size=1
+    )
+    estimate = recover_labels(sent, "soft_scalar")
+    assert float((estimate.scores - soft_label("smoothing", 10, 1)[0]).abs().sum()) <= float(estimate.details["error_bar"])
+    assert float(estimate.details["error_bar"]) > 1e-3
+
+
 def test_two_samples_or_another_loss_are_refused(expose):
     with pytest.raises(Refused, match="batch of one: this batch has 2"):
         recover_labels(expose([1, 2]), "soft_scalar")
