@@ -105,13 +105,14 @@ def _rounded(problem: ScalarProblem, errors: Array, labels: Array, largest_logit
     """How far the client's own rounding may move the labels (n, C) at each s: (n,), L1.
 
     A logit is off by units of its size and moves p by p (1 − p) of that, on both sides; log p is off by units of its own size, where
-    p |log p| ≤ p (1 − p) (2 max|z|/τ + log C + 1); and p − y by units of itself.
+    p |log p| ≤ p (1 − p) (2 max|z|/τ + log C + 1); and p, which sums to 1, and p − y by units of themselves. In half precision this
+    alone is more than a certificate allows.
     """
     scale = problem.temperature * errors
     probabilities = labels + scale[:, None] * problem.ratios
     unsure = 1 - np.einsum("ij,ij->i", probabilities, probabilities)  # Σ p (1 − p)
     spread = 4 * largest_logits / problem.temperature + np.log(labels.shape[1]) + 1
-    return problem.precision * (np.maximum(unsure, 0) * spread + np.abs(scale) * np.abs(problem.ratios).sum())
+    return problem.precision * (1 + np.maximum(unsure, 0) * spread + np.abs(scale) * np.abs(problem.ratios).sum())
 
 
 def _largest_logits(problem: ScalarProblem, errors: Array) -> Array:
