@@ -84,8 +84,13 @@ def judge_inputs(found: Mapping[str, Values], nulls: Mapping[str, Mapping[str, V
     rivals = [[_number(value, -math.inf) for value in null["psnr"]] for null in nulls.values()]
     best = [max(column) for column in zip(*rivals)]
     above = sum(value >= rival + MARGIN_DB for value, rival in zip(psnr, best))
-    middle, rival = _median(psnr), _median(best)
+    given = [(value, rival) for value, rival in zip(psnr, best) if value > -math.inf]  # an attack may give back some inputs only
+    if not given:
+        return Verdict.NOT_SHOWN, f"none of {len(psnr)} inputs came back"
+    middle, rival = (_median(column) for column in zip(*given))
     figures = f"median PSNR {middle:.1f} dB against {rival:.1f} dB of each input's best null"
+    if len(given) < len(psnr):
+        figures = f"{len(given)} came back, {figures}"
     if above:
         return Verdict.LEAKED, f"{above} of {len(psnr)} inputs beat every null by {MARGIN_DB:g} dB or more; {figures}"
     return Verdict.NOT_SHOWN, f"no input beats its nulls by {MARGIN_DB:g} dB; {figures}"

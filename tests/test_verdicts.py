@@ -49,6 +49,15 @@ def test_inputs_leak_where_one_picture_beats_each_of_its_own_nulls():
     assert judge_inputs({"psnr": [None, math.nan]}, nulls)[0] == Verdict.NOT_SHOWN
 
 
+def test_inputs_that_did_not_come_back_are_counted_and_not_averaged():
+    verdict, reason = judge_inputs({"psnr": [30.0, math.nan, 28.0, None]}, {"mean": {"psnr": [12.0, 12.0, 14.0, 12.0]}})
+    assert verdict is Verdict.LEAKED
+    assert reason.endswith(
+        "2 of 4 inputs beat every null by 3 dB or more; 2 came back, median PSNR 29.0 dB against 13.0 dB of each input's best null"
+    )
+    assert judge_inputs({"psnr": [math.nan] * 3}, {"mean": {"psnr": [12.0] * 3}}) == (Verdict.NOT_SHOWN, "none of 3 inputs came back")
+
+
 def test_features_leak_by_certificate_or_by_half_of_the_best_null():
     nulls = {"mean": {"feature_error": [0.4, 0.4]}, "zero": {"feature_error": [1.0, 1.0]}}
     assert judge_features({"feature_error": [0.19, 0.19]}, nulls, 0)[0] == Verdict.LEAKED
