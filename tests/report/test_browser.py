@@ -73,6 +73,19 @@ def test_the_page_fits_reads_well_and_asks_for_nothing(browser, audit_records, t
 
 
 @pytest.mark.browser
+@pytest.mark.parametrize("width", [360, 760, 1024, 1280])
+def test_many_nulls_do_not_widen_the_page(browser, make_record, width):
+    nulls = {name: {"psnr": [11.25, 12.5], "mse": [0.0178, 0.0395]} for name in (f"decoder, features of kind {k}" for k in range(8))}
+    record = make_record("inputs", "rgla", metrics={"psnr": [20.3, 22.0], "mse": [0.0093, 0.0109]}, nulls=nulls)
+    with browser.new_context(viewport={"width": width, "height": 800}) as context:
+        page = context.new_page()
+        page.set_content(render([record]))
+        assert page.evaluate("document.documentElement.scrollWidth") == width
+        assert page.evaluate(OVERFLOW) == []
+        assert page.locator(".nulls").first.locator(".null-name").count() == 8
+
+
+@pytest.mark.browser
 @pytest.mark.parametrize("width", [360, 1280])
 def test_long_words_do_not_widen_the_page(browser, make_record, width):
     name = "a" * 300
