@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
@@ -143,6 +144,19 @@ class Reconstruction:
     distance: float | None = None  # the matching distance alone, where the attack has one
     objective_at: Callable[[Tensor, Tensor], float] | None = None  # at other inputs and targets: at the truth it shows under-optimisation
     nulls: Mapping[str, Tensor] = field(default_factory=dict)  # (n, *shape) what the attack draws without the gradient, by name
+
+    @classmethod
+    def of_nothing(cls, exposure: Exposure, outcome: Outcome, message: str) -> Reconstruction:
+        """No input at all, and why."""
+        like = next(iter(exposure.update.values()))
+        return cls(
+            inputs=like.new_zeros(0, *exposure.public.input_shape),
+            labels=torch.zeros(0, dtype=torch.int64, device=like.device),
+            objective=torch.inf,
+            normalization=exposure.public.normalization,
+            outcome=outcome,
+            message=message,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,6 @@ import math
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
-import torch
 from torch import Generator, nn
 
 from dosimeter.attacks.imprint import read_inserted_layer
@@ -106,7 +105,7 @@ class GradFilt(ActiveAttack):
         wanted = len(of_targets.labels)
         note = f"{wanted} of {int(restored.counts.sum())} samples are of the target classes"
         if wanted == 0:
-            return _nothing(exposure, note)
+            return Reconstruction.of_nothing(exposure, Outcome.IMPOSSIBLE, note)
         if isinstance(exposure.model, InsertedLayer):
             found = read_inserted_layer(exposure, exposure.model, of_targets.counts.nonzero().flatten(), wanted)
         else:
@@ -183,15 +182,3 @@ class FadingVariation(TotalVariation):
     def weight_at(self, progress: float) -> float:
         stair = min(int(progress * self.stairs), self.stairs - 1)
         return self.weight * (self.last / self.weight) ** (stair / (self.stairs - 1))
-
-
-def _nothing(exposure: Exposure, note: str) -> Reconstruction:
-    like = next(iter(exposure.update.values()))
-    return Reconstruction(
-        inputs=like.new_zeros(0, *exposure.public.input_shape),
-        labels=torch.zeros(0, dtype=torch.int64, device=like.device),
-        objective=torch.inf,
-        normalization=exposure.public.normalization,
-        outcome=Outcome.IMPOSSIBLE,
-        message=note,
-    )

@@ -106,7 +106,9 @@ def _lone_samples(exposure: Exposure, weight: Tensor, bias: Tensor) -> Reconstru
 def _recurse(exposure: Exposure, head: Head, links: list[Link], labels: LabelEstimate | None) -> Reconstruction:
     assert head.weight_gradient is not None
     if not bool(head.weight_gradient.any()):
-        return _nothing(exposure, "the last layer's gradient is zero: the sample has no feature, or is classified without error")
+        return Reconstruction.of_nothing(
+            exposure, Outcome.SINGULAR, "the last layer's gradient is zero: the sample has no feature, or is classified without error"
+        )
     known = None if labels is None else _given(labels, head.classes)
     if head.bias_gradient is not None and bool(head.bias_gradient.any()):
         inputs, label, misfit, rivals = _walk(exposure, links, head.bias_gradient.double()), None, 0.0, 0
@@ -115,7 +117,7 @@ def _recurse(exposure: Exposure, head: Head, links: list[Link], labels: LabelEst
         inputs, best, rivals = _settled(exposure, head, links, scaled)
         label, misfit = best.label, best.misfit
     if not bool(torch.isfinite(inputs).all()):
-        return _nothing(exposure, "a layer passed no gradient back: every neuron before it is dead")
+        return Reconstruction.of_nothing(exposure, Outcome.SINGULAR, "a layer passed no gradient back: every neuron before it is dead")
     message = _doubt(misfit, rivals, assumed=label is not None and known is None and head.classes == 2)
     settled = torch.zeros(1, dtype=torch.int64, device=inputs.device) - 1 if label is None else label[None]
     return Reconstruction(
@@ -158,18 +160,6 @@ def _doubt(misfit: float, rivals: int, *, assumed: bool) -> str:
     if rivals:
         doubts.append(f"{rivals} other scale{'s' * (rivals > 1)} of the input explain{'s' * (rivals == 1)} the gradient as well")
     return "; ".join(doubts)
-
-
-def _nothing(exposure: Exposure, why: str) -> Reconstruction:
-    like = next(iter(exposure.update.values()))
-    return Reconstruction(
-        inputs=like.new_zeros(0, *exposure.public.input_shape),
-        labels=torch.zeros(0, dtype=torch.int64, device=like.device),
-        objective=torch.inf,
-        normalization=exposure.public.normalization,
-        outcome=Outcome.SINGULAR,
-        message=why,
-    )
 
 
 def _given(labels: LabelEstimate, classes: int) -> Tensor:
