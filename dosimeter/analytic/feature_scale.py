@@ -95,8 +95,9 @@ def _minimise(misfit: Callable[[Tensor], Tensor], grid: Tensor) -> tuple[Tensor,
         best = value.argmin(1, keepdim=True)
         centre = trial.gather(1, best)[:, 0]
         ratio = 1 + (ratio - 1) / 2
-    order = misfit(centre).argsort()
-    return centre[order], misfit(centre)[order]
+    values = misfit(centre)
+    order = values.argsort()
+    return centre[order], values[order]
 
 
 def _rank_one(gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
