@@ -30,7 +30,8 @@ class DLG(Attack):
     Departures: the best guess met is returned instead of the last, and the best of `restarts` starts by the objective,
     since a single start diverges about one time in three; labels that are given are kept fixed (Zhao et al., "iDLG", 2020)
     unless `joint_labels` asks to start from them; the run stops once the update is matched to `found` of its size, and begins
-    anew from other starts, within `steps` in all, where `patience` steps bring less than a tenth. `features` adds the certified
+    anew from other starts, within `steps` in all, where `patience` steps bring less than a tenth or every start left the finite numbers;
+    `restarts=1, patience=None` is the paper's one run. `features` adds the certified
     features of a feature recovery: Wang et al., "Towards Eliminating Hard Label Constraints in Gradient Inversion Attacks", ICLR
     2024, Eq. (8), β = `feature_weight`, α = `head_weight`.
     """
@@ -69,7 +70,7 @@ class DLG(Attack):
             joint_labels=labels is None if self.joint_labels is None else self.joint_labels,
             found=self.found,
             patience=self.patience,
-            anew=True,
+            anew=self.patience is not None,
             seconds=self.seconds,
             path=self.path,
         )

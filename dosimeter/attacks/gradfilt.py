@@ -31,7 +31,8 @@ BINS_PER_TARGET = 8
 FEWEST_BINS = 128  # the thesis's number
 FUNCTIONALS: tuple[Functional, ...] = ("brightness", "random", "random", "random", "random")
 FADING = (0.3, 1e-3)  # total variation's weight at the start and at the end, as shares of the start's distance
-RESTARTS, TRIAL = 4, 0.375  # starts where features are matched, and the share of the steps after which the best goes on alone
+RESTARTS, TRIAL, KEPT = 8, 0.375, 4  # starts where samples share a mean feature, and after which share of the steps how many go on
+ALIKE = 1.1  # guesses whose objectives are within this factor of the lowest are not told apart by it
 ROOMY = 1.15  # bins a target sample from which five functionals settle all of them; with fewer bins fewer functionals show more
 
 
@@ -48,8 +49,7 @@ class GradFilt(ActiveAttack):
     without bias is given one; the inserted layer is imprint's, planted where `expected` target samples exceed β, since it must be
     sent before the count is known (count in one round, insert in the next), with bins for that number. Where no layer hands on
     fewer numbers than an input has, only the mean feature of each target class is matched, which the head's target rows hold
-    exactly (Eq. 5.16), from `restarts` starts;
-    `matched="update"` is Eq. (5.23), with inverting_gradients' total variation, as its baseline has.
+    exactly (Eq. 5.16), from `restarts` starts; `matched="update"` is Eq. (5.23), with inverting_gradients' total variation, as its baseline has.
     `camouflage` leaves noise of that relative size in the zeroed rows, against a client that looks at them.
     Batch norm in train mode mixes the other samples into the targets' gradients, and local steps move the filter: separation
     is then not exact. Under secure aggregation it counts and separates the samples of all clients together.
@@ -70,7 +70,7 @@ class GradFilt(ActiveAttack):
     moments: Moments | None = None  # of the functionals over the client's kind of data, as `after` finds them
     round: NonNegativeInt = 0
     steps: PositiveInt = 4800
-    restarts: PositiveInt | None = None  # none: four where features are matched, of which a trial leaves one, and one where the update is
+    restarts: PositiveInt | None = None  # none: eight where samples share a mean feature, of which a trial leaves four, else one
     learning_rate: PositiveFloat = 0.1
     total_variation: NonNegativeFloat | None = None  # as inverting_gradients chooses it
     seconds: PositiveFloat | None = None
@@ -150,7 +150,9 @@ class GradFilt(ActiveAttack):
 
         The mean feature is smooth in the inputs, unlike the gradient below the head, which jumps where a neuron turns on or off. But
         inputs that swap a part with each other have it nearly in common: from noise every part would settle on an order of its
-        own. So each sample begins as noise around a colour of its own.
+        own. So each sample begins as noise around a colour of its own, in every second start around a slope from one to another. Guesses
+        whose objectives the last steps leave alike are averaged: none of them has more to say for it, and their mean is nearer to the
+        truth than most.
         """
         head = find_head(calibrated)
         weight = f"{head.name}.weight" if head.name else "weight"
@@ -159,8 +161,10 @@ class GradFilt(ActiveAttack):
             optimiser=Adam(sign="signed"),
             rate=Rate(start=self.learning_rate, shape="cosine"),
             steps=self.steps,
-            restarts=self.restarts or RESTARTS,
+            restarts=self.restarts or (RESTARTS if int(labels.counts.max()) > 1 else 1),
             trial=TRIAL,
+            kept=KEPT,
+            alike=ALIKE,
             start="tinted",
             layers=Layers(skipped=frozenset(calibrated.update) - {weight}),
             seconds=self.seconds,

@@ -60,11 +60,11 @@ def make_guess(exposure: Exposure, labels: LabelEstimate | None, recipe: Recipe)
 
 def draw_start(guess: Guess, labels: LabelEstimate | None, recipe: Recipe, rng: Generator) -> Tensor:
     """One start a restart, (R, D): the first r are the same however many follow."""
-    starts = [_draw_one(guess, labels, recipe, rng) for _ in range(recipe.restarts)]
+    starts = [_draw_one(guess, labels, recipe, rng, sloping=restart % 2 == 1) for restart in range(recipe.restarts)]
     return torch.stack(starts)
 
 
-def _draw_one(guess: Guess, labels: LabelEstimate | None, recipe: Recipe, rng: Generator) -> Tensor:
+def _draw_one(guess: Guess, labels: LabelEstimate | None, recipe: Recipe, rng: Generator, *, sloping: bool) -> Tensor:
     like = guess.low
     noise = torch.randn(guess.shape, generator=rng, device=rng.device).to(like)
     if recipe.start == "normal":
@@ -72,8 +72,7 @@ def _draw_one(guess: Guess, labels: LabelEstimate | None, recipe: Recipe, rng: G
     elif recipe.start == "uniform":
         inputs = guess.low + (guess.high - guess.low) * torch.special.ndtr(noise)
     elif recipe.start == "tinted":
-        colours = torch.special.ndtr(noise.reshape(*noise.shape[:2], -1)[..., :1]).expand(-1, -1, noise[0, 0].numel())  # (B, channels, ...)
-        inputs = guess.low + (guess.high - guess.low) * (colours.reshape(guess.shape) + 0.5 * noise)
+        inputs = guess.low + (guess.high - guess.low) * (torch.special.ndtr(_tints(noise, rng, sloping)) + 0.5 * noise)
     else:
         inputs = (guess.low + guess.high) / 2 + 0.01 * (guess.high - guess.low) * noise
     if guess.targets is not None:
@@ -82,6 +81,19 @@ def _draw_one(guess: Guess, labels: LabelEstimate | None, recipe: Recipe, rng: G
     if labels is not None:
         logits = _as_logits(labels, guess.classes).to(like)
     return torch.cat([inputs.flatten(), logits.flatten()])
+
+
+def _tints(noise: Tensor, rng: Generator, sloping: bool) -> Tensor:
+    """Normal deviates of one colour a sample, or of one that changes along each axis at a pace of its own: (B, channels, ...)."""
+    tints = noise.reshape(*noise.shape[:2], -1)[..., :1].expand(-1, -1, noise[0, 0].numel()).reshape(noise.shape)
+    if not sloping:
+        return tints
+    tints = 0.7 * tints
+    paces = 1.5 * torch.randn(len(noise), noise.ndim - 2, generator=rng, device=rng.device).to(noise)  # (B, axes)
+    for axis, pace in enumerate(paces.T, start=2):
+        along = torch.linspace(-1, 1, noise.shape[axis]).to(noise).reshape(-1, *[1] * (noise.ndim - axis - 1))
+        tints = tints + pace.reshape(-1, *[1] * (noise.ndim - 1)) * along
+    return tints
 
 
 def _as_logits(labels: LabelEstimate, classes: int) -> Tensor:

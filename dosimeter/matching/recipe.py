@@ -12,7 +12,7 @@ from dosimeter.matching.schedules import Layers, Rate
 
 Path = Literal["auto", "eager", "functional", "captured", "compiled", "fastest"]
 Precision = Literal["fp32", "tf32", "bf16"]
-Start = Literal["normal", "uniform", "grey", "tinted"]  # tinted: noise around one random colour a sample
+Start = Literal["normal", "uniform", "grey", "tinted"]  # tinted: noise around a colour a sample, every second time a slope
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +24,9 @@ class Recipe:
     rate: Rate
     steps: int
     restarts: int = 1
-    trial: float | None = None  # after this fraction of the steps only the restart with the lowest objective goes on
+    trial: float | None = None  # after this fraction of the steps only the `kept` restarts with the lowest objectives go on
+    kept: int = 1
+    alike: float = 1.0  # the mean of the restarts within this multiple of the lowest objective is returned, sample by sample
     priors: tuple[Prior, ...] = ()
     layers: Layers = field(default_factory=Layers)
     layer_weights: dict[str, float] | None = None  # by parameter name; 1 where not named

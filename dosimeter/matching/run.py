@@ -12,7 +12,7 @@ from torch import Generator, Tensor
 from dosimeter.matching.checkpoints import Checkpoint
 from dosimeter.matching.choice import choose
 from dosimeter.matching.compiled import precision
-from dosimeter.matching.consistency import with_consistency
+from dosimeter.matching.consistency import consensus, with_consistency
 from dosimeter.matching.differentiable import in_one_precision, twice_differentiable
 from dosimeter.matching.guess import draw_start, make_guess
 from dosimeter.matching.objective import Objective, Terms
@@ -86,7 +86,7 @@ class Run:
             self.move(evaluation, recipe.rate.at(progress))
             self.step += 1
             if recipe.trial is not None and self.step == max(1, round(recipe.trial * recipe.steps)):
-                self.keep_one()
+                self.end_trial()
         advance(recipe.steps, recipe.steps, f"objective {float(self.best_objective.min()):.3g}")
 
     def reason_to_stop(self, evaluation: Evaluation, seconds: float) -> str:
@@ -147,15 +147,15 @@ class Run:
         self.best = torch.where(better[:, None], self.variables, self.best)
         self.best_objective = torch.where(better, objective, self.best_objective)
 
-    def keep_one(self) -> None:
-        """End every restart but the one that did best so far."""
-        chosen = int(self.best_objective.argmin())
-        self.dropped = [float(value) for r, value in enumerate(self.best_objective) if r != chosen]
-        one = slice(chosen, chosen + 1)
+    def end_trial(self) -> None:
+        """End every restart but those that did best so far."""
+        order = self.best_objective.argsort()
+        chosen, ended = order[: self.recipe.kept], order[self.recipe.kept :]
+        self.dropped = self.best_objective[ended].tolist()
         self.variables, self.best, self.best_objective, self.alive = (
-            tensor[one] for tensor in (self.variables, self.best, self.best_objective, self.alive)
+            tensor[chosen] for tensor in (self.variables, self.best, self.best_objective, self.alive)
         )
-        self.state = {name: tensor[one] if tensor.ndim else tensor for name, tensor in self.state.items()}
+        self.state = {name: tensor[chosen] if tensor.ndim else tensor for name, tensor in self.state.items()}
         self.evaluate = choose(self.exposure, self.objective, self.guess, self.variables)
 
     def move(self, evaluation: Evaluation, rate: float) -> None:
@@ -167,7 +167,7 @@ class Run:
         self.variables = torch.where(self.alive[:, None], moved, self.best)
 
     def result(self) -> Reconstruction:
-        """The restart whose best guess has the lowest final objective."""
+        """The restart whose best guess has the lowest final objective, or the mean of those that are no worse by much."""
         names, terms = self.terms(1.0, final=True)
         finals = [self.evaluate(*self.guess.unpack(candidates), names, terms) for candidates in (self.best, self.variables)]
         objective = torch.stack([f.objective for f in finals]).nan_to_num(torch.inf, torch.inf)  # (2, R)
@@ -176,8 +176,18 @@ class Run:
         chosen = int(reached.argmin())
         if not bool(torch.isfinite(reached[chosen])):
             return self.gave_up(Outcome.DIVERGED, self.note or "the objective is not finite at any guess")
-        variables = (self.best, self.variables)[int(which[chosen])][chosen]
-        inputs, labels = self._samples(variables)
+        ends = torch.where(which[:, None] == 0, self.best, self.variables)  # (R, D)
+        inputs, labels = self._samples(ends[chosen])
+        lowest, nearest = float(reached[chosen]), float(distance[int(which[chosen]), chosen])
+        alike = [chosen, *(r for r in reached.argsort().tolist() if r != chosen and float(reached[r]) <= self.recipe.alike * lowest)]
+        blended = ""
+        if len(alike) > 1 and self.recipe.alike > 1 and self.guess.targets is not None:
+            several, _ = self.guess.unpack(ends[alike])
+            inputs = consensus(several, self.guess.targets)[0]
+            mean = Eager(self.objective)(inputs[None], None, names, terms)
+            lowest, nearest = float(mean.objective[0]), float(mean.distance[0])
+            apart = float((several[0] - inputs).square().mean().sqrt() / (self.guess.high - self.guess.low).mean())
+            blended = f"the mean of {len(alike)} guesses that fit alike, {apart:.2g} of the data range away from the best of them"
         lost = int((~self.alive).sum())
         notes = [
             self.note,
@@ -186,12 +196,13 @@ class Run:
             "replayed in single precision, since squares of gradients leave the range of half" if self.widened else "",
             f"{len(self.dropped)} of {self.recipe.restarts} restarts ended after their trial" if self.dropped else "",
             f"{lost} of {len(self.alive)} restarts left the finite numbers" if lost else "",
+            blended,
         ]
         return Reconstruction(
             inputs=inputs,
             labels=labels,
-            objective=float(reached[chosen]),
-            distance=float(distance[int(which[chosen]), chosen]),
+            objective=lowest,
+            distance=nearest,
             normalization=self.exposure.public.normalization,
             restarts=(*(float(value) for value in reached), *self.dropped),
             message="; ".join(note for note in notes if note),

@@ -52,8 +52,8 @@ PUBLISHED_5_3 = {
     "CIFAR-100": (18.49, 16.52),
     "ImageNet": (12.11, 10.26),
 }
-GROUPED = ("table", "data_set", "model", "targets", "size", "width", "precision", "steps", "total_variation", "scale")
-SETTINGS = ("steps", "total_variation", "scale", "width", "precision", "quick", "device")  # of a job, as they are given
+GROUPED = ("table", "data_set", "model", "targets", "size", "spread", "width", "precision", "steps", "total_variation", "scale")
+SETTINGS = ("steps", "total_variation", "scale", "width", "precision", "spread", "quick", "device")  # of a job, as they are given
 DLG_STEPS = 600  # as in the thesis
 CALIBRATED = 1e-12  # squared error of a calibrated update, relative: what L-BFGS need not go below
 AUXILIARY = 1000  # images of which the mean is the null
@@ -75,12 +75,14 @@ class Job:
     scale: float
     width: int
     precision: str
+    spread: bool
     quick: bool
     device: str
 
     @property
     def name(self) -> str:
-        own = f"{self.table}-{self.data_set}-{self.model}-{self.attack}-{self.targets}of{self.size}-seed{self.seed}"
+        many = "-spread" if self.spread else ""
+        own = f"{self.table}-{self.data_set}-{self.model}-{self.attack}-{self.targets}of{self.size}{many}-seed{self.seed}"
         variation = "auto" if self.total_variation is None else f"{self.total_variation:g}"
         return f"{own}-width{self.width}-{self.precision}-steps{self.steps}-tv{variation}-scale{self.scale:g}"
 
@@ -122,7 +124,7 @@ def reconstruct(job: Job, data: Path, out: Path, until: float | None) -> str:
     began = time.monotonic()
     width = job.width if job.model == "convnet" and not job.quick else None
     chosen = setting(job.data_set, data, job.seed, quick=job.quick, model=job.model, width=width)
-    drawn = draw(chosen, job.targets, job.size, torch.Generator().manual_seed(1000 * job.seed + job.targets))
+    drawn = draw(chosen, job.targets, job.size, torch.Generator().manual_seed(1000 * job.seed + job.targets), spread=job.spread)
     batch = dm.Batch(drawn.batch.inputs.to(job.device), drawn.batch.targets.to(job.device))
     model = chosen.model.to(job.device)
     fast = "captured" if job.device.startswith("cuda") else "eager"
@@ -130,7 +132,7 @@ def reconstruct(job: Job, data: Path, out: Path, until: float | None) -> str:
     if job.attack.startswith("gradfilt"):
         truth, is_target = drawn.own.inputs, torch.ones(job.targets, dtype=torch.bool)
     else:
-        truth, is_target = drawn.batch.inputs, drawn.batch.targets == drawn.target
+        truth, is_target = drawn.batch.inputs, torch.isin(drawn.batch.targets, torch.tensor(drawn.classes))
     tensors = {"found": found.inputs.detach().cpu(), "truth": truth, "target": is_target, "mean": chosen.images[-AUXILIARY:].mean(0)}
     message = found.message if fast == "eager" or sound(found) else f"{found.message}; an eager evaluation gives another objective"
     note = {**asdict(job), "objective": found.objective, "distance": found.distance, "message": message}
@@ -143,7 +145,7 @@ def attacked(job: Job, model: nn.Module, batch: dm.Batch, drawn: Drawn, path: st
     options = {"steps": job.steps, "total_variation": job.total_variation, "path": path, "precision": job.precision}
     if job.attack.startswith("gradfilt"):
         options["matched"] = "features" if job.attack == "gradfilt_features" else "update"
-        attack = dm.attack("gradfilt", targets=(drawn.target,), scale=job.scale, input_shape=drawn.shape, **options)
+        attack = dm.attack("gradfilt", targets=drawn.classes, scale=job.scale, input_shape=drawn.shape, **options)
         if job.attack == "gradfilt_lbfgs":
             calibrated, labels = attack.calibrate(dm.observe(attack.tamper(model), batch))
             return dm.reconstruct(calibrated, "dlg", labels=labels, seed=job.seed, steps=job.steps, found=CALIBRATED, path=path)
@@ -185,7 +187,7 @@ def summary(arguments: argparse.Namespace) -> None:
             tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
         key = tuple(note[k] for k in (*GROUPED, "attack"))
         groups[key][note["seed"]] = tensors
-    names = ("data", "model", "targets", "width", "precision", "steps", "TV", "α", "attack", "seeds")
+    names = ("data", "model", "targets", "spread", "width", "precision", "steps", "TV", "α", "attack", "seeds")
     columns = (*names, "mean PSNR", "median", "published", "mean image", "foreign", "own mean")
     print("|", " | ".join(columns), "|")
     print("|---" * len(columns) + "|")
@@ -213,13 +215,13 @@ def summary(arguments: argparse.Namespace) -> None:
 def compared(groups: dict[tuple, dict[int, dict[str, Tensor]]]) -> None:
     """Of every two attacks on the same targets: their means over the seeds that both have, and in how many of them the first is ahead."""
     for first, second in combinations(sorted(groups, key=str), 2):
-        if first[:5] != second[:5]:
+        if first[:6] != second[:6]:
             continue
         both = sorted(groups[first].keys() & groups[second].keys())
         means = [[_of_targets(groups[key][seed]) for seed in both] for key in (first, second)]
         if both:
             ahead = sum(a > b for a, b in zip(*means))
-            names = [" ".join(map(str, key[5:])) for key in (first, second)]
+            names = [" ".join(map(str, key[6:])) for key in (first, second)]
             average = [sum(values) / len(both) for values in means]
             means_shown = f"{names[0]} {average[0]:.2f} dB, {names[1]} {average[1]:.2f}"
             print(f"{first[1]} {first[3]} of {first[4]}: {means_shown}; ahead in {ahead} of {len(both)}")
@@ -247,6 +249,7 @@ def main() -> None:
     running.add_argument("--device", default="cpu")
     running.add_argument("--workers", type=int, default=1)
     running.add_argument("--seconds", type=float, help="start nothing new after")
+    running.add_argument("--spread", action="store_true", help="every target sample of a class of its own")
     running.add_argument("--quick", action="store_true", help="narrow networks")
     running.add_argument("--data", default="../shared/data")
     running.add_argument("--out", required=True)

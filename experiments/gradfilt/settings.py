@@ -42,9 +42,9 @@ class Setting:
 
 @dataclass(frozen=True)
 class Drawn:
-    """A batch, its target class, and the samples of it alone."""
+    """A batch, its target classes, and the samples of them alone."""
 
-    target: int
+    classes: tuple[int, ...]
     batch: dm.Batch
     own: dm.Batch
 
@@ -94,17 +94,26 @@ def _images(path: Path, data: Path, name: str, size: int | None) -> tuple[Tensor
     return loaded.images, loaded.labels
 
 
-def draw(chosen: Setting, targets: int, size: int, rng: torch.Generator) -> Drawn:
-    """A batch of `size` with `targets` samples of one class, images of other classes relabelled to it where it has too few."""
-    target = int(torch.randint(chosen.classes, (), generator=rng))
+def draw(chosen: Setting, targets: int, size: int, rng: torch.Generator, *, spread: bool = False) -> Drawn:
+    """A batch of `size` with `targets` samples of one class, or each of a class of its own.
+
+    Images of other classes are relabelled where a class has too few.
+    """
+    if spread:
+        wanted = torch.randperm(chosen.classes, generator=rng)[:targets]
+    else:
+        wanted = torch.randint(chosen.classes, (1,), generator=rng).expand(targets)
     order = torch.randperm(len(chosen.images), generator=rng)
-    order = torch.cat([order[chosen.labels[order] == target], order[chosen.labels[order] != target]])
-    first = order[:targets]
-    others = order[targets:][chosen.labels[order[targets:]] != target]
+    strangers = order[~torch.isin(chosen.labels[order], wanted)]
+    first: list[int] = []
+    for one in wanted.tolist():
+        rows = torch.cat([order[chosen.labels[order] == one], strangers]).tolist()
+        first.append(next(row for row in rows if row not in first))
+    others = strangers[~torch.isin(strangers, torch.tensor(first))]
     others = others[torch.randint(len(others), (size - targets,), generator=rng) if size - targets > len(others) else slice(size - targets)]
-    rows = torch.cat([first, others])
+    rows = torch.cat([torch.tensor(first), others])
     labels = chosen.labels[rows].clone()
-    labels[:targets] = target
+    labels[:targets] = wanted
     own = dm.Batch(chosen.images[first], labels[:targets])
     mixed = torch.randperm(size, generator=rng)
-    return Drawn(target, dm.Batch(chosen.images[rows[mixed]], labels[mixed]), own)
+    return Drawn(tuple(wanted.unique().tolist()), dm.Batch(chosen.images[rows[mixed]], labels[mixed]), own)

@@ -40,7 +40,7 @@ def table_5_1(arguments: argparse.Namespace) -> None:
             chosen, rng = setting(name, arguments.data, seed, quick=arguments.quick), torch.Generator().manual_seed(seed + 1)
             for size in (2, 8, 32, 128, 512):
                 drawn = draw(chosen, max(1, size // 8), size, rng)
-                attack = dm.attack("gradfilt", targets=(drawn.target,), input_shape=drawn.shape)
+                attack = dm.attack("gradfilt", targets=drawn.classes, input_shape=drawn.shape)
                 exposure = observed(attack.tamper(chosen.model), drawn.batch, arguments.device)
                 scores = dm.score(dm.recover_labels(exposure, "gradfilt"), drawn.batch)
                 cells.setdefault(size, []).append((float(scores["insacc"][0]), float(scores["clsacc"][0])))
@@ -56,7 +56,7 @@ def figure_5_3(arguments: argparse.Namespace) -> None:
         for seed in range(*arguments.seeds):
             chosen = setting(name, arguments.data, seed, quick=arguments.quick, model=model)
             drawn = draw(chosen, 4, 16, torch.Generator().manual_seed(seed + 2))
-            attack = dm.attack("gradfilt", targets=(drawn.target,), input_shape=drawn.shape)
+            attack = dm.attack("gradfilt", targets=drawn.classes, input_shape=drawn.shape)
             rigged = attack.tamper(chosen.model)
             calibrated = attack.calibrate(observed(rigged, drawn.batch, arguments.device))[0].update
             wanted = observed(rigged, drawn.own, arguments.device).update
@@ -96,7 +96,7 @@ def table_5_4(arguments: argparse.Namespace) -> None:
 
 def _isolated(model: nn.Module, drawn: Drawn, device: str, options: dict) -> tuple[Tensor, int, float]:
     """The PSNR of every target sample, 0 where it was not claimed, how many were claimed, and the share that bins could show."""
-    attack = dm.attack("gradfilt", targets=(drawn.target,), input_shape=drawn.shape, **options)
+    attack = dm.attack("gradfilt", targets=drawn.classes, input_shape=drawn.shape, **options)
     rigged = attack.tamper(model)
     found = dm.reconstruct(observed(rigged, drawn.batch, device), attack)
     reachable = settled(bins_of(rigged, drawn.own.inputs.to(device)))

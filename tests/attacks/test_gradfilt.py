@@ -130,7 +130,7 @@ def test_the_mean_feature_shows_samples_that_the_update_leaves_blurred(digits, c
         if matched is None:
             features = [convolutions[:-1](inputs).mean(0).detach() for inputs in (found.inputs, truth.inputs)]
             assert float((features[0] - features[1]).norm()) < 2e-3 * float(features[1].norm())
-            assert "3 of 4 restarts ended after their trial" in found.message
+            assert ("4 of 8 restarts ended after their trial" in found.message) == (count > 1)
     assert worst[None] > 40
     assert worst[None] > worst["update"] + 6
 

@@ -53,6 +53,22 @@ def test_a_trial_ends_all_restarts_but_the_best_and_keeps_their_objectives() -> 
     assert "2 of 3 restarts ended after their trial" in found.message
 
 
+def test_guesses_that_fit_alike_are_averaged_and_the_objective_is_that_of_their_mean() -> None:
+    exposure, labels = exposed()
+    made = recipe(restarts=4, trial=0.2, kept=2)
+    best = run(made, exposure, labels)
+    assert "2 of 4 restarts ended after their trial" in best.message
+    assert "fit alike" not in best.message
+    assert best.objective == pytest.approx(best.objective_at(best.inputs, best.labels), rel=1e-4)
+    far = max(best.restarts[:2]) / min(best.restarts[:2])
+    apart, mean = (run(dataclasses.replace(made, alike=alike), exposure, labels) for alike in (1 + 0.5 * (far - 1), 2 * far))
+    assert torch.equal(apart.inputs, best.inputs)
+    assert "the mean of 2 guesses that fit alike" in mean.message
+    assert not torch.equal(mean.inputs, best.inputs)
+    assert mean.objective == pytest.approx(mean.objective_at(mean.inputs, mean.labels), rel=1e-4)
+    assert mean.restarts == best.restarts
+
+
 def test_patience_and_found_and_time_stop_the_run_and_say_so() -> None:
     exposure, labels = exposed()
     still = run(recipe(rate=Rate(start=1e-12), patience=20, steps=1000), exposure, labels)
