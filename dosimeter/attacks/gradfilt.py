@@ -49,7 +49,8 @@ class GradFilt(ActiveAttack):
     without bias is given one; the inserted layer is imprint's, planted where `expected` target samples exceed β, since it must be
     sent before the count is known (count in one round, insert in the next), with bins for that number. Where no layer hands on
     fewer numbers than an input has, only the mean feature of each target class is matched, which the head's target rows hold
-    exactly (Eq. 5.16), from `restarts` starts; `matched="update"` is Eq. (5.23), with inverting_gradients' total variation, as its baseline has.
+    exactly (Eq. 5.16), from `restarts` starts; `matched="update"` is Eq. (5.23), with inverting_gradients' total variation, as its
+    baseline has.
     `camouflage` leaves noise of that relative size in the zeroed rows, against a client that looks at them.
     Batch norm in train mode mixes the other samples into the targets' gradients, and local steps move the filter: separation
     is then not exact. Under secure aggregation it counts and separates the samples of all clients together.
