@@ -49,8 +49,8 @@ class GradFilt(ActiveAttack):
     without bias is given one; the inserted layer is imprint's, planted where `expected` target samples exceed β, since it must be
     sent before the count is known (count in one round, insert in the next), with bins for that number. Where no layer hands on
     fewer numbers than an input has, only the mean feature of each target class is matched, which the head's target rows hold
-    exactly (Eq. 5.16), from `restarts` starts; `matched="update"` is Eq. (5.23), with inverting_gradients' total variation, as its
-    baseline has.
+    exactly (Eq. 5.16), from `restarts` starts; elsewhere the update is, and what comes of it is polished by half as many steps of least
+    squares. `matched="update"` is Eq. (5.23) alone, with inverting_gradients' total variation, as its baseline has.
     `camouflage` leaves noise of that relative size in the zeroed rows, against a client that looks at them.
     Batch norm in train mode mixes the other samples into the targets' gradients, and local steps move the filter: separation
     is then not exact. Under secure aggregation it counts and separates the samples of all clients together.
@@ -77,7 +77,9 @@ class GradFilt(ActiveAttack):
     seconds: PositiveFloat | None = None
     path: Path = "auto"
     precision: Precision = "fp32"
-    matched: Literal["features", "update"] | None = None  # none: features where no layer has fewer numbers than an input
+    matched: Literal["features", "update"] | None = (
+        None  # none: features where no layer has fewer numbers than an input, else the update, polished
+    )
 
     def tamper(self, model: nn.Module) -> nn.Module:
         shape = self.input_shape or find_input_shape(model)
@@ -134,7 +136,7 @@ class GradFilt(ActiveAttack):
         return narrowest(exposure.model, find_head(exposure).name, shape) >= math.prod(shape)
 
     def _match_update(self, calibrated: Exposure, labels: LabelEstimate, rng: Generator) -> Reconstruction:
-        """Eq. (5.23), with inverting_gradients' total variation."""
+        """Eq. (5.23), with inverting_gradients' total variation, then least squares unless the published form is asked for."""
         matching = InvertingGradients(
             steps=self.steps,
             restarts=self.restarts or 1,
@@ -143,6 +145,7 @@ class GradFilt(ActiveAttack):
             seconds=self.seconds,
             path=self.path,
             precision=self.precision,
+            polish=0 if self.matched == "update" else self.steps // 2,
         )
         return matching(calibrated, labels, rng)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
@@ -11,11 +12,12 @@ from dosimeter.interfaces import Attack
 from dosimeter.matching.distances import Cosine
 from dosimeter.matching.features import with_features
 from dosimeter.matching.optimisers import Adam
+from dosimeter.matching.polish import polish
 from dosimeter.matching.priors import TotalVariation
 from dosimeter.matching.recipe import Path, Precision, Recipe
 from dosimeter.matching.schedules import Rate
 from dosimeter.matching.solve import solve, start_distance
-from dosimeter.options import Fraction, NonNegativeFloat, PositiveFloat, PositiveInt
+from dosimeter.options import Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from dosimeter.registry import ATTACKS
 from dosimeter.types import Exposure, Knowledge, LabelEstimate, Reconstruction
 
@@ -40,7 +42,7 @@ class InvertingGradients(Attack):
     returned; the released code keeps last guesses and compares their distances alone.
     `features` names a feature recovery whose certified features are matched too, or "labels" for those that the label recovery
     found: Wang et al., "Towards Eliminating Hard Label Constraints in Gradient Inversion Attacks", ICLR 2024, Eq. (8), with
-    β = `feature_weight` and α = `head_weight`. For `feature_start` of the steps they alone are matched.
+    β = `feature_weight` and α = `head_weight`. For `feature_start` of the steps they alone are matched. `polish` is ours.
     """
 
     needs: ClassVar[frozenset[Knowledge]] = frozenset({Knowledge.LABELS})
@@ -60,6 +62,7 @@ class InvertingGradients(Attack):
     boxed: bool = True
     start: Literal["normal", "uniform", "grey"] = "normal"
     patience: PositiveInt | None = None
+    polish: NonNegativeInt = 0  # steps of L-BFGS on the squared error afterwards, kept where they end near 0
     seconds: PositiveFloat | None = None
     path: Path = "auto"
     precision: Precision = "fp32"
@@ -89,4 +92,9 @@ class InvertingGradients(Attack):
         if weight:
             variation = TotalVariation(weight=weight, form=self.total_variation_form)
             recipe = replace(recipe, priors=(variation, *term.priors))
-        return term.noted(solve(exposure, labels, rng, recipe))
+        began = time.monotonic()
+        found = solve(exposure, labels, rng, recipe)
+        left = None if self.seconds is None else self.seconds - (time.monotonic() - began)
+        if self.polish and (left is None or left > 0):
+            found = polish(found, exposure, labels, rng, steps=self.polish, seconds=left, path=self.path)
+        return term.noted(found)

@@ -87,11 +87,12 @@ def restore_labels(exposure: Exposure, name: str) -> LabelEstimate:
     shares = _shares(share, weight, gradient.double())  # (C,) λ / B
     size, outcome, message = declared_or_inferred(exposure.public.batch_size, shares, planted.head.weight_gradient, name)
     counts = nearest_counts(size * shares, size)
-    confidence = whole_number_confidence(size * shares, counts)
+    whole = whole_number_confidence(size * shares, counts)
+    confidence = whole if outcome is Outcome.COMPLETED else None  # of a guessed size there is none
     notes = [message]
     if takes_local_steps(exposure.public.training):
         notes.append("local steps move the filter, so that the counts are not exact")
-    if confidence < WHOLE:
+    if whole < WHOLE:
         outcome = Outcome.AMBIGUOUS
         notes.append("the sums of the labels are no whole numbers: labels are soft, or noise or the rounding of weights hides them")
     if size * abs(float(gradient.double().sum())) > ASTRAY * float(weight.max()):

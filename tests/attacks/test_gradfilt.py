@@ -69,6 +69,36 @@ def test_an_undeclared_batch_size_is_inferred(classifier, crowd) -> None:
     assert torch.equal(estimate.counts, torch.bincount(crowd.targets, minlength=10))
 
 
+def test_a_guessed_batch_size_has_no_confidence(classifier, digits) -> None:
+    images, labels = digits
+    rigged = dm.attack("gradfilt", targets=(2,)).tamper(classifier)
+    exposure = dm.observe(rigged, dm.Batch(images[:4], labels[:4]), declare_batch_size=False)
+    astray = torch.linspace(-1, 1, 10) / 37  # adds up to zero, and is no multiple of one over any size
+    exposure = replace(exposure, update={**exposure.update, "5.bias": exposure.update["5.bias"] + astray})
+    estimate = dm.recover_labels(exposure, "gradfilt")
+    assert "its least and a guess" in estimate.message
+    assert estimate.confidence is None
+    assert estimate.outcome is not dm.Outcome.COMPLETED
+
+
+def test_samples_of_different_classes_are_polished_to_the_last_digit(digits) -> None:
+    images, labels = digits
+    with torch.random.fork_rng():
+        torch.manual_seed(5)
+        stem = nn.Sequential(nn.Conv2d(1, 16, 3, padding=1), nn.Tanh(), nn.Conv2d(16, 16, 3, padding=1, stride=2), nn.Tanh())
+        model = nn.Sequential(*stem, nn.Conv2d(16, 3, 3, padding=1), nn.Tanh(), nn.Flatten(), nn.Linear(48, 10))
+    rows = torch.cat([(labels == label).nonzero().flatten()[3:4] for label in (1, 4, 6, 7, 8)])
+    batch, truth = dm.Batch(images[rows], labels[rows]), dm.Batch(images[rows[:2]], labels[rows[:2]])
+    worst = {}
+    for matched in (None, "update"):
+        attack = dm.attack("gradfilt", targets=(1, 4), steps=300, matched=matched)
+        found = dm.reconstruct(dm.observe(attack.tamper(model), batch), attack)
+        worst[matched] = float(dm.score(found, truth, metrics=["psnr"])["psnr"].min())
+        assert ("polished by least squares" in found.message) == (matched is None)
+    assert worst[None] > 80
+    assert worst["update"] < 45
+
+
 @pytest.mark.parametrize("targets", [(3,), (0, 3, 8)])
 @pytest.mark.parametrize("loss", [dm.CrossEntropy(), dm.Focal(gamma=1.0)])
 def test_calibrated_gradients_are_the_target_samples_own(targets, loss, classifier, crowd) -> None:
