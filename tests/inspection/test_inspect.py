@@ -212,7 +212,7 @@ def test_every_check_has_a_threshold_a_statistic_and_a_sentence(data) -> None:
     assert {finding.check for finding in found.findings} == set(CHECKS) == set(THRESHOLDS)
     assert all(len(finding.sentence) > 20 for finding in found.findings)
     assert 0 < found.false_positive_rate <= 0.01
-    assert "2 of 1280 honest models" in str(found)
+    assert "2 of 2060 honest models" in str(found)
 
 
 def test_the_count_of_isolated_samples_is_the_one_that_a_brute_force_gives(data) -> None:
