@@ -17,5 +17,5 @@ THRESHOLDS = {
     "previous_round": 0.6,
     "isolated_samples": math.inf,  # said, never held against a model
 }
-HONEST_MODELS = 2060  # that the thresholds were tried on after they were set: seeds 871, 872, 874, 882 (unseen architectures), 873, 875, 881
-FALSE_ALARMS = 2  # among them, seeds 871 and 873, both pruned; `parallel_rows` has learnt of the one since; of the other's 100 rows pruning left 48
+HONEST_MODELS = 2060  # tried after the thresholds were set: seeds 871, 872, 874, 882 (unseen architectures), 873, 875, 881
+FALSE_ALARMS = 2  # among them, seeds 871 and 873, both pruned; `parallel_rows` has learnt of one; of the other's 100 rows 48 were left
