@@ -177,9 +177,10 @@ def run_suite(
             wanted = source if Knowledge.LABELS in recovery.needs else "optimised"
             carry_out(Measurement(**setting, labels=wanted, features=recovery))
         for attack in attacks:
+            wanted = "optimised" if isinstance(attack, ActiveAttack) else source  # what labels a changed model shows it finds itself
             if attack in countering:
-                carry_out(Measurement(**setting, labels=source, attack=attack, adaptive=True))
-            carry_out(Measurement(**setting, labels=source, attack=attack))
+                carry_out(Measurement(**setting, labels=wanted, attack=attack, adaptive=True))
+            carry_out(Measurement(**setting, labels=wanted, attack=attack))
     return Audit(records=tuple(records))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import time
 import warnings
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 import torch
@@ -15,7 +15,7 @@ from dosimeter.adaptive import adapt
 from dosimeter.client import observe
 from dosimeter.config import describe, digest
 from dosimeter.identifying import identifiability
-from dosimeter.interfaces import Attack, Defense, FeatureRecovery, LabelRecovery, Loss, Method, Training
+from dosimeter.interfaces import ActiveAttack, Attack, Defense, FeatureRecovery, LabelRecovery, Loss, Method, Training
 from dosimeter.losses import CrossEntropy
 from dosimeter.options import check_fields
 from dosimeter.pictures import picture_rows
@@ -101,7 +101,12 @@ def run(
         raise ValueError("nothing to measure: name a label recovery (`labels`), a feature recovery (`features`) or an `attack`")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        exposure = exposure or expose(subject, measurement, subject.batch)
+        try:
+            exposure = exposure or expose(subject, measurement, subject.batch)
+        except Refused as refusal:
+            if raise_refusals or not isinstance(measurement.attack, ActiveAttack):
+                raise
+            return failed(subject, measurement, Outcome.IMPOSSIBLE, str(refusal))
         started = time.perf_counter()
         try:
             found = _of_private_samples(_attack(exposure, measurement, subject.batch.targets), measurement.defenses)
@@ -139,9 +144,9 @@ def run(
 
 
 def expose(subject: Subject, setting: Setting, batch: Batch) -> Exposure:
-    """What the server gets of a batch in this setting."""
+    """What the server gets of a batch in this setting, after an active attack has changed the model."""
     return observe(
-        subject.model,
+        _sent(subject, setting),
         batch,
         training=setting.training,
         defenses=setting.defenses,
@@ -151,6 +156,16 @@ def expose(subject: Subject, setting: Setting, batch: Batch) -> Exposure:
         declare_batch_size=setting.declare_batch_size,
         seed=setting.seed,
     )
+
+
+def _sent(subject: Subject, setting: Setting) -> nn.Module:
+    """The model that the server sends: a dishonest one's is changed by the attack, which knows what inputs the protocol has."""
+    attack = setting.attack if isinstance(setting, Measurement) else None
+    if not isinstance(attack, ActiveAttack):
+        return subject.model
+    known = {"input_shape": tuple(subject.batch.inputs.shape[1:]), "normalization": subject.normalization}
+    unsaid = {option.name: known[option.name] for option in fields(attack) if option.name in known and getattr(attack, option.name) is None}
+    return replace(attack, **unsaid).tamper(subject.model)
 
 
 def _attack(exposure: Exposure, measurement: Measurement, given: Tensor) -> Estimate:
@@ -214,8 +229,8 @@ def _judge(found: Estimate, scores: Scores, attempts: int) -> tuple[Verdict, str
 
 def _objective_at_truth(found: Estimate, truth: Batch) -> dict[str, float]:
     """The attack's own objective at the private batch, to tell under-optimisation from impossibility."""
-    if not isinstance(found, Reconstruction) or found.objective_at is None:
-        return {}
+    if not isinstance(found, Reconstruction) or found.objective_at is None or len(found.inputs) != len(truth.inputs):
+        return {}  # of some of the samples, as behind a filter, it says nothing
     return {"objective_at_truth": found.objective_at(truth.inputs, truth.targets)}
 
 

@@ -78,6 +78,20 @@ def test_all_means_every_passive_method(classifier, batch, monkeypatch):
     assert {"idlg", "ilrg"} <= {recovery.name for recovery in module._chosen(LABELS, "all", "published")}
 
 
+def test_an_active_attack_that_is_named_changes_the_model_before_it_is_sent(classifier, batch):
+    kept = {name: value.clone() for name, value in classifier.state_dict().items()}
+    target = int(batch.targets[0])
+    named = [dm.attack("imprint", bins=200), dm.attack("gradfilt", targets=(target,), steps=30)]
+    imprint, gradfilt = dm.audit(classifier, batch, labels=["ilrg"], features=[], attacks=named).records[1:]
+    assert imprint.verdict == "leaked"
+    assert float(torch.tensor(imprint.metrics["psnr"]).max()) > 40
+    assert gradfilt.outcome == "completed"
+    assert "objective_at_truth" not in gradfilt.details
+    assert all(torch.equal(value, kept[name]) for name, value in classifier.state_dict().items())
+    twice = dm.audit(named[0].tamper(classifier), batch, labels=[], features=[], attacks=named[:1]).records
+    assert "has an inserted layer already" in twice[0].reason
+
+
 @pytest.mark.parametrize("labels", [[3, 3], [3] * 8, [3] * 6 + [1, 2], list(range(10))], ids=str)
 def test_pure_noise_leaks_no_labels(labels):
     """Behind noise that drowns the gradient no label counts as leaked, however many methods try and however labels repeat."""

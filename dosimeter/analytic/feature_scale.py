@@ -13,6 +13,7 @@ POINTS = 4000  # of the first grid
 ROUNDS = 40  # of narrowing
 MINIMA = 24  # of the first grid that are narrowed down
 WIDEST = 1e4  # logits beyond which no scale is tried
+SEVERAL = 6  # classes from which on equal entries beside two free ones are no chance
 DISTINCT = 1e-3  # relative distance from which two scales are two answers
 
 
@@ -26,14 +27,24 @@ class Scaled:
     misfit: float  # root mean square by which the label misses its form, relative to the error's norm
 
 
+@dataclass(frozen=True, kw_only=True)
+class Form:
+    """What a label may look like: all its entries but `free` are equal, and zero where the rest is `empty`; or it is known."""
+
+    free: int = 0
+    empty: bool = False
+    known: Tensor | None = None  # (C,)
+
+
 def scale_feature(weight_gradient: Tensor, weight: Tensor, bias: Tensor | None, non_negative: bool, label: Tensor | None) -> list[Scaled]:
     """f = s v with ∇W = u σ vᵀ and softmax(s W v + b) − y = (σ/s) u (soft-labels Eqs. 2-4), all in float64: every s that fits.
 
     With `label` (C,) given, s is where the two sides agree. Without, the label must be smoothed, one-hot or a mixture of
-    two classes: all entries but one, or all but two, are equal (Eq. 5). The form with fewer free entries comes first. Of two
-    classes that says nothing: every s has a soft label that fits, and the label is taken for a hard one. The misfit is
-    relative to ‖softmax − y‖, which is 0 at the trivial solution s → ∞. Where no s fits, the nearest is given. One
-    batched grid over s of both signs replaces the paper's L-BFGS and particle swarm.
+    two classes: all entries but one, or all but two, are equal (Eq. 5). The form with fewer free entries comes first; where neither
+    fits, a mixture that was smoothed too is tried, whose other entries are equal and not zero. Of two classes that says nothing: every s
+    has a soft label that fits, and the label is taken for a hard one. The misfit is relative to ‖softmax − y‖, which is 0 at the
+    trivial solution s → ∞. Where no s fits, the nearest is given. One batched grid over s of both signs replaces the paper's L-BFGS
+    and particle swarm.
     """
     u, size, v = _rank_one(weight_gradient.double())
     if float(v.sum()) < 0:
@@ -47,14 +58,17 @@ def scale_feature(weight_gradient: Tensor, weight: Tensor, bias: Tensor | None, 
     def labels(scales: Tensor) -> Tensor:
         return softmax(scales[:, None] * slope + offset, 1) - (size / scales)[:, None] * u
 
-    found: list[Scaled] = []
-    for free, wanted in _forms(len(slope), label, u):
-        minima = _minimise(lambda s, free=free, wanted=wanted: _misfit(labels(s), free, wanted) * (s / size).abs(), grid)
-        found += [
+    def scaled(form: Form) -> list[Scaled]:
+        minima = _minimise(lambda s: _misfit(labels(s), form) * (s / size).abs(), grid)
+        return [
             Scaled(feature=scale * v, error=size / scale * u, label=labels(scale[None])[0], misfit=float(misfit))
             for scale, misfit in zip(*minima, strict=True)
         ]
+
     noise = 1e-5 if weight_gradient.dtype == torch.float32 else 1e-9
+    found = [one for form in _forms(len(slope), label, u) for one in scaled(form)]
+    if label is None and len(slope) >= SEVERAL and not any(one.misfit <= noise for one in found):
+        found += scaled(Form(free=2))
     fitting: list[Scaled] = []
     for one in (one for one in found if one.misfit <= noise):
         if all(float((one.feature - other.feature).norm()) > DISTINCT * float(other.feature.norm()) for other in fitting):
@@ -62,22 +76,22 @@ def scale_feature(weight_gradient: Tensor, weight: Tensor, bias: Tensor | None, 
     return fitting or [min(found, key=lambda one: one.misfit)]
 
 
-def _forms(classes: int, label: Tensor | None, like: Tensor) -> list[tuple[int, Tensor | None]]:
-    """What a label may look like: how many of its entries are free, and the label itself where it is known or a hard one is meant."""
+def _forms(classes: int, label: Tensor | None, like: Tensor) -> list[Form]:
+    """The label itself where it is known, a hard one of two classes, else a smoothed one and a mixture."""
     if label is not None:
-        return [(0, label)]
+        return [Form(known=label)]
     if classes == 2:
-        return [(0, hard) for hard in torch.eye(2).to(like)]
-    return [(1, None), (2, None)]
+        return [Form(known=hard) for hard in torch.eye(2).to(like)]
+    return [Form(free=1), Form(free=2, empty=True)]
 
 
-def _misfit(labels: Tensor, free: int, wanted: Tensor | None) -> Tensor:
+def _misfit(labels: Tensor, form: Form) -> Tensor:
     """How far each candidate label (n, C) is from its form: (n,). A label with an entry below zero or above one is none."""
+    if form.known is not None:
+        return (labels - form.known).square().mean(1).sqrt()
     outside = (-labels).clamp_min(0).amax(1) + (labels - 1).clamp_min(0).amax(1)
-    if wanted is not None:
-        return (labels - wanted).square().mean(1).sqrt()
-    equal = labels.sort(1).values[:, : labels.shape[1] - free]
-    floor = equal.mean(1).abs() if free == 2 else torch.zeros_like(outside)  # classes outside a mixture have no share
+    equal = labels.sort(1).values[:, : labels.shape[1] - form.free]
+    floor = equal.mean(1).abs() if form.empty else torch.zeros_like(outside)
     return equal.std(1, correction=0) + outside + floor
 
 

@@ -22,7 +22,7 @@ from dosimeter.options import NonNegativeFloat, NonNegativeInt, PositiveFloat, P
 from dosimeter.randomness import generator
 from dosimeter.registry import ATTACKS
 from dosimeter.tampering.bottleneck import narrowest
-from dosimeter.tampering.head_filter import calibrate, plant_filter, restore_labels
+from dosimeter.tampering.head_filter import calibrate, plant_filter, require_filtering, restore_labels
 from dosimeter.tampering.input_shape import find_head_name, find_input_shape
 from dosimeter.tampering.inserted_layer import Functional, InsertedLayer, Moments, insert_layer, moments_of
 from dosimeter.types import Exposure, Knowledge, LabelEstimate, Normalization, Outcome, Reconstruction
@@ -73,7 +73,7 @@ class GradFilt(ActiveAttack):
     steps: PositiveInt = 4800
     restarts: PositiveInt | None = None  # none: eight where samples share a mean feature, of which a trial leaves four, else one
     learning_rate: PositiveFloat = 0.1
-    total_variation: NonNegativeFloat | None = None  # as inverting_gradients chooses it
+    total_variation: NonNegativeFloat | None = None  # none: it fades where features are matched, else as inverting_gradients chooses it
     seconds: PositiveFloat | None = None
     path: Path = "auto"
     precision: Precision = "fp32"
@@ -86,6 +86,7 @@ class GradFilt(ActiveAttack):
         rng = generator(self.round, "gradfilt camouflage")
         head = find_head_name(model, shape)
         filtered = plant_filter(model, head, self.targets, bias=self.bias, scale=self.scale, camouflage=self.camouflage, rng=rng)
+        require_filtering(filtered, head, shape, self.targets, self.bias)
         if (self.expected or 0) <= self.threshold:
             return filtered
         expected = self.expected or 0
@@ -107,8 +108,11 @@ class GradFilt(ActiveAttack):
         calibrated, of_targets = calibrate(exposure, restored)
         wanted = len(of_targets.labels)
         note = f"{wanted} of {int(restored.counts.sum())} samples are of the target classes"
+        sure = restored.outcome is Outcome.COMPLETED
+        if restored.message:
+            note += f" ({restored.message})"
         if wanted == 0:
-            return Reconstruction.of_nothing(exposure, Outcome.IMPOSSIBLE, note)
+            return Reconstruction.of_nothing(exposure, Outcome.IMPOSSIBLE if sure else restored.outcome, note)
         if isinstance(exposure.model, InsertedLayer):
             found = read_inserted_layer(exposure, exposure.model, of_targets.counts.nonzero().flatten(), wanted)
         else:
@@ -118,7 +122,8 @@ class GradFilt(ActiveAttack):
                 note += f", more than {self.threshold}: send tamper with expected={wanted} to read them off an inserted layer"
         if any(isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training for m in exposure.model.modules()):
             note += "; batch norm in train mode mixes the other samples in"
-        return replace(found, message="; ".join(part for part in (note, found.message) if part))
+        outcome = restored.outcome if found.outcome is Outcome.COMPLETED else found.outcome
+        return replace(found, outcome=outcome, message="; ".join(part for part in (note, found.message) if part))
 
     def after(self, found: Reconstruction) -> GradFilt:
         """The attack of the next round, with bins for the kind of data that this round showed."""
@@ -175,8 +180,11 @@ class GradFilt(ActiveAttack):
             path=self.path,
             precision=self.precision,
         )
-        beginning = start_distance(calibrated, labels, rng, recipe)
-        first, last = (share * beginning for share in FADING)
+        if self.total_variation is None:
+            beginning = start_distance(calibrated, labels, rng, recipe)
+            first, last = (share * beginning for share in FADING)
+        else:
+            first = last = self.total_variation
         return solve(calibrated, labels, rng, replace(recipe, priors=(FadingVariation(weight=first, last=last),)))
 
 
@@ -189,4 +197,4 @@ class FadingVariation(TotalVariation):
 
     def weight_at(self, progress: float) -> float:
         stair = min(int(progress * self.stairs), self.stairs - 1)
-        return self.weight * (self.last / self.weight) ** (stair / (self.stairs - 1))
+        return self.weight * (self.last / self.weight) ** (stair / (self.stairs - 1)) if self.weight else 0.0

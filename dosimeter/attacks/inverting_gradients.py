@@ -22,6 +22,7 @@ from dosimeter.registry import ATTACKS
 from dosimeter.types import Exposure, Knowledge, LabelEstimate, Reconstruction
 
 VARIATION, SHARE = 0.01, 0.1  # the total variation's weight, and its largest share of the distance at the start
+TIME = 2 / 3  # of the seconds, where polishing is to follow
 LONG = 4000  # steps from which on the gradient itself ends lower than its sign
 
 
@@ -82,7 +83,7 @@ class InvertingGradients(Attack):
             boxed=self.boxed,
             start=self.start,
             patience=self.patience,
-            seconds=self.seconds,
+            seconds=self.seconds if self.seconds is None or not self.polish else TIME * self.seconds,
             path=self.path,
             precision=self.precision,
         )

@@ -12,6 +12,7 @@ from dosimeter.analytic.chain import Link, find_chain, walk_back
 from dosimeter.analytic.feature_scale import Scaled, scale_feature
 from dosimeter.analytic.first_layer import find_first_layers
 from dosimeter.analytic.row_quotients import SLACK, lone_samples
+from dosimeter.analytic.scalar_verdict import doubted
 from dosimeter.head import Head, find_head, input_of
 from dosimeter.interfaces import Attack
 from dosimeter.losses import as_distribution
@@ -111,14 +112,14 @@ def _recurse(exposure: Exposure, head: Head, links: list[Link], labels: LabelEst
         )
     known = None if labels is None else _given(labels, head.classes)
     if head.bias_gradient is not None and bool(head.bias_gradient.any()):
-        inputs, label, misfit, rivals = _walk(exposure, links, head.bias_gradient.double()), None, 0.0, 0
+        inputs, label, misfit, rivals, changed = _walk(exposure, links, head.bias_gradient.double()), None, 0.0, 0, ""
     else:
         scaled = scale_feature(head.weight_gradient, head.weight, head.bias, head.non_negative, known)
         inputs, best, rivals = _settled(exposure, head, links, scaled)
-        label, misfit = best.label, best.misfit
+        label, misfit, changed = best.label, best.misfit, doubted(exposure.public)
     if not bool(torch.isfinite(inputs).all()):
         return Reconstruction.of_nothing(exposure, Outcome.SINGULAR, "a layer passed no gradient back: every neuron before it is dead")
-    message = _doubt(misfit, rivals, assumed=label is not None and known is None and head.classes == 2)
+    message = _doubt(misfit, rivals, changed, assumed=label is not None and known is None and head.classes == 2)
     settled = torch.zeros(1, dtype=torch.int64, device=inputs.device) - 1 if label is None else label[None]
     return Reconstruction(
         inputs=inputs.to(head.weight_gradient),
@@ -150,9 +151,11 @@ def _settled(exposure: Exposure, head: Head, links: list[Link], scaled: list[Sca
     return inputs[chosen : chosen + 1], scaled[chosen], int(left.sum()) - 1
 
 
-def _doubt(misfit: float, rivals: int, *, assumed: bool) -> str:
+def _doubt(misfit: float, rivals: int, changed: str, *, assumed: bool) -> str:
     """What keeps the scale of the input from being settled; nothing where it is."""
     doubts = [f"the label misses its form by {misfit:.2g}, so that the scale of the input is a guess"] if misfit > FITS else []
+    if changed:
+        doubts.append(f"the scale of the input is {changed}")
     if assumed:
         doubts.append(
             "with two classes every scale of the input has a soft label that explains the gradient; this one takes it for a hard one"

@@ -68,7 +68,9 @@ def _build(config: ModelConfig, images: ImageSet | None, weights: str | None) ->
     options = dict(config.options)
     if images is not None and ":" not in config.name:
         known = {option.name for option in options_of(MODELS.entry(config.name, "model"))}
-        inferred = {"classes": len(images.class_names), "channels": images.images.shape[1], "size": images.images.shape[-1]}
+        inferred = {"channels": images.images.shape[1], "size": images.images.shape[-1]}
+        if len(images.class_names) > 1:  # one folder of images says nothing of classes
+            inferred["classes"] = len(images.class_names)
         options = {key: value for key, value in inferred.items() if key in known} | options
     model = load_model(config.name, options, None, config.seed)
     if weights is not None:

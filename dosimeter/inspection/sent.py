@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -60,6 +60,7 @@ def receive_model(model: nn.Module, batch: Batch | None, reference: nn.Module | 
     model = copy.deepcopy(model).eval()
     if next(model.parameters()).dtype in (torch.float16, torch.bfloat16):
         model = model.float()
+        batch = None if batch is None else replace(batch, inputs=batch.inputs.float())
     if batch is not None:
         check_batch(model, batch, "batch")
     inputs = _probes(model) if batch is None else batch.inputs.to(next(model.parameters()))

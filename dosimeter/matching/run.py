@@ -185,9 +185,12 @@ class Run:
             several, _ = self.guess.unpack(ends[alike])
             inputs = consensus(several, self.guess.targets)[0]
             mean = Eager(self.objective)(inputs[None], None, names, terms)
-            lowest, nearest = float(mean.objective[0]), float(mean.distance[0])
+            best, lowest, nearest = lowest, float(mean.objective[0]), float(mean.distance[0])
             apart = float((several[0] - inputs).square().mean().sqrt() / (self.guess.high - self.guess.low).mean())
-            blended = f"the mean of {len(alike)} guesses that fit alike, {apart:.2g} of the data range away from the best of them"
+            blended = (
+                f"the mean of {len(alike)} guesses that fit alike, {apart:.2g} of the data range from the best of them, "
+                f"with an objective of {lowest:.2g} where that has {best:.2g}"
+            )
         lost = int((~self.alive).sum())
         notes = [
             self.note,

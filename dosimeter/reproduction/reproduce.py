@@ -88,19 +88,11 @@ def _trial(
         if record is not None:
             continue
         subject = subject or subject_of(row, library, seed, device)
-        attacked = _sent(subject, measurements[column])
-        exposure = _exposed(attacked, measurements[column], exposures)
-        found[column] = made = run(attacked, measurements[column], exposure=exposure)
+        exposure = _exposed(subject, measurements[column], exposures)
+        found[column] = made = run(subject, measurements[column], exposure=exposure)
         if folder is not None:
             write_record(folder, made)
     return {column: record for column, record in found.items() if record is not None}
-
-
-def _sent(subject: Subject, measurement: Measurement) -> Subject:
-    """The subject with the model that the server sends: a dishonest one sends another."""
-    if isinstance(measurement.attack, ActiveAttack):
-        return replace(subject, model=measurement.attack.tamper(subject.model))
-    return subject
 
 
 def _exposed(subject: Subject, measurement: Measurement, exposures: dict[str, Exposure]) -> Exposure:

@@ -9,17 +9,21 @@ from torch import Tensor, nn
 
 
 def narrowest(model: nn.Module, head: str, input_shape: tuple[int, ...]) -> int:
-    """The fewest numbers a sample that a module without children gives, of those that run before the module `head`."""
+    """The fewest numbers a sample that a module without children gives before the module `head`, or that this one receives."""
     model = copy.deepcopy(model).eval()
     last, sizes = model.get_submodule(head), []
     reached = False
 
     def record(module: nn.Module, _: tuple, output: object) -> None:
-        nonlocal reached
-        reached |= module is last
         if not reached and isinstance(output, Tensor) and output.ndim > 1:
             sizes.append(output[0].numel())
 
+    def arrive(_: nn.Module, received: tuple) -> None:
+        nonlocal reached
+        reached = True
+        sizes.append(received[0][0].numel())
+
+    last.register_forward_pre_hook(arrive)
     for module in model.modules():
         if not any(True for _ in module.children()):
             module.register_forward_hook(record)

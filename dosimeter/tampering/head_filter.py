@@ -14,11 +14,13 @@ from dosimeter.labels.batch_size import declared_or_inferred
 from dosimeter.labels.counting import counted, nearest_counts, whole_number_confidence
 from dosimeter.losses import CrossEntropy, Focal
 from dosimeter.options import mismatch
+from dosimeter.randomness import generator
 from dosimeter.tampering.replaying import takes_local_steps
 from dosimeter.types import Exposure, LabelEstimate, Outcome, Refused
 
 LEAST_BIAS = 4.0  # e^4: with less no class is shut out
 WHOLE = 0.5  # confidence from which counts are whole numbers: none is off by more than a quarter of a sample
+CERTAINLY_WHOLE = 0.98  # the same of an update whose scale had to be found first
 ASTRAY = 0.25  # of a sample: how far the bias gradient's sum may be from zero
 CERTAIN = 0.2  # of the largest bias: how far below it every target's bias lies in a filter
 
@@ -47,6 +49,8 @@ def plant_filter(
         raise mismatch("attack.targets", f"different class ids in 0..{classes - 1}", list(targets))
     if len(targets) == classes:
         raise mismatch("attack.targets", f"fewer than all {classes} classes", list(targets))
+    if bias < LEAST_BIAS:
+        raise mismatch("attack.bias", f"at least {LEAST_BIAS:g}, with less no class is shut out", bias)
     target = torch.zeros(classes, dtype=torch.bool, device=layer.weight.device)
     target[list(targets)] = True
     with torch.no_grad():
@@ -58,6 +62,17 @@ def plant_filter(
         layer.weight.copy_(torch.where(target[:, None], scale * layer.weight, covered))
         layer.bias.copy_(torch.where(target, scale * layer.bias, bias))
     return model
+
+
+def require_filtering(model: nn.Module, head: str, input_shape: tuple[int, ...], targets: tuple[int, ...], bias: float) -> None:
+    """Refuse a filter whose bias the targets' own logits overcome, on inputs of noise."""
+    probed, seen = copy.deepcopy(model).eval(), []
+    probed.get_submodule(head).register_forward_hook(lambda _, __, output: seen.append(output[..., list(targets)]))
+    with torch.no_grad():
+        probed(torch.randn(8, *input_shape, generator=generator(0, "gradfilt probes")).to(next(probed.parameters())))
+    strongest = float(seen[-1].nan_to_num(torch.inf, torch.inf).max())
+    if strongest > bias:
+        raise mismatch("attack.scale", f"one that leaves the targets' logits below the bias {bias:g}", f"logits of up to {strongest:.3g}")
 
 
 def find_filter(exposure: Exposure) -> Filter:
@@ -88,6 +103,15 @@ def restore_labels(exposure: Exposure, name: str) -> LabelEstimate:
     size, outcome, message = declared_or_inferred(exposure.public.batch_size, shares, planted.head.weight_gradient, name)
     counts = nearest_counts(size * shares, size)
     whole = whole_number_confidence(size * shares, counts)
+    stretch = _stretch(planted, share, weight, gradient.double()) if whole < WHOLE else 1.0
+    if stretch != 1.0:
+        stretched = _shares(share, weight, gradient.double() / stretch)
+        sums = nearest_counts(size * stretched, size)
+        if (certainty := whole_number_confidence(size * stretched, sums)) >= CERTAINLY_WHOLE:
+            shares, counts, whole = stretched, sums, certainty
+            message = "; ".join(filter(None, (message, f"the update is {stretch:.3g} times a gradient, as clipping makes it")))
+        else:
+            stretch = 1.0
     confidence = whole if outcome is Outcome.COMPLETED else None  # of a guessed size there is none
     notes = [message]
     if takes_local_steps(exposure.public.training):
@@ -104,7 +128,7 @@ def restore_labels(exposure: Exposure, name: str) -> LabelEstimate:
         confidence=confidence,
         outcome=outcome,
         message="; ".join(note for note in notes if note),
-        details={"probabilities": planted.probabilities, "targets": planted.targets},
+        details={"probabilities": planted.probabilities, "targets": planted.targets, "stretch": torch.tensor(stretch)},
     )
 
 
@@ -122,7 +146,7 @@ def calibrate(exposure: Exposure, labels: LabelEstimate) -> tuple[Exposure, Labe
     of_targets[targets] = labels.counts[targets]
     wanted = int(of_targets.sum())
     share, weight = _gradient_form(exposure.public.loss, planted)
-    factor = int(labels.counts.sum()) / max(wanted, 1)
+    factor = int(labels.counts.sum()) / max(wanted, 1) / float(labels.details.get("stretch", 1.0))
     update = {name: factor * change for name, change in exposure.update.items()}
     prefix = f"{head.name}." if head.name else ""
     mean_weight = (of_targets * weight).sum() / max(wanted, 1)  # of φ, over the target samples
@@ -160,6 +184,18 @@ def _gradient_form(loss: Loss, planted: Filter) -> tuple[Tensor, Tensor]:
     raise Refused(
         f"gradfilt needs softmax cross-entropy or focal loss, under which large biases fix the probabilities; this is {loss.name}"
     )
+
+
+def _stretch(planted: Filter, share: Tensor, weight: Tensor, bias_gradient: Tensor) -> float:
+    """s where the update is s times a gradient, read off a class that no sample has: its entry is s q_k φ, the largest there is.
+
+    1 where φ depends on the class, since the batch's mean of it is then unknown, or where nothing is left to read.
+    """
+    others = torch.ones_like(share, dtype=torch.bool).index_fill(0, planted.targets, False) & (share > 0)
+    if not bool(others.any()) or not torch.equal(weight, weight[:1].expand_as(weight)):
+        return 1.0
+    found = float((bias_gradient / (share * weight))[others].max())
+    return found if 0 < found < torch.inf else 1.0
 
 
 def _shares(share: Tensor, weight: Tensor, bias_gradient: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from dosimeter.head import locate_head
+from dosimeter.options import mismatch
 from dosimeter.types import Refused
 
 SMALL_SIZES = (32, 28, 8, 64, 224, 16, 25, 96, 128)  # tried first, in this order
@@ -31,7 +32,11 @@ def find_input_shape(model: nn.Module) -> tuple[int, ...]:
 
 def find_head_name(model: nn.Module, input_shape: tuple[int, ...] | None) -> str:
     """The name of the last linear layer, proved on probes."""
-    return locate_head(model, input_shape or find_input_shape(model))[0]
+    shape = input_shape or find_input_shape(model)
+    try:
+        return locate_head(model, shape)[0]
+    except RuntimeError as error:
+        raise mismatch("attack.input_shape", "the shape of one input of the model", f"{shape}: {error}") from error
 
 
 def _candidates(model: nn.Module) -> Iterator[tuple[int, ...]]:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from dosimeter.normalization import to_pixels
 from dosimeter.options import PositiveFloat, mismatch
 from dosimeter.randomness import generator
-from dosimeter.types import Normalization
+from dosimeter.types import Normalization, Refused
 
 Functional = Literal["brightness", "random", "cosine"]
 Moments = dict[str, tuple[float, PositiveFloat]]  # mean and standard deviation, by functional
@@ -64,13 +64,18 @@ def insert_layer(
 
     `moments` are those of the client's kind of data, where an earlier round showed some of it; else those of natural images.
     """
+    if isinstance(model, InsertedLayer):
+        raise Refused("the model has an inserted layer already: tamper with the one from before")
     if not functionals:
         raise mismatch("attack.functionals", "at least one", list(functionals))
     if bins < 2 * len(functionals):
         raise mismatch("attack.bins", f"at least two for each of {len(functionals)} functionals", bins)
-    each = [len(part) for part in torch.arange(bins).tensor_split(len(functionals))]
+    each = [bins // len(functionals) + (position < bins % len(functionals)) for position in range(len(functionals))]
     like = next(model.parameters())
-    rows = nn.Linear(math.prod(input_shape), bins, device=like.device, dtype=like.dtype)
+    try:
+        rows = nn.Linear(math.prod(input_shape), bins, device=like.device, dtype=like.dtype)
+    except (RuntimeError, MemoryError) as error:
+        raise mismatch("attack.bins", "as many as fit into memory", bins) from error
     position = 0
     with torch.no_grad():
         for index, (functional, count) in enumerate(zip(functionals, each)):

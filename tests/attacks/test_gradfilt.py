@@ -69,6 +69,51 @@ def test_an_undeclared_batch_size_is_inferred(classifier, crowd) -> None:
     assert torch.equal(estimate.counts, torch.bincount(crowd.targets, minlength=10))
 
 
+def test_a_clipped_update_is_stretched_back(classifier, crowd) -> None:
+    attack = dm.attack("gradfilt", targets=(2, 5))
+    rigged = attack.tamper(classifier)
+    few = dm.Batch(crowd.inputs[:9], crowd.targets[:9])
+    clipped = dm.observe(rigged, few, defenses=[dm.defense("clipping", max_norm=0.01)])
+    estimate = dm.recover_labels(clipped, "gradfilt")
+    assert torch.equal(estimate.counts, torch.bincount(few.targets, minlength=10))
+    assert "times a gradient, as clipping makes it" in estimate.message
+    own = dm.observe(rigged, of_classes(few, (2, 5)))
+    assert relative_error(attack.calibrate(clipped)[0], own, list(own.update)) < 1e-4
+
+
+def test_counts_that_noise_hides_are_doubted_in_the_reconstruction_too(classifier, crowd) -> None:
+    attack = dm.attack("gradfilt", targets=(3,), steps=5)
+    noisy = dm.observe(attack.tamper(classifier), crowd, defenses=[dm.defense("gaussian_noise", std=1.0)])
+    found = dm.reconstruct(noisy, attack)
+    assert found.outcome is dm.Outcome.AMBIGUOUS
+    assert "no whole numbers" in found.message
+
+
+def test_a_bias_that_shuts_out_nothing_and_inputs_that_do_not_fit_are_refused(classifier) -> None:
+    with pytest.raises(ValueError, match=r"attack\.bias: expected at least 4"):
+        dm.attack("gradfilt", targets=(3,), bias=1.0).tamper(classifier)
+    with pytest.raises(ValueError, match=r"attack\.input_shape: expected the shape of one input"):
+        dm.attack("gradfilt", targets=(3,), input_shape=(1, 9, 9)).tamper(classifier)
+    with pytest.raises(ValueError, match=r"attack\.bins: expected as many as fit into memory"):
+        dm.attack("imprint", bins=10**12).tamper(classifier)
+
+
+def test_a_scale_that_overcomes_the_bias_is_refused(classifier) -> None:
+    with pytest.raises(ValueError, match=r"attack\.scale: expected one that leaves the targets' logits below the bias 1000"):
+        dm.attack("gradfilt", targets=(3,), scale=1e30).tamper(classifier)
+
+
+def test_a_given_total_variation_is_taken_where_features_are_matched(digits, convolutions) -> None:
+    images, labels = digits
+    batch = dm.Batch(images[:3], labels[:3])
+    roughness = []
+    for weight in (0.0, 1.0):
+        attack = dm.attack("gradfilt", targets=(int(labels[0]),), steps=60, total_variation=weight)
+        found = dm.reconstruct(dm.observe(attack.tamper(convolutions), batch), attack).inputs
+        roughness.append(float((found[..., 1:] - found[..., :-1]).abs().mean()))
+    assert roughness[1] < 0.5 * roughness[0]
+
+
 def test_a_guessed_batch_size_has_no_confidence(classifier, digits) -> None:
     images, labels = digits
     rigged = dm.attack("gradfilt", targets=(2,)).tamper(classifier)
@@ -163,6 +208,18 @@ def test_the_mean_feature_shows_samples_that_the_update_leaves_blurred(digits, c
             assert ("4 of 8 restarts ended after their trial" in found.message) == (count > 1)
     assert worst[None] > 40
     assert worst[None] > worst["update"] + 6
+
+
+def test_pooling_that_no_module_does_counts_as_a_narrow_layer() -> None:
+    class Pooled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.convolution, self.head = nn.Conv2d(1, 8, 3, padding=1), nn.Linear(8, 4)
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            return self.head(self.convolution(inputs).mean((2, 3)))
+
+    assert narrowest(Pooled(), "head", (1, 8, 8)) == 8
 
 
 @pytest.mark.parametrize(("name", "options", "fewest"), [("convnet", {"width": 2}, 800), ("vgg11", {"hidden": 4096}, 512)])

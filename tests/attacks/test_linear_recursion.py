@@ -25,17 +25,29 @@ def decibels(found: dm.Reconstruction, batch: dm.Batch) -> float:
 
 
 @pytest.mark.parametrize("activation", [nn.ReLU(), nn.LeakyReLU(0.1), nn.Tanh(), nn.Sigmoid(), nn.ELU()])
-@pytest.mark.parametrize("kind", ["one_hot", "smoothed", "mixed"])
+@pytest.mark.parametrize("kind", ["one_hot", "smoothed", "mixed", "mixed and smoothed"])
 def test_without_bias_and_without_labels(activation, kind, digits) -> None:
     images, labels = digits
     for index in (30, 91):
         one, other = (nn.functional.one_hot(labels[i : i + 1], 10).float() for i in (index, index + 1))
-        target = {"one_hot": one, "smoothed": 0.7 * one + 0.03, "mixed": 0.35 * one + 0.65 * other}[kind]
+        mixed = 0.35 * one + 0.65 * other
+        target = {"one_hot": one, "smoothed": 0.7 * one + 0.03, "mixed": mixed, "mixed and smoothed": 0.8 * mixed + 0.02}[kind]
         batch = dm.Batch(images[index : index + 1], target)
         found = dm.reconstruct(dm.observe(network(activation, bias=False), batch), "linear_recursion")
         assert decibels(found, batch) > 60
         assert float((found.labels - target).abs().sum()) < 1e-3
         assert found.outcome is dm.Outcome.COMPLETED, found.message
+
+
+def test_behind_clipping_the_scale_is_a_guess_and_with_bias_it_is_not(digits) -> None:
+    images, labels = digits
+    batch, clipping = dm.Batch(images[5:6], labels[5:6]), dm.defense("clipping", max_norm=0.01)
+    without, with_bias = (
+        dm.reconstruct(dm.observe(network(nn.ReLU(), bias=bias), batch, defenses=[clipping]), "linear_recursion") for bias in (False, True)
+    )
+    assert without.outcome is dm.Outcome.AMBIGUOUS
+    assert "clipping changes the gradient's values" in without.message
+    assert decibels(with_bias, batch) > 60
 
 
 def test_a_given_label_settles_the_scale(digits) -> None:

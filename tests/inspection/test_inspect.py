@@ -7,6 +7,7 @@ import warnings
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
 
 import dosimeter as dm
@@ -307,3 +308,21 @@ def test_the_command_says_clean_suspicious_or_raises(tmp_path, capsys) -> None:
         run_inspect(["sent.pt"])
     with pytest.raises(ValueError, match="no model named"):
         run_inspect(["small_cmm"])
+
+
+def test_a_half_precision_model_takes_a_half_precision_batch(digits) -> None:
+    images, labels = digits
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 10)).bfloat16()
+    assert not dm.inspect(model, dm.Batch(images[:8].bfloat16(), labels[:8])).suspicious
+
+
+def test_one_folder_of_images_says_nothing_of_classes(digits, tmp_path) -> None:
+    from PIL import Image
+
+    for index, image in enumerate(digits[0][:6]):
+        Image.fromarray((255 * image[0]).byte().numpy()).resize((32, 32)).save(tmp_path / f"{index}.png")
+    weights = {
+        name: value.contiguous() for name, value in load_model("small_cnn", {"channels": 1, "classes": 10}, None, 3).state_dict().items()
+    }
+    save_file(weights, tmp_path / "received.safetensors")
+    assert run_inspect(["small_cnn", f"model.weights={tmp_path / 'received.safetensors'}"], data=str(tmp_path)) == 0

@@ -1,6 +1,7 @@
 import json
 
 import pytest
+import torch
 
 from dosimeter.cli import main
 from dosimeter.experiment import run
@@ -109,9 +110,13 @@ def test_a_dishonest_server_sends_its_own_model(small, library):
     ]
     row = parsed(small, "a/b").rows[0]
     subject = subject_of(row, library, 0, "cpu")
-    sent = engine._sent(subject, row.methods["gradfilt"])
-    assert sent.model is not subject.model
-    assert engine._sent(subject, parsed(small | {"rows": [{"name": "y"}]}, "a/b").rows[0].methods["ilrg"]) is subject
+    honest = parsed(small | {"rows": [{"name": "y"}]}, "a/b").rows[0].methods["ilrg"]
+    exposures = {}
+    sent, other = (engine._exposed(subject, measurement, exposures).model for measurement in (row.methods["gradfilt"], honest))
+    assert len(exposures) == 2
+    rigged, kept = (next(reversed(model.state_dict().values())) for model in (sent, other))  # the last layer's bias
+    assert float(rigged.max()) == 1000
+    assert torch.equal(kept, next(reversed(subject.model.state_dict().values())))
 
 
 def test_two_rows_of_one_name_are_refused(small, library):
