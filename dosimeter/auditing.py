@@ -15,7 +15,7 @@ from dosimeter.client import listed
 from dosimeter.config import describe
 from dosimeter.experiment import Measurement, Setting, Subject, expose, failed, key_of, run
 from dosimeter.head import locate_head
-from dosimeter.interfaces import ActiveAttack, Attack, Defense, FeatureRecovery, LabelRecovery, Loss, Training
+from dosimeter.interfaces import ActiveAttack, Attack, Defense, FeatureRecovery, LabelRecovery, Loss, Tampering, Training
 from dosimeter.losses import CrossEntropy
 from dosimeter.matching.checkpoints import FOLDER, keeping
 from dosimeter.needs import check_needs
@@ -221,7 +221,8 @@ def known_records(folder: Path | None, *subjects: Subject) -> dict[str, Record]:
 
 def _label_source(attempts: list[tuple[LabelRecovery, Record]], order: tuple[str, ...]) -> LabelRecovery | Literal["optimised"]:
     """The label recovery that the attacks build on, chosen by what the server sees: a proof first, then the order of trust."""
-    usable = [(recovery, record) for recovery, record in attempts if record.outcome in USABLE]
+    passive = [(recovery, record) for recovery, record in attempts if not isinstance(recovery, Tampering)]
+    usable = [(recovery, record) for recovery, record in passive if record.outcome in USABLE]
     proved = [recovery for recovery, record in usable if record.details.get("certified")]
     ranked = sorted((recovery for recovery, _ in usable), key=lambda r: order.index(r.name) if r.name in order else len(order))
     return (proved + ranked)[0] if usable else "optimised"
@@ -237,7 +238,7 @@ def _chosen(registry: Registry[Any], wanted: Any, budget: Budget) -> tuple[Any, 
 
 
 def _is_active(entry: Any) -> bool:
-    return issubclass(entry, ActiveAttack) or Knowledge.TAMPERED_MODEL in entry.needs
+    return issubclass(entry, Tampering) or Knowledge.TAMPERED_MODEL in entry.needs
 
 
 def _has_required_option(entry: Any) -> bool:

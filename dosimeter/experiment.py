@@ -15,7 +15,7 @@ from dosimeter.adaptive import adapt
 from dosimeter.client import observe
 from dosimeter.config import describe, digest
 from dosimeter.identifying import identifiability
-from dosimeter.interfaces import ActiveAttack, Attack, Defense, FeatureRecovery, LabelRecovery, Loss, Method, Training
+from dosimeter.interfaces import Attack, Defense, FeatureRecovery, LabelRecovery, Loss, Method, Tampering, Training
 from dosimeter.losses import CrossEntropy
 from dosimeter.options import check_fields
 from dosimeter.pictures import picture_rows
@@ -75,6 +75,11 @@ class Measurement(Setting):
         return self.attack or self.features or (self.labels if isinstance(self.labels, LabelRecovery) else None)
 
     @property
+    def tampering(self) -> Tampering | None:
+        """The method that changes the model before it is sent."""
+        return next((method for method in (self.attack, self.labels) if isinstance(method, Tampering)), None)
+
+    @property
     def surface(self) -> str:
         return "inputs" if self.attack else "features" if self.features else "labels"
 
@@ -104,7 +109,7 @@ def run(
         try:
             exposure = exposure or expose(subject, measurement, subject.batch)
         except Refused as refusal:
-            if raise_refusals or not isinstance(measurement.attack, ActiveAttack):
+            if raise_refusals or measurement.tampering is None:
                 raise
             return failed(subject, measurement, Outcome.IMPOSSIBLE, str(refusal))
         started = time.perf_counter()
@@ -160,12 +165,13 @@ def expose(subject: Subject, setting: Setting, batch: Batch) -> Exposure:
 
 def _sent(subject: Subject, setting: Setting) -> nn.Module:
     """The model that the server sends: a dishonest one's is changed by the attack, which knows what inputs the protocol has."""
-    attack = setting.attack if isinstance(setting, Measurement) else None
-    if not isinstance(attack, ActiveAttack):
+    method = setting.tampering if isinstance(setting, Measurement) else None
+    if method is None:
         return subject.model
     known = {"input_shape": tuple(subject.batch.inputs.shape[1:]), "normalization": subject.normalization}
-    unsaid = {option.name: known[option.name] for option in fields(attack) if option.name in known and getattr(attack, option.name) is None}
-    return replace(attack, **unsaid).tamper(subject.model)
+    options = (option.name for option in fields(method))  # pyright: ignore[reportArgumentType]
+    unsaid = {name: known[name] for name in options if name in known and getattr(method, name) is None}
+    return replace(method, **unsaid).tamper(subject.model)  # pyright: ignore[reportArgumentType]
 
 
 def _attack(exposure: Exposure, measurement: Measurement, given: Tensor) -> Estimate:

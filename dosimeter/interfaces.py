@@ -101,13 +101,17 @@ class Attack(Method):
     def __call__(self, exposure: Exposure, labels: LabelEstimate | None, rng: Generator) -> Reconstruction: ...
 
 
-@dataclass(frozen=True, kw_only=True)
-class ActiveAttack(Attack):
-    """An attack by a dishonest server, which changes the model before it is sent."""
+class Tampering(ABC):
+    """What a dishonest server does to the model before it is sent."""
 
     @abstractmethod
     def tamper(self, model: nn.Module) -> nn.Module:
         """A changed copy; the caller's model is never touched."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActiveAttack(Attack, Tampering):
+    """An attack by a dishonest server, which changes the model before it is sent."""
 
 
 @dataclass(frozen=True, kw_only=True)

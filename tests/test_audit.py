@@ -88,6 +88,12 @@ def test_an_active_attack_that_is_named_changes_the_model_before_it_is_sent(clas
     assert gradfilt.outcome == "completed"
     assert "objective_at_truth" not in gradfilt.details
     assert all(torch.equal(value, kept[name]) for name, value in classifier.state_dict().items())
+    counted, ilrg = dm.audit(classifier, batch, labels=["gradfilt", "ilrg"], features=[], attacks=[]).records
+    assert counted.metrics["insacc"] == [1.0]
+    assert counted.verdict == "leaked"
+    assert ilrg.config["labels"]["name"] == "ilrg"
+    built_on = dm.audit(classifier, batch, labels=["gradfilt"], features=[], attacks=[dm.attack("dlg", steps=5)]).records[1]
+    assert built_on.config["labels"] == "optimised"
     twice = dm.audit(named[0].tamper(classifier), batch, labels=[], features=[], attacks=named[:1]).records
     assert "has an inserted layer already" in twice[0].reason
 

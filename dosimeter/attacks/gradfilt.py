@@ -22,7 +22,7 @@ from dosimeter.options import NonNegativeFloat, NonNegativeInt, PositiveFloat, P
 from dosimeter.randomness import generator
 from dosimeter.registry import ATTACKS
 from dosimeter.tampering.bottleneck import narrowest
-from dosimeter.tampering.head_filter import calibrate, plant_filter, require_filtering, restore_labels
+from dosimeter.tampering.head_filter import BIAS, calibrate, plant_filter, require_filtering, restore_labels
 from dosimeter.tampering.input_shape import find_head_name, find_input_shape
 from dosimeter.tampering.inserted_layer import Functional, InsertedLayer, Moments, insert_layer, moments_of
 from dosimeter.types import Exposure, Knowledge, LabelEstimate, Normalization, Outcome, Reconstruction
@@ -59,7 +59,7 @@ class GradFilt(ActiveAttack):
     needs: ClassVar[frozenset[Knowledge]] = frozenset({Knowledge.TAMPERED_MODEL, Knowledge.HEAD_GRADIENT, Knowledge.BIAS_GRADIENT})
 
     targets: tuple[NonNegativeInt, ...]
-    bias: PositiveFloat = 1e3  # Ω
+    bias: PositiveFloat = BIAS  # Ω
     scale: PositiveFloat = 1.0  # α
     camouflage: NonNegativeFloat = 0.0
     threshold: NonNegativeInt = 8  # β

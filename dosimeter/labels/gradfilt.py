@@ -5,28 +5,36 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from torch import Generator
+from torch import Generator, nn
 
-from dosimeter.interfaces import LabelRecovery
-from dosimeter.options import NonNegativeInt
+from dosimeter.interfaces import LabelRecovery, Tampering
+from dosimeter.options import NonNegativeInt, PositiveInt
+from dosimeter.randomness import generator
 from dosimeter.registry import LABELS
-from dosimeter.tampering.head_filter import restore_labels
+from dosimeter.tampering.head_filter import BIAS, plant_filter, restore_labels
+from dosimeter.tampering.input_shape import find_head_name
 from dosimeter.types import Exposure, Knowledge, LabelEstimate, Refused
 
 
 @LABELS.register("gradfilt")
 @dataclass(frozen=True, kw_only=True)
-class GradFiltLabels(LabelRecovery):
+class GradFiltLabels(LabelRecovery, Tampering):
     """Counts every class from the bias gradient of a model whose last layer the server filtered.
 
     Thesis chapter 5, Eqs. (5.12)-(5.14): λ = B (p' − ∇b'), where the filter makes p' known and the same for all samples.
     Departure: label smoothing, temperature and focal loss are allowed for. `targets` are read off the model; those given
-    are only compared with it. `details`: the probabilities p' (C,) and the targets (t,).
+    are only compared with it; `tamper` plants a filter for them, or for class 0, since every class is counted.
+    `details`: the probabilities p' (C,), the targets (t,), and what a clipped update was multiplied by.
     """
 
     needs: ClassVar[frozenset[Knowledge]] = frozenset({Knowledge.TAMPERED_MODEL, Knowledge.HEAD_GRADIENT, Knowledge.BIAS_GRADIENT})
 
     targets: tuple[NonNegativeInt, ...] | None = None
+    input_shape: tuple[PositiveInt, ...] | None = None
+
+    def tamper(self, model: nn.Module) -> nn.Module:
+        head, rng = find_head_name(model, self.input_shape), generator(0, "gradfilt camouflage")
+        return plant_filter(model, head, self.targets or (0,), bias=BIAS, scale=1.0, camouflage=0.0, rng=rng)
 
     def __call__(self, exposure: Exposure, rng: Generator) -> LabelEstimate:
         estimate = restore_labels(exposure, self.name)

@@ -9,7 +9,6 @@ from typing import Any
 
 from dosimeter.config import describe, digest
 from dosimeter.experiment import Measurement, Setting, Subject, expose, run
-from dosimeter.interfaces import ActiveAttack
 from dosimeter.records import FILE_NAME, read_records, write_record
 from dosimeter.reproduction.comparing import Cell, LawResult, compare_row, judge_laws
 from dosimeter.reproduction.library import Library
@@ -98,8 +97,7 @@ def _trial(
 def _exposed(subject: Subject, measurement: Measurement, exposures: dict[str, Exposure]) -> Exposure:
     """What the server gets, computed once for all measurements of one setting."""
     setting = {name: describe(getattr(measurement, name)) for name in Setting.__dataclass_fields__}
-    tampering = describe(measurement.attack) if isinstance(measurement.attack, ActiveAttack) else None
-    key = digest({"setting": setting, "tampering": tampering})
+    key = digest({"setting": setting, "tampering": describe(measurement.tampering)})
     if key not in exposures:
         exposures[key] = expose(subject, measurement, subject.batch)
     return exposures[key]

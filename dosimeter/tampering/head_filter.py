@@ -18,6 +18,7 @@ from dosimeter.randomness import generator
 from dosimeter.tampering.replaying import takes_local_steps
 from dosimeter.types import Exposure, LabelEstimate, Outcome, Refused
 
+BIAS = 1e3  # Ω: more would round away what local steps add to the biases
 LEAST_BIAS = 4.0  # e^4: with less no class is shut out
 WHOLE = 0.5  # confidence from which counts are whole numbers: none is off by more than a quarter of a sample
 CERTAINLY_WHOLE = 0.98  # the same of an update whose scale had to be found first
