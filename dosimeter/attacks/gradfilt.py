@@ -77,9 +77,7 @@ class GradFilt(ActiveAttack):
     seconds: PositiveFloat | None = None
     path: Path = "auto"
     precision: Precision = "fp32"
-    matched: Literal["features", "update"] | None = (
-        None  # none: features where no layer has fewer numbers than an input, else the update, polished
-    )
+    matched: Literal["features", "update"] | None = None  # none: features where no layer is narrower than an input, else polished
 
     def tamper(self, model: nn.Module) -> nn.Module:
         shape = self.input_shape or find_input_shape(model)
@@ -108,11 +106,11 @@ class GradFilt(ActiveAttack):
         calibrated, of_targets = calibrate(exposure, restored)
         wanted = len(of_targets.labels)
         note = f"{wanted} of {int(restored.counts.sum())} samples are of the target classes"
-        sure = restored.outcome is Outcome.COMPLETED
         if restored.message:
             note += f" ({restored.message})"
         if wanted == 0:
-            return Reconstruction.of_nothing(exposure, Outcome.IMPOSSIBLE if sure else restored.outcome, note)
+            outcome = Outcome.IMPOSSIBLE if restored.outcome is Outcome.COMPLETED else restored.outcome
+            return Reconstruction.of_nothing(exposure, outcome, note)
         if isinstance(exposure.model, InsertedLayer):
             found = read_inserted_layer(exposure, exposure.model, of_targets.counts.nonzero().flatten(), wanted)
         else:

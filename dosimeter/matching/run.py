@@ -85,7 +85,8 @@ class Run:
                     return
             self.move(evaluation, recipe.rate.at(progress))
             self.step += 1
-            if recipe.trial is not None and self.step == max(1, round(recipe.trial * recipe.steps)):
+            ending = recipe.trial is not None and self.step == max(1, round(recipe.trial * recipe.steps))
+            if ending and len(self.variables) > recipe.kept:
                 self.end_trial()
         advance(recipe.steps, recipe.steps, f"objective {float(self.best_objective.min()):.3g}")
 

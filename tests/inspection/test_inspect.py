@@ -312,7 +312,7 @@ def test_the_command_says_clean_suspicious_or_raises(tmp_path, capsys) -> None:
 
 def test_a_half_precision_model_takes_a_half_precision_batch(digits) -> None:
     images, labels = digits
-    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 10)).bfloat16()
+    model = load_model("small_cnn", {"channels": 1, "size": 8, "width": 4}, None, 2).bfloat16()
     assert not dm.inspect(model, dm.Batch(images[:8].bfloat16(), labels[:8])).suspicious
 
 
