@@ -13,11 +13,12 @@ from torch import nn
 from dosimeter.adaptive import adapt, trusted
 from dosimeter.client import listed
 from dosimeter.config import describe
-from dosimeter.experiment import Measurement, Setting, Subject, expose, failed, key_of, run
+from dosimeter.experiment import expose, failed, run
 from dosimeter.head import locate_head
 from dosimeter.interfaces import ActiveAttack, Attack, Defense, FeatureRecovery, LabelRecovery, Loss, Tampering, Training
 from dosimeter.losses import CrossEntropy
 from dosimeter.matching.checkpoints import FOLDER, keeping
+from dosimeter.measurement import Measurement, Setting, Subject, key_of
 from dosimeter.needs import check_needs
 from dosimeter.progress import Listener, listening
 from dosimeter.records import FILE_NAME, exclusive, read_records, write_record

@@ -2,91 +2,28 @@
 
 from __future__ import annotations
 
-import platform
 import time
 import warnings
-from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal
+from dataclasses import fields, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from dosimeter.adaptive import adapt
 from dosimeter.client import observe
-from dosimeter.config import describe, digest
 from dosimeter.identifying import identifiability
-from dosimeter.interfaces import Attack, Defense, FeatureRecovery, LabelRecovery, Loss, Method, Tampering, Training
-from dosimeter.losses import CrossEntropy
-from dosimeter.options import check_fields
+from dosimeter.interfaces import Defense, LabelRecovery
+from dosimeter.measurement import Measurement, Setting, Subject, identity_of
 from dosimeter.pictures import picture_rows
 from dosimeter.scoring import Scores, score
 from dosimeter.server import reconstruct, recover_features, recover_labels
-from dosimeter.training import FedSGD
-from dosimeter.types import Batch, Exposure, FeatureEstimate, LabelEstimate, Normalization, Outcome, Reconstruction, Record, Refused
+from dosimeter.types import Batch, Exposure, FeatureEstimate, LabelEstimate, Outcome, Reconstruction, Record, Refused
 from dosimeter.verdicts import Verdict, judge_features, judge_inputs, judge_labels
-from dosimeter.version import __version__
 
 FOREIGN = 1_000_003  # between the seed of a client and that of the foreign one
 
 Estimate = LabelEstimate | FeatureEstimate | Reconstruction
-
-
-@dataclass(frozen=True, kw_only=True)
-class Subject:
-    """Who is audited: a model and a private batch, with what the nulls need and the words that describe them."""
-
-    model: nn.Module
-    batch: Batch
-    foreign: Batch | None = None  # another client's batch, for the null
-    auxiliary: Batch | None = None  # what the threat model grants the server
-    reference: Batch | None = None  # images for the nulls alone, where the server is granted none
-    pool: Batch | None = None  # what other clients hold: utility is measured by a training on it
-    held_out: Batch | None = None  # what that training is judged by
-    normalization: Normalization = field(default_factory=Normalization)
-    description: dict[str, Any] = field(default_factory=dict)  # model, data, accuracy, digests: plain JSON
-
-
-@dataclass(frozen=True, kw_only=True)
-class Setting:
-    """How the client trains and what defends it."""
-
-    training: Training = field(default_factory=FedSGD)
-    loss: Loss = field(default_factory=CrossEntropy)
-    defenses: tuple[Defense, ...] = ()
-    declare_batch_size: bool = True
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Measurement(Setting):
-    """A setting and the methods that the server runs: the last one set is scored, those before it feed it."""
-
-    labels: LabelRecovery | Literal["given", "optimised"] = "given"  # optimised: the method finds its own
-    features: FeatureRecovery | None = None
-    attack: Attack | None = None
-    adaptive: bool = False  # the attack takes the defenses into account
-
-    @property
-    def method(self) -> Method | None:
-        """The method that is scored."""
-        return self.attack or self.features or (self.labels if isinstance(self.labels, LabelRecovery) else None)
-
-    @property
-    def tampering(self) -> Tampering | None:
-        """The method that changes the model before it is sent."""
-        return next((method for method in (self.attack, self.labels) if isinstance(method, Tampering)), None)
-
-    @property
-    def surface(self) -> str:
-        return "inputs" if self.attack else "features" if self.features else "labels"
-
-
-def key_of(subject: Subject, measurement: Measurement) -> str:
-    """What an experiment is known by in the records."""
-    return digest(_config(subject, measurement))
 
 
 def run(
@@ -135,7 +72,7 @@ def run(
     verdict, reason = _judge(found, scores, attempts)
     said = [str(warning.message) for warning in caught if issubclass(warning.category, UserWarning)]
     return Record(
-        **_identity(subject, measurement),
+        **identity_of(subject, measurement),
         metrics={name: values.tolist() for name, values in scores.items()},
         nulls={null: {name: values.tolist() for name, values in columns.items()} for null, columns in scores.nulls.items()},
         outcome=found.outcome.value,
@@ -281,7 +218,7 @@ def failed(subject: Subject, measurement: Measurement, outcome: Outcome, reason:
     """The record of a measurement that gave nothing to score."""
     verdict = Verdict.IMPOSSIBLE if outcome is Outcome.IMPOSSIBLE else Verdict.NOT_MEASURED
     return Record(
-        **_identity(subject, measurement),
+        **identity_of(subject, measurement),
         metrics={},
         nulls={},
         outcome=outcome.value,
@@ -290,55 +227,6 @@ def failed(subject: Subject, measurement: Measurement, outcome: Outcome, reason:
         warnings=[],
         seconds=0.0,
     )
-
-
-def _identity(subject: Subject, measurement: Measurement) -> dict[str, Any]:
-    method = measurement.method
-    assert method is not None
-    config = _config(subject, measurement)
-    return {
-        "key": digest(config),
-        "config": config,
-        "surface": measurement.surface,
-        "method": method.name,
-        "seed": measurement.seed,
-        "threat_model": _threat_model(subject, measurement),
-        "versions": versions(),
-    }
-
-
-def _config(subject: Subject, measurement: Measurement) -> dict[str, Any]:
-    return {"subject": describe(subject.description), **describe(measurement)}
-
-
-def facts_of(subject: Subject, setting: Setting) -> dict[str, Any]:
-    """The part of the threat model that all methods of one setting share."""
-    return {
-        **subject.description,
-        "mode": "train" if subject.model.training else "eval",
-        "input_shape": list(subject.batch.inputs.shape[1:]),
-        "batch_size": len(subject.batch.inputs),
-        "batch_size_declared": setting.declare_batch_size,
-        "training": describe(setting.training),
-        "loss": describe(setting.loss),
-        "defenses": describe(setting.defenses),
-    }
-
-
-def versions() -> dict[str, str]:
-    return {"dosimeter": __version__, "torch": torch.__version__, "python": platform.python_version()}
-
-
-def _threat_model(subject: Subject, measurement: Measurement) -> dict[str, Any]:
-    """Everything a reader must know to weigh the figures (DESIGN: labels, mode, accuracy, stage and steps are always said)."""
-    method, labels = measurement.method, measurement.labels
-    assert method is not None
-    return {
-        **facts_of(subject, measurement),
-        "labels": f"recovered by {labels.name}" if isinstance(labels, LabelRecovery) else labels,
-        "auxiliary": 0 if subject.auxiliary is None else len(subject.auxiliary.inputs),
-        "needs": sorted(need.value for need in method.needs),
-    }
 
 
 def _pictures(subject: Subject, found: Estimate, foreign: Estimate | None, scores: Scores) -> list[dict[str, Any]]:

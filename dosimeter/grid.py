@@ -18,8 +18,8 @@ from dosimeter.config import construct, describe, digest, override
 from dosimeter.defenses.head_withheld import HeadWithheld
 from dosimeter.defenses.only_layer import OnlyLayer
 from dosimeter.defenses.simulated_head import SimulatedHead
-from dosimeter.experiment import Setting, Subject, facts_of, versions
 from dosimeter.interfaces import Attack, Defense, FeatureRecovery, LabelRecovery
+from dosimeter.measurement import Setting, Subject, facts_of, versions
 from dosimeter.options import OptionError, PositiveInt
 from dosimeter.progress import Listener, listening
 from dosimeter.randomness import generator

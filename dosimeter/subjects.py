@@ -14,8 +14,8 @@ from dosimeter.client import check_batch
 from dosimeter.data.dataset import ImageSet
 from dosimeter.data.load import load_images
 from dosimeter.data.samplers import Random
-from dosimeter.experiment import Measurement, Subject
 from dosimeter.interfaces import Sampler
+from dosimeter.measurement import Measurement, Subject
 from dosimeter.models.loading import load_model
 from dosimeter.normalization import from_pixels
 from dosimeter.options import NonNegativeInt, OptionError, PositiveInt, check_fields

@@ -25,8 +25,8 @@ from dosimeter.defenses.quantisation import Quantisation
 from dosimeter.defenses.random_labels import RandomLabels
 from dosimeter.defenses.sign import Sign
 from dosimeter.defenses.soteria import Soteria
-from dosimeter.experiment import Setting, Subject
 from dosimeter.interfaces import Defense
+from dosimeter.measurement import Setting, Subject
 from dosimeter.options import Constraint, PositiveFloat, PositiveInt, check_fields
 from dosimeter.privacy import Guarantee
 from dosimeter.progress import advance

@@ -6,7 +6,8 @@ import pytest
 import dosimeter as dm
 from dosimeter.adaptive import Countered, adapt, trusted
 from dosimeter.auditing import Suite, run_suite
-from dosimeter.experiment import Measurement, run
+from dosimeter.experiment import run
+from dosimeter.measurement import Measurement
 from dosimeter.registry import ATTACKS, DEFENSES
 from dosimeter.subjects import DataConfig, ModelConfig, prepare
 

@@ -4,8 +4,9 @@ import pytest
 import torch
 
 import dosimeter as dm
-from dosimeter.experiment import Measurement, key_of, run
+from dosimeter.experiment import run
 from dosimeter.matching.run import Run
+from dosimeter.measurement import Measurement, key_of
 from dosimeter.subjects import DataConfig, ModelConfig, prepare, subject_from
 from dosimeter.types import Refused
 from dosimeter.verdicts import Verdict

@@ -7,7 +7,7 @@ from torch import nn
 
 import dosimeter as dm
 from dosimeter.defenses.guarantees import guarantees
-from dosimeter.experiment import Setting, Subject
+from dosimeter.measurement import Setting, Subject
 from dosimeter.subjects import DataConfig, ModelConfig, measure_accuracy, prepare
 from dosimeter.types import Outcome, Refused
 from dosimeter.utility import Federation, measure_utility, update_bytes

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from dosimeter.config import describe, digest
-from dosimeter.experiment import Measurement, Setting, Subject, expose, run
+from dosimeter.experiment import expose, run
+from dosimeter.measurement import Measurement, Setting, Subject
 from dosimeter.records import FILE_NAME, read_records, write_record
 from dosimeter.reproduction.comparing import Cell, LawResult, compare_row, judge_laws
 from dosimeter.reproduction.library import Library

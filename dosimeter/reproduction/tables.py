@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 from dosimeter.config import construct, read_toml
 from dosimeter.data.samplers import Random
-from dosimeter.experiment import Measurement
 from dosimeter.interfaces import Sampler
+from dosimeter.measurement import Measurement
 from dosimeter.options import Fraction, NonNegativeFloat, OptionError, PositiveFloat, PositiveInt, check_fields
 from dosimeter.subjects import ModelConfig
 from dosimeter.types import Normalization

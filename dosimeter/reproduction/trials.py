@@ -7,8 +7,8 @@ from torch import Generator, Tensor
 
 from dosimeter.config import describe, digest
 from dosimeter.data.dataset import ImageSet, by_class
-from dosimeter.experiment import Subject
 from dosimeter.losses import as_distribution
+from dosimeter.measurement import Subject
 from dosimeter.normalization import from_pixels
 from dosimeter.randomness import generator
 from dosimeter.reproduction.library import Library, content_hash

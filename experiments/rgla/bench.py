@@ -20,10 +20,11 @@ from dosimeter import pictures
 from dosimeter.data.dataset import ImageSet
 from dosimeter.data.load import load_images
 from dosimeter.data.pixels import square
-from dosimeter.experiment import Measurement, Subject, run
+from dosimeter.experiment import run
 from dosimeter.generators.keeping import Trained, load_decoder, trained
 from dosimeter.generators.target import Target
 from dosimeter.generators.train import DecoderSettings, decode_without_slope
+from dosimeter.measurement import Measurement, Subject
 from dosimeter.models.resnet_cifar import CifarResNet
 from dosimeter.normalization import from_pixels, to_pixels
 from dosimeter.randomness import generator
