@@ -22,9 +22,9 @@ from PIL import Image
 from torch import Tensor, nn
 
 import dosimeter as dm
-from dosimeter.head import input_of, locate_head
 from dosimeter.metrics.insacc import InstanceAccuracy
 from dosimeter.models.loading import load_model
+from dosimeter.network.head import input_of, locate_head
 from dosimeter.normalization import from_pixels
 from dosimeter.types import Normalization
 

@@ -18,15 +18,15 @@ import torch
 from torch import Tensor, nn
 
 import dosimeter as dm
-from dosimeter.generators.decoder import Decoder, Shape
-from dosimeter.generators.keeping import trained
-from dosimeter.generators.losses import squared_error
-from dosimeter.generators.target import Target
-from dosimeter.generators.train import DecoderSettings
+from dosimeter.engines.decoder.cache import trained
+from dosimeter.engines.decoder.losses import squared_error
+from dosimeter.engines.decoder.network import Decoder, Shape
+from dosimeter.engines.decoder.target import Target
+from dosimeter.engines.decoder.train import DecoderSettings
 from dosimeter.randomness import generator
 from dosimeter.types import Normalization
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "experiments" / "rgla"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "papers" / "rgla"))
 from pretrained import target
 
 

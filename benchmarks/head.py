@@ -36,7 +36,8 @@ import torch
 from head_cases import Case, build, errors, outcome, photographs, timed, top_probability
 
 import dosimeter as dm
-from dosimeter.types import Exposure, FeatureEstimate
+from dosimeter.interfaces import Exposure
+from dosimeter.types import FeatureEstimate
 
 Rows = Iterator[dict[str, Any]]
 

@@ -26,8 +26,7 @@ from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
 import dosimeter as dm
-from dosimeter.interfaces import Defense
-from dosimeter.types import Client
+from dosimeter.interfaces import Client, Defense
 
 
 @dataclass(frozen=True, kw_only=True)

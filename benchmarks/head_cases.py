@@ -16,9 +16,10 @@ from torch import Tensor, nn
 from torch.nn.functional import one_hot, pad
 
 import dosimeter as dm
-from dosimeter.head import find_head, input_of
+from dosimeter.interfaces import Exposure
 from dosimeter.models.loading import load_model
-from dosimeter.types import Exposure, FeatureEstimate
+from dosimeter.network.head import find_head, input_of
+from dosimeter.types import FeatureEstimate
 
 CERTIFIABLE = 1e-2  # the largest feature error, and the largest L1 error of a soft label, that a certificate may stand for
 

@@ -20,7 +20,8 @@ import torch
 from torch import nn
 
 import dosimeter as dm
-from dosimeter.types import Exposure, Refused
+from dosimeter.interfaces import Exposure
+from dosimeter.types import Refused
 
 METHODS = (
     "idlg",

@@ -27,14 +27,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import dosimeter as dm
-from dosimeter.matching.compiled import Captured, Compiled, precision
-from dosimeter.matching.distances import Cosine
-from dosimeter.matching.optimisers import Adam
-from dosimeter.matching.paths import Eager, Evaluator, Functional
-from dosimeter.matching.priors import TotalVariation
-from dosimeter.matching.recipe import Recipe
-from dosimeter.matching.run import Run
-from dosimeter.matching.schedules import Rate
+from dosimeter.engines.matching.compiled import Captured, Compiled, precision
+from dosimeter.engines.matching.distances import Cosine
+from dosimeter.engines.matching.optimisers import Adam
+from dosimeter.engines.matching.paths import Eager, Evaluator, Functional
+from dosimeter.engines.matching.priors import TotalVariation
+from dosimeter.engines.matching.recipe import Recipe
+from dosimeter.engines.matching.run import Run
+from dosimeter.engines.matching.schedules import Rate
 from dosimeter.registry import MODELS
 
 

@@ -26,10 +26,11 @@ import torch
 from torch import Tensor, nn
 
 import dosimeter as dm
-from dosimeter.head import find_head
+from dosimeter.interfaces import Exposure
 from dosimeter.models.loading import load_model
+from dosimeter.network.head import find_head
 from dosimeter.normalization import from_pixels
-from dosimeter.types import Exposure, LabelEstimate, Normalization, Outcome
+from dosimeter.types import LabelEstimate, Normalization, Outcome
 
 RESNET = "weights/cifar10_resnet20-12fca82f.th"
 NORMALIZATION = Normalization(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))

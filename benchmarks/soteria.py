@@ -16,8 +16,8 @@ import torch
 
 import dosimeter as dm
 from dosimeter.defenses.soteria import feature_scores
-from dosimeter.head import locate_head
 from dosimeter.models.loading import load_model
+from dosimeter.network.head import locate_head
 
 MODELS = (("lenet5", {"activation": "relu"}, True), ("lenet5", {}, True), ("resnet20", {}, False), ("resnet20", {}, True))
 PROBES = (4, 8, 16, 32)

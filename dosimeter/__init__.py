@@ -18,50 +18,36 @@ from typing import TYPE_CHECKING, Any
 from dosimeter.version import __version__
 
 if TYPE_CHECKING:
-    from dosimeter.auditing import Audit, audit
-    from dosimeter.build import attack, defense, feature_recovery, label_recovery
-    from dosimeter.client import observe, receive
-    from dosimeter.identifying import identifiability
+    from dosimeter.client.losses import BinaryCrossEntropy, CrossEntropy, Focal
+    from dosimeter.client.observe import observe, receive
+    from dosimeter.client.training import FedAvg, FedSGD
+    from dosimeter.engines.identifiability import identifiability
     from dosimeter.inspection.inspect import inspect
-    from dosimeter.losses import BinaryCrossEntropy, CrossEntropy, Focal
-    from dosimeter.scoring import score
-    from dosimeter.server import reconstruct, recover_features, recover_labels
-    from dosimeter.training import FedAvg, FedSGD
-    from dosimeter.types import (
-        Batch,
-        Client,
-        Exposure,
-        FeatureEstimate,
-        Knowledge,
-        LabelEstimate,
-        Normalization,
-        Outcome,
-        Public,
-        Reconstruction,
-        Record,
-        Refused,
-    )
+    from dosimeter.interfaces import Client, Exposure, Public
+    from dosimeter.registry import attack, defense, feature_recovery, label_recovery
+    from dosimeter.runs.audit import Audit, audit
+    from dosimeter.runs.server import reconstruct, recover_features, recover_labels
+    from dosimeter.surfaces.scoring import score
+    from dosimeter.types import Batch, FeatureEstimate, Knowledge, LabelEstimate, Normalization, Outcome, Reconstruction, Record, Refused
 
 _HOMES = {
-    "dosimeter.auditing": ("Audit", "audit"),
-    "dosimeter.build": ("attack", "defense", "feature_recovery", "label_recovery"),
-    "dosimeter.client": ("observe", "receive"),
-    "dosimeter.identifying": ("identifiability",),
+    "dosimeter.runs.audit": ("Audit", "audit"),
+    "dosimeter.registry": ("attack", "defense", "feature_recovery", "label_recovery"),
+    "dosimeter.client.observe": ("observe", "receive"),
+    "dosimeter.engines.identifiability": ("identifiability",),
     "dosimeter.inspection.inspect": ("inspect",),
-    "dosimeter.losses": ("BinaryCrossEntropy", "CrossEntropy", "Focal"),
-    "dosimeter.scoring": ("score",),
-    "dosimeter.server": ("reconstruct", "recover_features", "recover_labels"),
-    "dosimeter.training": ("FedAvg", "FedSGD"),
+    "dosimeter.client.losses": ("BinaryCrossEntropy", "CrossEntropy", "Focal"),
+    "dosimeter.surfaces.scoring": ("score",),
+    "dosimeter.runs.server": ("reconstruct", "recover_features", "recover_labels"),
+    "dosimeter.client.training": ("FedAvg", "FedSGD"),
+    "dosimeter.interfaces": ("Client", "Exposure", "Public"),
     "dosimeter.types": (
         "Batch",
-        "Client",
-        "Exposure",
         "FeatureEstimate",
         "Knowledge",
         "LabelEstimate",
         "Normalization",
         "Outcome",
-        "Public",
         "Reconstruction",
         "Record",
         "Refused",

@@ -93,11 +93,11 @@ def _add(commands: Any, name: str, command: Any, help_text: str) -> argparse.Arg
 
 def _audit(options: argparse.Namespace) -> int:
     from dosimeter import terminal
-    from dosimeter.auditing import AuditConfig, run_suite
     from dosimeter.config import construct
-    from dosimeter.gate import parse_condition, tripped, untested
-    from dosimeter.grid import DefenseGrid, grid_of, run_grid
-    from dosimeter.subjects import prepare
+    from dosimeter.runs.audit import AuditConfig, run_suite
+    from dosimeter.runs.audited_client import prepare
+    from dosimeter.runs.defense_grid import DefenseGrid, grid_of, run_grid
+    from dosimeter.runs.gate import parse_condition, tripped, untested
 
     _spare_cores()
     conditions = [parse_condition(text) for text in options.fail_on]
@@ -133,11 +133,11 @@ def _run(options: argparse.Namespace) -> int:
     from pathlib import Path
 
     from dosimeter import terminal
-    from dosimeter.experiment import run
-    from dosimeter.matching.checkpoints import FOLDER, keeping
+    from dosimeter.engines.matching.checkpoints import FOLDER, keeping
     from dosimeter.progress import listening
     from dosimeter.records import write_record
-    from dosimeter.subjects import Experiment, prepare
+    from dosimeter.runs.audited_client import Experiment, prepare
+    from dosimeter.runs.experiment import run
     from dosimeter.types import Outcome
 
     _spare_cores()
@@ -171,10 +171,10 @@ def _reproduce(options: argparse.Namespace) -> int:
     from pathlib import Path
 
     from dosimeter import terminal
-    from dosimeter.reproduction.library import Library
-    from dosimeter.reproduction.reproduce import reproduce
-    from dosimeter.reproduction.tables import read_table, summaries
-    from dosimeter.subjects import check_device
+    from dosimeter.runs.audited_client import check_device
+    from dosimeter.runs.reproduction.library import Library
+    from dosimeter.runs.reproduction.reproduce import reproduce
+    from dosimeter.runs.reproduction.tables import read_table, summaries
 
     if options.table is None:
         _print_json(summaries()) if options.json else terminal.print_tables(summaries())
@@ -196,8 +196,8 @@ def _inspect(options: argparse.Namespace) -> int:
 
 def _generator(options: argparse.Namespace) -> int:
     from dosimeter import terminal
-    from dosimeter.generators.command import train_from
     from dosimeter.progress import listening
+    from dosimeter.runs.decoder_training import train_from
 
     _spare_cores()
     with terminal.step_bar() as listener, listening(listener):

@@ -1,15 +1,17 @@
-"""The behaviours: what a training, a loss, a defense, a recovery, an attack and a metric are. One abstract method each."""
+"""The behaviours, one abstract method each: training, loss, defense, recovery, attack, metric; and the values that carry them."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
+import torch
 from torch import Generator, Tensor, nn
 
 from dosimeter.options import check_fields
-from dosimeter.types import Client, Exposure, FeatureEstimate, Knowledge, LabelEstimate, Reconstruction, Update
+from dosimeter.types import Batch, FeatureEstimate, Knowledge, LabelEstimate, Normalization, Outcome, Reconstruction, Update
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +55,17 @@ class Training(Method):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Client:
+    """What a client holds before it sends; defenses transform it, `observe` then lets it train and send."""
+
+    model: nn.Module
+    batch: Batch
+    training: Training
+    loss: Loss
+    outgoing: tuple[Callable[[Update], Update], ...] = ()  # applied to the update in this order
+
+
+@dataclass(frozen=True, kw_only=True)
 class Sampler(Method):
     """Draws a client's batch out of a data set by a distribution of labels."""
 
@@ -72,6 +85,42 @@ class Defense(Method):
 
     @abstractmethod
     def __call__(self, client: Client, rng: Generator) -> Client: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Public:
+    """What the protocol reveals by design, the defenses in force included (Kerckhoffs)."""
+
+    input_shape: tuple[int, ...]
+    classes: int
+    batch_size: int | None  # None: the client does not declare it
+    loss: Loss
+    training: Training
+    train_mode: bool  # batch norm and dropout behave as in training
+    normalization: Normalization = field(default_factory=Normalization)
+    defenses: tuple[Defense, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exposure:
+    """All that the server has of one client in one round."""
+
+    model: nn.Module  # as the server sent it
+    update: Update
+    public: Public
+    auxiliary: Batch | None = None
+
+    def without_inputs(self, outcome: Outcome, message: str) -> Reconstruction:
+        """A reconstruction of no input at all, and why."""
+        like = next(iter(self.update.values()))
+        return Reconstruction(
+            inputs=like.new_zeros(0, *self.public.input_shape),
+            labels=torch.zeros(0, dtype=torch.int64, device=like.device),
+            objective=torch.inf,
+            normalization=self.public.normalization,
+            outcome=outcome,
+            message=message,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

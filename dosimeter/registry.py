@@ -127,8 +127,8 @@ def build(entry: Callable[..., Built], options: dict[str, Any], path: str) -> Bu
         raise error.under(path) from None
 
 
-LOSSES: Registry[Loss] = Registry("loss", "dosimeter.losses", Loss)
-TRAININGS: Registry[Training] = Registry("training", "dosimeter.training", Training)
+LOSSES: Registry[Loss] = Registry("loss", "dosimeter.client.losses", Loss)
+TRAININGS: Registry[Training] = Registry("training", "dosimeter.client.training", Training)
 DEFENSES: Registry[Defense] = Registry("defense", "dosimeter.defenses", Defense)
 LABELS: Registry[LabelRecovery] = Registry("label recovery", "dosimeter.labels", LabelRecovery)
 FEATURES: Registry[FeatureRecovery] = Registry("feature recovery", "dosimeter.features", FeatureRecovery)
@@ -139,3 +139,23 @@ DATASETS: Registry[Any] = Registry("data set", "dosimeter.data")
 SAMPLERS: Registry[Sampler] = Registry("sampler", "dosimeter.data", Sampler)
 
 METHODS: tuple[Registry[Any], ...] = (LABELS, FEATURES, ATTACKS, DEFENSES, LOSSES, TRAININGS, METRICS)
+
+
+def attack(name: str, /, **options: Any) -> Attack:
+    """An attack by its name in `dosimeter list`, with its options."""
+    return ATTACKS.build(name, **options)
+
+
+def defense(name: str, /, **options: Any) -> Defense:
+    """A defense by its name in `dosimeter list`, with its options."""
+    return DEFENSES.build(name, **options)
+
+
+def label_recovery(name: str, /, **options: Any) -> LabelRecovery:
+    """A label recovery by its name in `dosimeter list`, with its options."""
+    return LABELS.build(name, **options)
+
+
+def feature_recovery(name: str, /, **options: Any) -> FeatureRecovery:
+    """A feature recovery by its name in `dosimeter list`, with its options."""
+    return FEATURES.build(name, **options)

@@ -13,17 +13,17 @@ from rich.progress import Progress as Bars
 from rich.table import Table
 from rich.text import Text
 
-from dosimeter.auditing import Audit, Progress
 from dosimeter.progress import Listener
 from dosimeter.registry import METRICS
 from dosimeter.report.numbers import percent, times
 from dosimeter.report.tradeoff import Tradeoff, tradeoff
 from dosimeter.report.words import shown_name
-from dosimeter.reproduction.comparing import Agreement
-from dosimeter.reproduction.reproduce import Reproduction
-from dosimeter.statistics import Summary, summarize
+from dosimeter.runs.audit import Audit, Progress
+from dosimeter.runs.reproduction.comparing import Agreement
+from dosimeter.runs.reproduction.reproduce import Reproduction
+from dosimeter.surfaces.intervals import Summary, summarize
+from dosimeter.surfaces.verdicts import SURFACES, Verdict, gravity
 from dosimeter.types import Record
-from dosimeter.verdicts import SURFACES, Verdict, gravity
 
 COLOURS = {Verdict.LEAKED: "bold red", Verdict.NOT_SHOWN: "yellow", Verdict.IMPOSSIBLE: "dim", Verdict.NOT_MEASURED: "yellow"}
 AGREEMENT_COLOURS = {Agreement.REPRODUCED: "green", Agreement.UNPUBLISHED: "dim", Agreement.SKIPPED: "dim"}  # others: yellow

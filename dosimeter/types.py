@@ -5,13 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import torch
-from torch import Tensor, nn
-
-if TYPE_CHECKING:
-    from dosimeter.interfaces import Defense, Loss, Training
+from torch import Tensor
 
 Update = dict[str, Tensor]  # by parameter name; a layer that the client withholds is absent
 
@@ -65,41 +61,6 @@ class Normalization:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Public:
-    """What the protocol reveals by design, the defenses in force included (Kerckhoffs)."""
-
-    input_shape: tuple[int, ...]
-    classes: int
-    batch_size: int | None  # None: the client does not declare it
-    loss: Loss
-    training: Training
-    train_mode: bool  # batch norm and dropout behave as in training
-    normalization: Normalization = field(default_factory=Normalization)
-    defenses: tuple[Defense, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Exposure:
-    """All that the server has of one client in one round."""
-
-    model: nn.Module  # as the server sent it
-    update: Update
-    public: Public
-    auxiliary: Batch | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Client:
-    """What a client holds before it sends; defenses transform it, `observe` then lets it train and send."""
-
-    model: nn.Module
-    batch: Batch
-    training: Training
-    loss: Loss
-    outgoing: tuple[Callable[[Update], Update], ...] = ()  # applied to the update in this order
-
-
-@dataclass(frozen=True, kw_only=True)
 class LabelEstimate:
     """What a label recovery found."""
 
@@ -144,19 +105,6 @@ class Reconstruction:
     distance: float | None = None  # the matching distance alone, where the attack has one
     objective_at: Callable[[Tensor, Tensor], float] | None = None  # at other inputs and targets: at the truth it shows under-optimisation
     nulls: Mapping[str, Tensor] = field(default_factory=dict)  # (n, *shape) what the attack draws without the gradient, by name
-
-    @classmethod
-    def of_nothing(cls, exposure: Exposure, outcome: Outcome, message: str) -> Reconstruction:
-        """No input at all, and why."""
-        like = next(iter(exposure.update.values()))
-        return cls(
-            inputs=like.new_zeros(0, *exposure.public.input_shape),
-            labels=torch.zeros(0, dtype=torch.int64, device=like.device),
-            objective=torch.inf,
-            normalization=exposure.public.normalization,
-            outcome=outcome,
-            message=message,
-        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dosimeter.client.losses import CrossEntropy, Focal
+from dosimeter.client.training import FedAvg, FedSGD
 from dosimeter.config import construct, describe, digest, override, to_toml
 from dosimeter.interfaces import Loss, Training
-from dosimeter.losses import CrossEntropy, Focal
 from dosimeter.options import Fraction, PositiveInt, check_fields
-from dosimeter.training import FedAvg, FedSGD
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,7 +21,7 @@ def test_the_wheel_holds_everything_that_runs(tmp_path):
     wanted = {name for name in tracked if name.startswith("dosimeter/")}
     assert wanted - packed == set()
     assert not any(name.startswith(("tests/", "benchmarks/")) for name in packed)
-    tables = {name for name in tracked if name.startswith("experiments/") and name.endswith(".toml")}
+    tables = {name for name in tracked if name.startswith("papers/") and name.endswith(".toml")}
     shared = {name.partition(".data/data/share/dosimeter/")[2] for name in packed}
     assert tables
     assert tables - shared == set()

@@ -2,8 +2,8 @@
 
 import pytest
 
-from dosimeter.reproduction.comparing import Agreement, Cell
-from dosimeter.reproduction.reproduce import Reproduction
+from dosimeter.runs.reproduction.comparing import Agreement, Cell
+from dosimeter.runs.reproduction.reproduce import Reproduction
 from dosimeter.terminal import print_reproduction
 
 ROW = "soft labels by mixup of the images' own and of random labels, on the CIFAR-10 ResNet-20 trained to 92 %"

@@ -7,16 +7,16 @@ from typing import Any, ClassVar
 
 from torch import Generator
 
-from dosimeter.interfaces import Attack
-from dosimeter.matching.distances import SquaredError
-from dosimeter.matching.features import with_features
-from dosimeter.matching.optimisers import LBFGS
-from dosimeter.matching.recipe import Path, Recipe
-from dosimeter.matching.schedules import Rate
-from dosimeter.matching.solve import solve
+from dosimeter.engines.matching.distances import SquaredError
+from dosimeter.engines.matching.features import with_features
+from dosimeter.engines.matching.optimisers import LBFGS
+from dosimeter.engines.matching.recipe import Path, Recipe
+from dosimeter.engines.matching.schedules import Rate
+from dosimeter.engines.matching.solve import solve
+from dosimeter.interfaces import Attack, Exposure
 from dosimeter.options import Fraction, NonNegativeFloat, PositiveFloat, PositiveInt
 from dosimeter.registry import ATTACKS
-from dosimeter.types import Exposure, Knowledge, LabelEstimate, Reconstruction
+from dosimeter.types import Knowledge, LabelEstimate, Reconstruction
 
 
 @ATTACKS.register("dlg")

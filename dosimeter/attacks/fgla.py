@@ -8,11 +8,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Generator
 
+from dosimeter.engines.decoder.decoding import DecodingAttack
 from dosimeter.features.quotient import quotient_features
-from dosimeter.generators.decoding import DecodingAttack
-from dosimeter.head import find_head
+from dosimeter.interfaces import Exposure
+from dosimeter.network.head import find_head
 from dosimeter.registry import ATTACKS
-from dosimeter.types import Exposure, FeatureEstimate, Knowledge, LabelEstimate, Refused
+from dosimeter.types import FeatureEstimate, Knowledge, LabelEstimate, Refused
 
 
 @ATTACKS.register("fgla")

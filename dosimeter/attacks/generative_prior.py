@@ -8,21 +8,21 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Generator
 
-from dosimeter.generators.keeping import obtain
-from dosimeter.generators.latent import Latent, descend, evaluate, evolve
-from dosimeter.generators.nulls import decoder_nulls
-from dosimeter.generators.train import DecoderSettings
-from dosimeter.interfaces import Attack
-from dosimeter.matching.differentiable import reason_against, twice_differentiable
-from dosimeter.matching.distances import Cosine
-from dosimeter.matching.optimisers import Adam
-from dosimeter.matching.recipe import Recipe
-from dosimeter.matching.run import Run
-from dosimeter.matching.schedules import Rate
+from dosimeter.engines.decoder.cache import obtain
+from dosimeter.engines.decoder.latent import Latent, descend, evaluate, evolve
+from dosimeter.engines.decoder.nulls import decoder_nulls
+from dosimeter.engines.decoder.train import DecoderSettings
+from dosimeter.engines.matching.differentiable import reason_against, twice_differentiable
+from dosimeter.engines.matching.distances import Cosine
+from dosimeter.engines.matching.optimisers import Adam
+from dosimeter.engines.matching.recipe import Recipe
+from dosimeter.engines.matching.run import Run
+from dosimeter.engines.matching.schedules import Rate
+from dosimeter.interfaces import Attack, Exposure
 from dosimeter.normalization import to_pixels
 from dosimeter.options import NonNegativeFloat, PositiveFloat, PositiveInt
 from dosimeter.registry import ATTACKS
-from dosimeter.types import Exposure, Knowledge, LabelEstimate, Outcome, Reconstruction, Refused
+from dosimeter.types import Knowledge, LabelEstimate, Outcome, Reconstruction, Refused
 
 
 @ATTACKS.register("generative_prior")

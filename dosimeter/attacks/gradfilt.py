@@ -10,22 +10,22 @@ from torch import Generator, nn
 
 from dosimeter.attacks.imprint import read_inserted_layer
 from dosimeter.attacks.inverting_gradients import InvertingGradients
-from dosimeter.head import find_head
-from dosimeter.interfaces import ActiveAttack
-from dosimeter.matching.distances import SquaredError
-from dosimeter.matching.optimisers import Adam
-from dosimeter.matching.priors import TotalVariation
-from dosimeter.matching.recipe import Path, Precision, Recipe
-from dosimeter.matching.schedules import Layers, Rate
-from dosimeter.matching.solve import solve, start_distance
+from dosimeter.engines.bins.inserted_layer import Functional, InsertedLayer, Moments, insert_layer, moments_of
+from dosimeter.engines.head_filter import BIAS, calibrate, plant_filter, require_filtering, restore_labels
+from dosimeter.engines.matching.distances import SquaredError
+from dosimeter.engines.matching.optimisers import Adam
+from dosimeter.engines.matching.priors import TotalVariation
+from dosimeter.engines.matching.recipe import Path, Precision, Recipe
+from dosimeter.engines.matching.schedules import Layers, Rate
+from dosimeter.engines.matching.solve import solve, start_distance
+from dosimeter.interfaces import ActiveAttack, Exposure
+from dosimeter.network.bottleneck import narrowest
+from dosimeter.network.head import find_head
+from dosimeter.network.input_shape import find_head_name, find_input_shape
 from dosimeter.options import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from dosimeter.randomness import generator
 from dosimeter.registry import ATTACKS
-from dosimeter.tampering.bottleneck import narrowest
-from dosimeter.tampering.head_filter import BIAS, calibrate, plant_filter, require_filtering, restore_labels
-from dosimeter.tampering.input_shape import find_head_name, find_input_shape
-from dosimeter.tampering.inserted_layer import Functional, InsertedLayer, Moments, insert_layer, moments_of
-from dosimeter.types import Exposure, Knowledge, LabelEstimate, Normalization, Outcome, Reconstruction
+from dosimeter.types import Knowledge, LabelEstimate, Normalization, Outcome, Reconstruction
 
 BINS_PER_TARGET = 8
 FEWEST_BINS = 128  # the thesis's number
@@ -110,7 +110,7 @@ class GradFilt(ActiveAttack):
             note += f" ({restored.message})"
         if wanted == 0:
             outcome = Outcome.IMPOSSIBLE if restored.outcome is Outcome.COMPLETED else restored.outcome
-            return Reconstruction.of_nothing(exposure, outcome, note)
+            return exposure.without_inputs(outcome, note)
         if isinstance(exposure.model, InsertedLayer):
             found = read_inserted_layer(exposure, exposure.model, of_targets.counts.nonzero().flatten(), wanted)
         else:

@@ -7,16 +7,16 @@ from typing import Any, ClassVar
 
 from torch import Generator
 
-from dosimeter.interfaces import Attack
-from dosimeter.matching.distances import SquaredError
-from dosimeter.matching.optimisers import Adam
-from dosimeter.matching.priors import Prior, SquaredNorm, TotalVariation, batch_norm_prior
-from dosimeter.matching.recipe import Path, Precision, Recipe
-from dosimeter.matching.schedules import Rate
-from dosimeter.matching.solve import solve
+from dosimeter.engines.matching.distances import SquaredError
+from dosimeter.engines.matching.optimisers import Adam
+from dosimeter.engines.matching.priors import Prior, SquaredNorm, TotalVariation, batch_norm_prior
+from dosimeter.engines.matching.recipe import Path, Precision, Recipe
+from dosimeter.engines.matching.schedules import Rate
+from dosimeter.engines.matching.solve import solve
+from dosimeter.interfaces import Attack, Exposure
 from dosimeter.options import Fraction, NonNegativeFloat, PositiveFloat, PositiveInt
 from dosimeter.registry import ATTACKS
-from dosimeter.types import Exposure, Knowledge, LabelEstimate, Reconstruction
+from dosimeter.types import Knowledge, LabelEstimate, Reconstruction
 
 
 @ATTACKS.register("gradinversion")

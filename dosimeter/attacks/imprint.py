@@ -8,15 +8,15 @@ from typing import ClassVar
 import torch
 from torch import Generator, nn
 
-from dosimeter.interfaces import ActiveAttack
+from dosimeter.client.training import FedAvg
+from dosimeter.engines.bins.contents import decode
+from dosimeter.engines.bins.inserted_layer import Functional, InsertedLayer, Moments, insert_layer, moments_of
+from dosimeter.engines.bins.replay import of_one_client, replayer_for, takes_local_steps
+from dosimeter.interfaces import ActiveAttack, Exposure
+from dosimeter.network.input_shape import find_input_shape
 from dosimeter.options import NonNegativeInt, PositiveInt
 from dosimeter.registry import ATTACKS
-from dosimeter.tampering.bins import decode
-from dosimeter.tampering.input_shape import find_input_shape
-from dosimeter.tampering.inserted_layer import Functional, InsertedLayer, Moments, insert_layer, moments_of
-from dosimeter.tampering.replaying import of_one_client, replayer_for, takes_local_steps
-from dosimeter.training import FedAvg
-from dosimeter.types import Exposure, Knowledge, LabelEstimate, Normalization, Outcome, Reconstruction, Refused
+from dosimeter.types import Knowledge, LabelEstimate, Normalization, Outcome, Reconstruction, Refused
 
 
 @ATTACKS.register("imprint")

@@ -8,18 +8,18 @@ from typing import Any, ClassVar, Literal
 
 from torch import Generator
 
-from dosimeter.interfaces import Attack
-from dosimeter.matching.distances import Cosine
-from dosimeter.matching.features import with_features
-from dosimeter.matching.optimisers import Adam
-from dosimeter.matching.polish import polish
-from dosimeter.matching.priors import TotalVariation
-from dosimeter.matching.recipe import Path, Precision, Recipe
-from dosimeter.matching.schedules import Rate
-from dosimeter.matching.solve import solve, start_distance
+from dosimeter.engines.matching.distances import Cosine
+from dosimeter.engines.matching.features import with_features
+from dosimeter.engines.matching.optimisers import Adam
+from dosimeter.engines.matching.polish import polish
+from dosimeter.engines.matching.priors import TotalVariation
+from dosimeter.engines.matching.recipe import Path, Precision, Recipe
+from dosimeter.engines.matching.schedules import Rate
+from dosimeter.engines.matching.solve import solve, start_distance
+from dosimeter.interfaces import Attack, Exposure
 from dosimeter.options import Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from dosimeter.registry import ATTACKS
-from dosimeter.types import Exposure, Knowledge, LabelEstimate, Reconstruction
+from dosimeter.types import Knowledge, LabelEstimate, Reconstruction
 
 VARIATION, SHARE = 0.01, 0.1  # the total variation's weight, and its largest share of the distance at the start
 TIME = 2 / 3  # of the seconds, where polishing is to follow

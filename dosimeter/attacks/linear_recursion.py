@@ -8,17 +8,17 @@ from typing import ClassVar
 import torch
 from torch import Generator, Tensor
 
-from dosimeter.analytic.chain import Link, find_chain, walk_back
-from dosimeter.analytic.feature_scale import Scaled, scale_feature
-from dosimeter.analytic.first_layer import find_first_layers
-from dosimeter.analytic.row_quotients import SLACK, lone_samples
-from dosimeter.analytic.scalar_verdict import doubted
-from dosimeter.head import Head, find_head, input_of
-from dosimeter.interfaces import Attack
-from dosimeter.losses import as_distribution
+from dosimeter.client.losses import as_distribution
+from dosimeter.engines.recursion.feature_scale import Scaled, scale_feature
+from dosimeter.engines.recursion.row_quotients import SLACK, lone_samples
+from dosimeter.engines.scalar.verdict import doubted
+from dosimeter.interfaces import Attack, Exposure
+from dosimeter.network.chain import Link, find_chain, walk_back
+from dosimeter.network.first_layer import find_first_layers
+from dosimeter.network.head import Head, find_head, input_of
 from dosimeter.normalization import input_bounds
 from dosimeter.registry import ATTACKS
-from dosimeter.types import Exposure, Knowledge, LabelEstimate, Outcome, Reconstruction, Refused
+from dosimeter.types import Knowledge, LabelEstimate, Outcome, Reconstruction, Refused
 
 FITS = 1e-3  # root mean square up to which a label has the form that settled its scale, and rows show one input
 CONSISTENT = 1e-2  # relative distance up to which the network gives the recovered input the feature that it was recovered from
@@ -107,8 +107,8 @@ def _lone_samples(exposure: Exposure, weight: Tensor, bias: Tensor) -> Reconstru
 def _recurse(exposure: Exposure, head: Head, links: list[Link], labels: LabelEstimate | None) -> Reconstruction:
     assert head.weight_gradient is not None
     if not bool(head.weight_gradient.any()):
-        return Reconstruction.of_nothing(
-            exposure, Outcome.SINGULAR, "the last layer's gradient is zero: the sample has no feature, or is classified without error"
+        return exposure.without_inputs(
+            Outcome.SINGULAR, "the last layer's gradient is zero: the sample has no feature, or is classified without error"
         )
     known = None if labels is None else _given(labels, head.classes)
     if head.bias_gradient is not None and bool(head.bias_gradient.any()):
@@ -118,7 +118,7 @@ def _recurse(exposure: Exposure, head: Head, links: list[Link], labels: LabelEst
         inputs, best, rivals = _settled(exposure, head, links, scaled)
         label, misfit, changed = best.label, best.misfit, doubted(exposure.public)
     if not bool(torch.isfinite(inputs).all()):
-        return Reconstruction.of_nothing(exposure, Outcome.SINGULAR, "a layer passed no gradient back: every neuron before it is dead")
+        return exposure.without_inputs(Outcome.SINGULAR, "a layer passed no gradient back: every neuron before it is dead")
     message = _doubt(misfit, rivals, changed, assumed=label is not None and known is None and head.classes == 2)
     settled = torch.zeros(1, dtype=torch.int64, device=inputs.device) - 1 if label is None else label[None]
     return Reconstruction(

@@ -7,12 +7,13 @@ from typing import Any, ClassVar, Literal
 
 from torch import Generator
 
-from dosimeter.generators.decoding import DecodingAttack
-from dosimeter.head import find_head
+from dosimeter.engines.decoder.decoding import DecodingAttack
+from dosimeter.interfaces import Exposure
+from dosimeter.network.head import find_head
 from dosimeter.options import PositiveInt
 from dosimeter.randomness import generator
 from dosimeter.registry import ATTACKS, FEATURES
-from dosimeter.types import Exposure, FeatureEstimate, LabelEstimate, Refused
+from dosimeter.types import FeatureEstimate, LabelEstimate, Refused
 
 
 @ATTACKS.register("rgla")

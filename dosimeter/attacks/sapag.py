@@ -7,15 +7,15 @@ from typing import Any, ClassVar, Literal
 
 from torch import Generator
 
-from dosimeter.interfaces import Attack
-from dosimeter.matching.distances import GaussianKernel
-from dosimeter.matching.optimisers import LBFGS, Adam
-from dosimeter.matching.recipe import Path, Recipe
-from dosimeter.matching.schedules import Rate
-from dosimeter.matching.solve import solve
+from dosimeter.engines.matching.distances import GaussianKernel
+from dosimeter.engines.matching.optimisers import LBFGS, Adam
+from dosimeter.engines.matching.recipe import Path, Recipe
+from dosimeter.engines.matching.schedules import Rate
+from dosimeter.engines.matching.solve import solve
+from dosimeter.interfaces import Attack, Exposure
 from dosimeter.options import PositiveFloat, PositiveInt
 from dosimeter.registry import ATTACKS
-from dosimeter.types import Exposure, Knowledge, LabelEstimate, Reconstruction
+from dosimeter.types import Knowledge, LabelEstimate, Reconstruction
 
 
 @ATTACKS.register("sapag")

@@ -7,16 +7,16 @@ from typing import Any, ClassVar, Literal
 
 from torch import Generator
 
-from dosimeter.interfaces import Attack
-from dosimeter.matching.distances import Cosine
-from dosimeter.matching.optimisers import Adam
-from dosimeter.matching.priors import Prior, TotalVariation, batch_norm_prior, batch_norms
-from dosimeter.matching.recipe import Path, Precision, Recipe
-from dosimeter.matching.schedules import Layers, Rate, first_block
-from dosimeter.matching.solve import solve
+from dosimeter.engines.matching.distances import Cosine
+from dosimeter.engines.matching.optimisers import Adam
+from dosimeter.engines.matching.priors import Prior, TotalVariation, batch_norm_prior, batch_norms
+from dosimeter.engines.matching.recipe import Path, Precision, Recipe
+from dosimeter.engines.matching.schedules import Layers, Rate, first_block
+from dosimeter.engines.matching.solve import solve
+from dosimeter.interfaces import Attack, Exposure
 from dosimeter.options import Fraction, NonNegativeFloat, PositiveFloat, PositiveInt
 from dosimeter.registry import ATTACKS
-from dosimeter.types import Exposure, Knowledge, LabelEstimate, Reconstruction
+from dosimeter.types import Knowledge, LabelEstimate, Reconstruction
 
 
 @ATTACKS.register("stepwise")

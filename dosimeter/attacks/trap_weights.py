@@ -8,14 +8,14 @@ from typing import ClassVar
 import torch
 from torch import Generator, nn
 
-from dosimeter.analytic.row_quotients import lone_samples
-from dosimeter.interfaces import ActiveAttack
+from dosimeter.engines.bins.trap_rows import TrapLayer, first_linear, plant_traps
+from dosimeter.engines.recursion.row_quotients import lone_samples
+from dosimeter.interfaces import ActiveAttack, Exposure
+from dosimeter.network.input_shape import find_input_shape
 from dosimeter.options import Fraction, NonNegativeInt, PositiveInt
 from dosimeter.randomness import generator
 from dosimeter.registry import ATTACKS
-from dosimeter.tampering.input_shape import find_input_shape
-from dosimeter.tampering.trap_rows import TrapLayer, first_linear, plant_traps
-from dosimeter.types import Exposure, Knowledge, LabelEstimate, Outcome, Reconstruction, Refused
+from dosimeter.types import Knowledge, LabelEstimate, Outcome, Reconstruction, Refused
 
 
 @ATTACKS.register("trap_weights")

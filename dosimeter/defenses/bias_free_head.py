@@ -8,10 +8,9 @@ from typing import ClassVar
 
 from torch import Generator
 
-from dosimeter.head import locate_head
-from dosimeter.interfaces import Defense
+from dosimeter.interfaces import Client, Defense
+from dosimeter.network.head import locate_head
 from dosimeter.registry import DEFENSES
-from dosimeter.types import Client
 
 
 @DEFENSES.register("bias_free_head")

@@ -10,10 +10,10 @@ import torch
 from torch import Generator, Tensor
 from torch.nn.functional import conv1d, pad
 
-from dosimeter.interfaces import Defense
+from dosimeter.interfaces import Client, Defense
 from dosimeter.options import FiniteFloat
 from dosimeter.registry import DEFENSES
-from dosimeter.types import Batch, Client, Refused
+from dosimeter.types import Batch, Refused
 
 
 @DEFENSES.register("blur")

@@ -11,14 +11,14 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.func import functional_call, grad, vmap
 
+from dosimeter.client.training import FedSGD, copied_buffers
 from dosimeter.defenses.clipping import clip_factor, norm
 from dosimeter.defenses.outgoing import standard_normal, with_noise, working_dtype
-from dosimeter.interfaces import Defense, Loss, Training
+from dosimeter.engines.privacy import Accountant, gaussian_epsilon
+from dosimeter.interfaces import Client, Defense, Loss, Training
 from dosimeter.options import FiniteFloat, OptionError, PositiveFloat
-from dosimeter.privacy import Accountant, gaussian_epsilon
 from dosimeter.registry import DEFENSES
-from dosimeter.training import FedSGD, copied_buffers
-from dosimeter.types import Client, Refused, Update
+from dosimeter.types import Refused, Update
 
 VALUES_AT_ONCE = 2**27  # of per-sample gradients held in memory at one time
 

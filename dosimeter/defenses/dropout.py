@@ -9,11 +9,11 @@ from typing import Annotated, Any, ClassVar
 from torch import Generator, Tensor, nn
 from torch.nn.functional import dropout
 
-from dosimeter.head import locate_head
-from dosimeter.interfaces import Defense
+from dosimeter.interfaces import Client, Defense
+from dosimeter.network.head import locate_head
 from dosimeter.options import Constraint
 from dosimeter.registry import DEFENSES
-from dosimeter.types import Client, Refused
+from dosimeter.types import Refused
 
 Rate = Annotated[float, Constraint("a number in [0, 1)", lambda value: 0 <= value < 1)]
 

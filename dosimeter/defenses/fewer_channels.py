@@ -10,11 +10,11 @@ from typing import Annotated, Any, ClassVar
 import torch
 from torch import Generator, Tensor, nn
 
-from dosimeter.head import locate_head
-from dosimeter.interfaces import Defense
+from dosimeter.interfaces import Client, Defense
+from dosimeter.network.head import locate_head
 from dosimeter.options import Constraint
 from dosimeter.registry import DEFENSES
-from dosimeter.types import Client, Refused
+from dosimeter.types import Refused
 
 Share = Annotated[float, Constraint("a number in (0, 1]", lambda value: 0 < value <= 1)]
 CHANNELLED = (nn.modules.conv._ConvNd, nn.modules.batchnorm._BatchNorm)

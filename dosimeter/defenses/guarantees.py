@@ -13,8 +13,8 @@ from dosimeter.defenses.instahide import InstaHide
 from dosimeter.defenses.mixup import Mixup
 from dosimeter.defenses.random_labels import RandomLabels
 from dosimeter.defenses.soteria import Soteria
+from dosimeter.engines.privacy import Accountant, Guarantee, gaussian_epsilon
 from dosimeter.interfaces import Defense
-from dosimeter.privacy import Accountant, Guarantee, gaussian_epsilon
 
 
 def guarantees(

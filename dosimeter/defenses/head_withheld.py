@@ -8,10 +8,10 @@ from typing import ClassVar
 from torch import Generator
 
 from dosimeter.defenses.outgoing import names_of
-from dosimeter.head import locate_head
-from dosimeter.interfaces import Defense
+from dosimeter.interfaces import Client, Defense
+from dosimeter.network.head import locate_head
 from dosimeter.registry import DEFENSES
-from dosimeter.types import Client, Update
+from dosimeter.types import Update
 
 
 @DEFENSES.register("head_withheld")

@@ -8,12 +8,12 @@ from typing import Annotated, ClassVar
 import torch
 from torch import Generator, Tensor
 
-from dosimeter.client import check_batch
-from dosimeter.interfaces import Defense
-from dosimeter.losses import as_distribution
+from dosimeter.client.checks import check_batch
+from dosimeter.client.losses import as_distribution
+from dosimeter.interfaces import Client, Defense
 from dosimeter.options import Constraint
 from dosimeter.registry import DEFENSES
-from dosimeter.types import Batch, Client, Refused
+from dosimeter.types import Batch, Refused
 
 Several = Annotated[int, Constraint("an int of at least 2", lambda value: value >= 2)]
 Ceiling = Annotated[float, Constraint("a number in (0, 1]", lambda value: 0 < value <= 1)]

@@ -7,12 +7,12 @@ from typing import ClassVar
 
 from torch import Generator
 
-from dosimeter.client import check_batch
-from dosimeter.interfaces import Defense
-from dosimeter.losses import CrossEntropy, Smoothing
+from dosimeter.client.checks import check_batch
+from dosimeter.client.losses import CrossEntropy, Smoothing
+from dosimeter.interfaces import Client, Defense
 from dosimeter.options import Fraction
 from dosimeter.registry import DEFENSES
-from dosimeter.types import Batch, Client
+from dosimeter.types import Batch
 
 
 @DEFENSES.register("label_smoothing")

@@ -7,11 +7,11 @@ from typing import ClassVar
 
 from torch import Generator
 
-from dosimeter.interfaces import Defense
+from dosimeter.client.training import FedAvg, FedSGD
+from dosimeter.interfaces import Client, Defense
 from dosimeter.options import PositiveFloat, PositiveInt
 from dosimeter.registry import DEFENSES
-from dosimeter.training import FedAvg, FedSGD
-from dosimeter.types import Client, Refused
+from dosimeter.types import Refused
 
 
 @DEFENSES.register("local_iterations")

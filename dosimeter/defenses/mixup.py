@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from torch import Generator
 
-from dosimeter.client import check_batch
-from dosimeter.interfaces import Defense
-from dosimeter.losses import as_distribution
+from dosimeter.client.checks import check_batch
+from dosimeter.client.losses import as_distribution
+from dosimeter.interfaces import Client, Defense
 from dosimeter.options import Constraint
 from dosimeter.registry import DEFENSES
-from dosimeter.types import Batch, Client, Refused
+from dosimeter.types import Batch, Refused
 
 Concentration = Annotated[float, Constraint("a positive finite number", lambda value: 0 < value < math.inf)]
 

@@ -7,10 +7,10 @@ from typing import ClassVar
 
 from torch import Generator
 
-from dosimeter.interfaces import Defense
+from dosimeter.interfaces import Client, Defense
 from dosimeter.options import OptionError
 from dosimeter.registry import DEFENSES
-from dosimeter.types import Client, Update
+from dosimeter.types import Update
 
 
 @DEFENSES.register("only_layer")

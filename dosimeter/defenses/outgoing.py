@@ -11,8 +11,8 @@ from typing import ClassVar
 import torch
 from torch import Generator, Tensor, nn
 
-from dosimeter.interfaces import Defense
-from dosimeter.types import Client, Refused, Update
+from dosimeter.interfaces import Client, Defense
+from dosimeter.types import Refused, Update
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,10 +8,10 @@ from typing import ClassVar
 from torch import Generator
 from torch.nn.functional import avg_pool2d
 
-from dosimeter.interfaces import Defense
+from dosimeter.interfaces import Client, Defense
 from dosimeter.options import PositiveInt
 from dosimeter.registry import DEFENSES
-from dosimeter.types import Batch, Client, Refused
+from dosimeter.types import Batch, Refused
 
 
 @DEFENSES.register("pixelation")

@@ -10,11 +10,11 @@ from typing import ClassVar, cast
 import torch
 from torch import Generator, Tensor, nn
 
-from dosimeter.head import locate_head
-from dosimeter.interfaces import Defense
+from dosimeter.interfaces import Client, Defense
+from dosimeter.network.head import locate_head
 from dosimeter.options import PositiveInt
 from dosimeter.registry import DEFENSES
-from dosimeter.types import Client, Refused
+from dosimeter.types import Refused
 
 
 @DEFENSES.register("precode")

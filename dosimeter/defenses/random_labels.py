@@ -8,12 +8,12 @@ from typing import ClassVar
 import torch
 from torch import Generator
 
-from dosimeter.client import check_batch
-from dosimeter.interfaces import Defense
+from dosimeter.client.checks import check_batch
+from dosimeter.engines.privacy import randomised_response_keep
+from dosimeter.interfaces import Client, Defense
 from dosimeter.options import NonNegativeFloat
-from dosimeter.privacy import randomised_response_keep
 from dosimeter.registry import DEFENSES
-from dosimeter.types import Batch, Client, Refused
+from dosimeter.types import Batch, Refused
 
 
 @DEFENSES.register("random_labels")

@@ -8,11 +8,11 @@ from typing import ClassVar
 import torch
 from torch import Generator, Tensor
 
-from dosimeter.interfaces import Defense
+from dosimeter.client.training import Gradient, Replayable
+from dosimeter.interfaces import Client, Defense
 from dosimeter.options import PositiveInt
 from dosimeter.registry import DEFENSES
-from dosimeter.training import Gradient, Replayable
-from dosimeter.types import Client, Refused, Update
+from dosimeter.types import Refused, Update
 
 
 @DEFENSES.register("secure_aggregation")

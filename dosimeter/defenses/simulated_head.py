@@ -9,10 +9,10 @@ import torch
 from torch import Generator, Tensor
 
 from dosimeter.defenses.outgoing import own_weight, standard_normal, working_dtype
-from dosimeter.head import locate_head
-from dosimeter.interfaces import Defense
+from dosimeter.interfaces import Client, Defense
+from dosimeter.network.head import locate_head
 from dosimeter.registry import DEFENSES
-from dosimeter.types import Client, Refused, Update
+from dosimeter.types import Refused, Update
 
 
 @DEFENSES.register("simulated_head")

@@ -10,13 +10,13 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn.functional import one_hot
 
+from dosimeter.client.training import copied_buffers
 from dosimeter.defenses.outgoing import own_weight
-from dosimeter.head import locate_head
-from dosimeter.interfaces import Defense
+from dosimeter.interfaces import Client, Defense
+from dosimeter.network.head import locate_head
 from dosimeter.options import Fraction, PositiveInt
 from dosimeter.registry import DEFENSES
-from dosimeter.training import copied_buffers
-from dosimeter.types import Client, Update
+from dosimeter.types import Update
 
 VALUES_AT_ONCE = 2**20  # of the gradients of inputs that one batched backward pass makes
 

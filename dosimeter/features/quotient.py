@@ -8,10 +8,10 @@ from typing import Literal
 import torch
 from torch import Generator, Tensor
 
-from dosimeter.head import Head, find_head
-from dosimeter.interfaces import FeatureRecovery
+from dosimeter.interfaces import Exposure, FeatureRecovery
+from dosimeter.network.head import Head, find_head
 from dosimeter.registry import FEATURES
-from dosimeter.types import Exposure, FeatureEstimate, Knowledge, LabelEstimate, Outcome, Refused
+from dosimeter.types import FeatureEstimate, Knowledge, LabelEstimate, Outcome, Refused
 
 
 @FEATURES.register("quotient")

@@ -9,14 +9,14 @@ import torch
 from torch import Generator, Tensor
 from torch.nn.functional import cross_entropy, one_hot
 
+from dosimeter.client.losses import CrossEntropy
 from dosimeter.features.quotient import quotient_features
-from dosimeter.head import Head, find_head
-from dosimeter.interfaces import FeatureRecovery
-from dosimeter.losses import CrossEntropy
+from dosimeter.interfaces import Exposure, FeatureRecovery
+from dosimeter.network.head import Head, find_head
 from dosimeter.options import NonNegativeFloat, PositiveFloat, PositiveInt
 from dosimeter.progress import advance
 from dosimeter.registry import FEATURES
-from dosimeter.types import Exposure, FeatureEstimate, Knowledge, LabelEstimate, Outcome, Refused
+from dosimeter.types import FeatureEstimate, Knowledge, LabelEstimate, Outcome, Refused
 
 Initialisation = Literal["normal", "uniform", "zeros", "ones", "natural", "fgla"]
 

@@ -8,14 +8,14 @@ from typing import Any
 import torch
 from torch import Generator
 
-from dosimeter.analytic.scalar_problem import Family
-from dosimeter.analytic.scalar_search import solve
-from dosimeter.analytic.scalar_verdict import verdict
-from dosimeter.head import find_head
-from dosimeter.interfaces import FeatureRecovery
-from dosimeter.losses import CrossEntropy
+from dosimeter.client.losses import CrossEntropy
+from dosimeter.engines.scalar.problem import Family
+from dosimeter.engines.scalar.search import solve
+from dosimeter.engines.scalar.verdict import verdict
+from dosimeter.interfaces import Exposure, FeatureRecovery
+from dosimeter.network.head import find_head
 from dosimeter.registry import FEATURES
-from dosimeter.types import Exposure, FeatureEstimate, Knowledge, LabelEstimate, Refused
+from dosimeter.types import FeatureEstimate, Knowledge, LabelEstimate, Refused
 
 
 @FEATURES.register("scalar")

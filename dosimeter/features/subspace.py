@@ -7,15 +7,15 @@ from dataclasses import dataclass
 import torch
 from torch import Generator
 
-from dosimeter.head import Head, find_head
-from dosimeter.interfaces import FeatureRecovery
+from dosimeter.client.training import sends_one_gradient
+from dosimeter.engines.subspace.guesses import with_likely_guesses
+from dosimeter.engines.subspace.problem import Targets, separate_head
+from dosimeter.engines.subspace.verdict import Separation
+from dosimeter.interfaces import Exposure, FeatureRecovery
+from dosimeter.network.head import Head, find_head
 from dosimeter.options import NonNegativeInt, PositiveInt
 from dosimeter.registry import FEATURES
-from dosimeter.separation.exposed import Targets, separate_head
-from dosimeter.separation.guesses import with_likely_guesses
-from dosimeter.separation.verdict import Separation
-from dosimeter.training import sends_one_gradient
-from dosimeter.types import Exposure, FeatureEstimate, Knowledge, LabelEstimate, Outcome
+from dosimeter.types import FeatureEstimate, Knowledge, LabelEstimate, Outcome
 
 
 @FEATURES.register("subspace")

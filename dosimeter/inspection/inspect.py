@@ -22,7 +22,7 @@ from dosimeter.inspection.checks import (
     trap_rows,
 )
 from dosimeter.inspection.finding import Finding, Measured
-from dosimeter.inspection.sent import Sent, receive_model
+from dosimeter.inspection.received_model import Sent, receive_model
 from dosimeter.inspection.thresholds import FALSE_ALARMS, HONEST_MODELS, THRESHOLDS
 from dosimeter.types import Batch
 

@@ -8,16 +8,16 @@ from typing import Literal
 import torch
 from torch import Generator, Tensor
 
-from dosimeter.head import find_head
-from dosimeter.interfaces import LabelRecovery
-from dosimeter.labels.auxiliary import reference_at
-from dosimeter.labels.bounds import Bounds, bounds
-from dosimeter.labels.counting import counted, nearest_counts, nothing_to_read
-from dosimeter.labels.one_hot_loss import require_sign_rule
+from dosimeter.client.training import FedSGD
+from dosimeter.engines.counting.auxiliary import reference_at
+from dosimeter.engines.counting.bounds import Bounds, bounds
+from dosimeter.engines.counting.counts import counted, nearest_counts, nothing_to_read
+from dosimeter.engines.counting.one_hot_loss import require_sign_rule
+from dosimeter.interfaces import Exposure, LabelRecovery
+from dosimeter.network.head import find_head
 from dosimeter.options import PositiveInt
 from dosimeter.registry import LABELS
-from dosimeter.training import FedSGD
-from dosimeter.types import Exposure, Knowledge, LabelEstimate, Outcome
+from dosimeter.types import Knowledge, LabelEstimate, Outcome
 
 
 @LABELS.register("cv_matching")

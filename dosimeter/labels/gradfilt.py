@@ -7,13 +7,13 @@ from typing import ClassVar
 
 from torch import Generator, nn
 
-from dosimeter.interfaces import LabelRecovery, Tampering
+from dosimeter.engines.head_filter import BIAS, plant_filter, restore_labels
+from dosimeter.interfaces import Exposure, LabelRecovery, Tampering
+from dosimeter.network.input_shape import find_head_name
 from dosimeter.options import NonNegativeInt, PositiveInt
 from dosimeter.randomness import generator
 from dosimeter.registry import LABELS
-from dosimeter.tampering.head_filter import BIAS, plant_filter, restore_labels
-from dosimeter.tampering.input_shape import find_head_name
-from dosimeter.types import Exposure, Knowledge, LabelEstimate, Refused
+from dosimeter.types import Knowledge, LabelEstimate, Refused
 
 
 @LABELS.register("gradfilt")

@@ -7,14 +7,14 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Generator, Tensor
 
-from dosimeter.head import find_head
-from dosimeter.interfaces import LabelRecovery
-from dosimeter.labels.auxiliary import Source, reference_at
-from dosimeter.labels.counting import nothing_to_read
-from dosimeter.labels.layer_chain import Link, chain_to
-from dosimeter.labels.shares import class_shares, counts_of
+from dosimeter.engines.counting.auxiliary import Source, reference_at
+from dosimeter.engines.counting.counts import nothing_to_read
+from dosimeter.engines.counting.shares import class_shares, counts_of
+from dosimeter.interfaces import Exposure, LabelRecovery
+from dosimeter.network.head import find_head
+from dosimeter.network.linear_stack import Link, chain_to
 from dosimeter.registry import LABELS
-from dosimeter.types import Exposure, LabelEstimate, Outcome, Refused
+from dosimeter.types import LabelEstimate, Outcome, Refused
 
 
 @LABELS.register("gradient_bridge")

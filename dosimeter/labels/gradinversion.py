@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 from torch import Generator
 
-from dosimeter.head import find_head
-from dosimeter.interfaces import LabelRecovery
-from dosimeter.labels.counting import nothing_to_read, present_classes
-from dosimeter.labels.one_hot_loss import require_sign_rule
+from dosimeter.engines.counting.counts import nothing_to_read, present_classes
+from dosimeter.engines.counting.one_hot_loss import require_sign_rule
+from dosimeter.interfaces import Exposure, LabelRecovery
+from dosimeter.network.head import find_head
 from dosimeter.registry import LABELS
-from dosimeter.types import Exposure, Knowledge, LabelEstimate
+from dosimeter.types import Knowledge, LabelEstimate
 
 
 @LABELS.register("gradinversion")

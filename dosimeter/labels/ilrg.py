@@ -9,14 +9,14 @@ from scipy.linalg import lstsq
 from torch import Generator, Tensor
 from torch.nn.functional import softmax
 
-from dosimeter.head import Head, find_head
-from dosimeter.interfaces import LabelRecovery, Loss
-from dosimeter.labels.batch_size import batch_size_of, numerical_rank
-from dosimeter.labels.counting import nearest_counts, nothing_to_read
-from dosimeter.labels.shares import counts_of
+from dosimeter.engines.counting.batch_size import batch_size_of, numerical_rank
+from dosimeter.engines.counting.counts import nearest_counts, nothing_to_read
+from dosimeter.engines.counting.shares import counts_of
+from dosimeter.interfaces import Exposure, LabelRecovery, Loss, Public
+from dosimeter.network.head import Head, find_head
 from dosimeter.options import NonNegativeInt, PositiveInt
 from dosimeter.registry import LABELS
-from dosimeter.types import Exposure, Knowledge, LabelEstimate, Public, Refused
+from dosimeter.types import Knowledge, LabelEstimate, Refused
 
 SMALLEST = 1e-12  # stands for a bias gradient of exactly zero (Section 3.1's ε)
 CHUNK = 2**22  # logits held at once

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 import torch
 from torch import Generator, Tensor
 
-from dosimeter.head import find_head
-from dosimeter.interfaces import LabelRecovery
-from dosimeter.labels.counting import counted, nearest_counts, nothing_to_read, whole_number_confidence
-from dosimeter.labels.one_hot_loss import require_sign_rule
+from dosimeter.engines.counting.counts import counted, nearest_counts, nothing_to_read, whole_number_confidence
+from dosimeter.engines.counting.one_hot_loss import require_sign_rule
+from dosimeter.interfaces import Exposure, LabelRecovery
+from dosimeter.network.head import find_head
 from dosimeter.registry import LABELS
-from dosimeter.types import Exposure, Knowledge, LabelEstimate
+from dosimeter.types import Knowledge, LabelEstimate
 
 
 @LABELS.register("llg")

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 import torch
 from torch import Generator
 
-from dosimeter.head import find_head
-from dosimeter.interfaces import LabelRecovery
-from dosimeter.labels.auxiliary import class_gradients, reference_at
+from dosimeter.engines.counting.auxiliary import class_gradients, reference_at
+from dosimeter.engines.counting.one_hot_loss import require_sign_rule
+from dosimeter.interfaces import Exposure, LabelRecovery
 from dosimeter.labels.llg import fill_by_impact
-from dosimeter.labels.one_hot_loss import require_sign_rule
+from dosimeter.network.head import find_head
 from dosimeter.registry import LABELS
-from dosimeter.types import Exposure, Knowledge, LabelEstimate
+from dosimeter.types import Knowledge, LabelEstimate
 
 
 @LABELS.register("llg_plus")

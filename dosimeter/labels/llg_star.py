@@ -8,14 +8,14 @@ import torch
 from torch import Generator, Tensor
 from torch.nn.functional import softmax
 
-from dosimeter.head import Head, find_head
-from dosimeter.interfaces import LabelRecovery
-from dosimeter.labels.auxiliary import logits_in_chunks, reference_at
+from dosimeter.client.losses import CrossEntropy
+from dosimeter.engines.counting.auxiliary import logits_in_chunks, reference_at
+from dosimeter.engines.counting.one_hot_loss import require_sign_rule
+from dosimeter.interfaces import Exposure, LabelRecovery
 from dosimeter.labels.llg import fill_by_impact
-from dosimeter.labels.one_hot_loss import require_sign_rule
-from dosimeter.losses import CrossEntropy
+from dosimeter.network.head import Head, find_head
 from dosimeter.registry import LABELS
-from dosimeter.types import Exposure, Knowledge, LabelEstimate, Refused
+from dosimeter.types import Knowledge, LabelEstimate, Refused
 
 
 @LABELS.register("llg_star")

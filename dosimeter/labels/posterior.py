@@ -7,14 +7,14 @@ from dataclasses import dataclass
 import torch
 from torch import Generator, Tensor
 
-from dosimeter.head import Head, find_head
-from dosimeter.interfaces import LabelRecovery
-from dosimeter.labels.auxiliary import Reference, class_gradients, reference_at
-from dosimeter.labels.counting import nothing_to_read
-from dosimeter.labels.shares import counts_of
-from dosimeter.losses import Focal
+from dosimeter.client.losses import Focal
+from dosimeter.engines.counting.auxiliary import Reference, class_gradients, reference_at
+from dosimeter.engines.counting.counts import nothing_to_read
+from dosimeter.engines.counting.shares import counts_of
+from dosimeter.interfaces import Exposure, LabelRecovery
+from dosimeter.network.head import Head, find_head
 from dosimeter.registry import LABELS
-from dosimeter.types import Exposure, Knowledge, LabelEstimate
+from dosimeter.types import Knowledge, LabelEstimate
 
 
 @LABELS.register("posterior")

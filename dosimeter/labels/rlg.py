@@ -9,15 +9,15 @@ import torch
 from scipy.optimize import linprog
 from torch import Generator, Tensor
 
-from dosimeter.head import find_head
-from dosimeter.interfaces import LabelRecovery
-from dosimeter.labels.batch_size import numerical_rank
-from dosimeter.labels.counting import present_classes
-from dosimeter.labels.one_hot_loss import require_sign_rule
+from dosimeter.engines.counting.batch_size import numerical_rank
+from dosimeter.engines.counting.counts import present_classes
+from dosimeter.engines.counting.one_hot_loss import require_sign_rule
+from dosimeter.interfaces import Exposure, LabelRecovery
+from dosimeter.network.head import find_head
 from dosimeter.options import PositiveFloat, PositiveInt
 from dosimeter.progress import advance
 from dosimeter.registry import LABELS
-from dosimeter.types import Exposure, Knowledge, LabelEstimate, Refused
+from dosimeter.types import Knowledge, LabelEstimate, Refused
 
 
 @LABELS.register("rlg")

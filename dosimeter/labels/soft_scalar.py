@@ -9,17 +9,17 @@ import numpy as np
 import torch
 from torch import Generator
 
-from dosimeter.analytic.scalar_problem import Candidates, Family, ScalarProblem, on_host, scalar_problem
-from dosimeter.analytic.scalar_search import solve
-from dosimeter.analytic.scalar_verdict import verdict
-from dosimeter.head import Head, find_head
-from dosimeter.interfaces import LabelRecovery
-from dosimeter.labels.counting import nothing_to_read
+from dosimeter.client.losses import CrossEntropy
+from dosimeter.engines.counting.counts import nothing_to_read
+from dosimeter.engines.scalar.problem import Candidates, Family, ScalarProblem, on_host, scalar_problem
+from dosimeter.engines.scalar.search import solve
+from dosimeter.engines.scalar.swarm_search import published_search
+from dosimeter.engines.scalar.verdict import verdict
+from dosimeter.interfaces import Exposure, LabelRecovery, Public
 from dosimeter.labels.idlg import against_the_others
-from dosimeter.labels.swarm_search import published_search
-from dosimeter.losses import CrossEntropy
+from dosimeter.network.head import Head, find_head
 from dosimeter.registry import LABELS
-from dosimeter.types import Exposure, Knowledge, LabelEstimate, Public, Refused
+from dosimeter.types import Knowledge, LabelEstimate, Refused
 
 
 @LABELS.register("soft_scalar")

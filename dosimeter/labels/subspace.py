@@ -7,14 +7,14 @@ from dataclasses import dataclass
 import torch
 from torch import Generator, Tensor
 
-from dosimeter.head import find_head
-from dosimeter.interfaces import LabelRecovery
-from dosimeter.losses import CrossEntropy
+from dosimeter.client.losses import CrossEntropy
+from dosimeter.engines.subspace.problem import separate_head
+from dosimeter.engines.subspace.verdict import Separation
+from dosimeter.interfaces import Exposure, LabelRecovery
+from dosimeter.network.head import find_head
 from dosimeter.options import NonNegativeInt, PositiveInt
 from dosimeter.registry import LABELS
-from dosimeter.separation.exposed import separate_head
-from dosimeter.separation.verdict import Separation
-from dosimeter.types import Exposure, Knowledge, LabelEstimate, Outcome
+from dosimeter.types import Knowledge, LabelEstimate, Outcome
 
 
 @LABELS.register("subspace")

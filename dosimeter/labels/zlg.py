@@ -7,13 +7,13 @@ from dataclasses import dataclass
 import torch
 from torch import Generator
 
-from dosimeter.head import find_head
-from dosimeter.interfaces import LabelRecovery
-from dosimeter.labels.auxiliary import Source, reference_at
-from dosimeter.labels.counting import nothing_to_read
-from dosimeter.labels.shares import class_shares, counts_of
+from dosimeter.engines.counting.auxiliary import Source, reference_at
+from dosimeter.engines.counting.counts import nothing_to_read
+from dosimeter.engines.counting.shares import class_shares, counts_of
+from dosimeter.interfaces import Exposure, LabelRecovery
+from dosimeter.network.head import find_head
 from dosimeter.registry import LABELS
-from dosimeter.types import Exposure, Knowledge, LabelEstimate, Refused
+from dosimeter.types import Knowledge, LabelEstimate, Refused
 
 
 @LABELS.register("zlg")

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from dosimeter.report.numbers import percent, significant
 from dosimeter.report.settings import described, group_by_setting
+from dosimeter.surfaces.verdicts import CHANCE, MARGIN_DB, SURFACES, UTILITY, Verdict
 from dosimeter.types import Outcome, Record
-from dosimeter.verdicts import CHANCE, MARGIN_DB, SURFACES, UTILITY, Verdict
 
 SUSPICIOUS = 0.25  # agreement, from guessing to perfect, that is worth a word where luck cannot be ruled out
 

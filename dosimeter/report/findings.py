@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from dosimeter.report.settings import group_by_setting
 from dosimeter.report.words import ALL_CRASHED, MEANINGS, NOT_MEASURED, enumeration
+from dosimeter.surfaces.verdicts import SURFACES, Verdict, gravity, judge_surfaces
 from dosimeter.types import Outcome, Record
-from dosimeter.verdicts import SURFACES, Verdict, gravity, judge_surfaces
 
 
 @dataclass(frozen=True, kw_only=True)

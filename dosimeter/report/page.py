@@ -17,8 +17,8 @@ from dosimeter.report.numbers import duration, percent, times
 from dosimeter.report.sections import sections
 from dosimeter.report.settings import threat_model_lines
 from dosimeter.report.tradeoff import tradeoff
+from dosimeter.surfaces.verdicts import MARGIN_DB, SURFACES, UTILITY, Verdict
 from dosimeter.types import Record
-from dosimeter.verdicts import MARGIN_DB, SURFACES, UTILITY, Verdict
 from dosimeter.version import __version__
 
 if TYPE_CHECKING:

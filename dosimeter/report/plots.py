@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from dosimeter.report.numbers import THIN, plain, power_of_ten, score, significant
 from dosimeter.report.words import higher_is_better, metric_name, null_name, unit
-from dosimeter.statistics import summarize
-from dosimeter.verdicts import MARGIN_DB
+from dosimeter.surfaces.intervals import summarize
+from dosimeter.surfaces.verdicts import MARGIN_DB
 
 HEIGHT = 180.0  # of the per-sample plot, in CSS pixels
 SYMBOLS = ("dash", "ring", "triangle", "cross")  # of the nulls, in this order

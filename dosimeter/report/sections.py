@@ -14,9 +14,9 @@ from dosimeter.report.findings import state
 from dosimeter.report.numbers import duration, score, score_range, significant
 from dosimeter.report.settings import OF_THE_DRAW, Setting, group_by_setting
 from dosimeter.report.words import OUTCOMES, higher_is_better, method_idea, metric_name, null_name, shown_name
-from dosimeter.statistics import summarize
+from dosimeter.surfaces.intervals import summarize
+from dosimeter.surfaces.verdicts import SURFACES, gravity, judge_surfaces
 from dosimeter.types import Record
-from dosimeter.verdicts import SURFACES, gravity, judge_surfaces
 
 PLOTTED = {"labels": ("insacc", "clsacc"), "features": ("feature_error",), "inputs": ("psnr",)}
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"

@@ -10,8 +10,8 @@ from itertools import pairwise
 from dosimeter.report.cells import Cell, cells_of
 from dosimeter.report.numbers import THIN, percent, significant
 from dosimeter.report.words import enumeration
+from dosimeter.surfaces.verdicts import SURFACES
 from dosimeter.types import Record
-from dosimeter.verdicts import SURFACES
 
 NEAR = (9.0, 14.0)  # per cent across and pixels down within which two numbers would overlap
 LEARNED = 0.1  # of the way from guessing to perfect that the undefended training must come for its accuracy to be a measure

@@ -6,8 +6,8 @@ import inspect
 from typing import Any
 
 from dosimeter.registry import ATTACKS, DEFENSES, FEATURES, LABELS, LOSSES, METRICS, TRAININGS, Registry
+from dosimeter.surfaces.verdicts import Verdict
 from dosimeter.types import Record
-from dosimeter.verdicts import Verdict
 
 SURFACES = {
     "labels": "Which classes the client’s samples belong to, and how many there are of each. A class can itself be the secret: "

@@ -10,8 +10,8 @@ from torch import nn
 import dosimeter as dm
 from dosimeter.attacks.gradfilt import FadingVariation
 from dosimeter.models.loading import load_model
-from dosimeter.tampering.bottleneck import narrowest
-from dosimeter.tampering.input_shape import find_head_name
+from dosimeter.network.bottleneck import narrowest
+from dosimeter.network.input_shape import find_head_name
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import dosimeter as dm
+from dosimeter.engines.bins.inserted_layer import NATURAL
 from dosimeter.models.loading import load_model
-from dosimeter.tampering.inserted_layer import NATURAL
 
 
 def pictures(count: int, seed: int) -> dm.Batch:

@@ -8,7 +8,7 @@ from torch import nn
 
 import dosimeter as dm
 from dosimeter.attacks import inverting_gradients
-from dosimeter.matching.solve import solve
+from dosimeter.engines.matching.solve import solve
 
 
 @pytest.fixture(scope="module")

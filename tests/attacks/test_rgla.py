@@ -6,9 +6,9 @@ import torch
 from torch import nn
 
 import dosimeter as dm
-from dosimeter.generators.keeping import obtain, trained
-from dosimeter.generators.target import Target
-from dosimeter.generators.train import DecoderSettings, decode_without_slope
+from dosimeter.engines.decoder.cache import obtain, trained
+from dosimeter.engines.decoder.target import Target
+from dosimeter.engines.decoder.train import DecoderSettings, decode_without_slope
 from dosimeter.models.resnet_cifar import CifarResNet
 from dosimeter.types import Refused
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import dosimeter as dm
+from dosimeter.engines.bins.trap_rows import TrapLayer, trap_scale
 from dosimeter.models.loading import load_model
-from dosimeter.tampering.trap_rows import TrapLayer, trap_scale
 
 
 def pictures(count: int, seed: int) -> dm.Batch:

@@ -3,9 +3,9 @@
 import pytest
 from torch import nn
 
-from dosimeter.losses import CrossEntropy
-from dosimeter.training import FedSGD
-from dosimeter.types import Client
+from dosimeter.client.losses import CrossEntropy
+from dosimeter.client.training import FedSGD
+from dosimeter.interfaces import Client
 
 
 @pytest.fixture

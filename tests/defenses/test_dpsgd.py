@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 import dosimeter as dm
+from dosimeter.client.losses import CrossEntropy
 from dosimeter.defenses.dpsgd import ClippedSGD, per_sample_gradients
-from dosimeter.losses import CrossEntropy
 
 
 def _loop(model, batch):

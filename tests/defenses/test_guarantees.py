@@ -4,7 +4,7 @@ import pytest
 
 import dosimeter as dm
 from dosimeter.defenses.guarantees import guarantees
-from dosimeter.privacy import gaussian_epsilon
+from dosimeter.engines.privacy import gaussian_epsilon
 
 PRIVATE = dm.defense("dpsgd", max_norm=1.0, noise_multiplier=1.1)
 CLIP, NOISE = dm.defense("clipping", max_norm=2.0), dm.defense("gaussian_noise", std=6.0)

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import dosimeter as dm
-from dosimeter.losses import BinaryCrossEntropy, CrossEntropy
+from dosimeter.client.losses import BinaryCrossEntropy, CrossEntropy
 from dosimeter.randomness import generator
 
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 import dosimeter as dm
+from dosimeter.client.losses import CrossEntropy
 from dosimeter.defenses.outgoing import OutgoingDefense
-from dosimeter.losses import CrossEntropy
 from dosimeter.randomness import generator
 from dosimeter.registry import DEFENSES
 

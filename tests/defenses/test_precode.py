@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 import dosimeter as dm
-from dosimeter.head import locate_head
+from dosimeter.network.head import locate_head
 
 
 def _trained_behind(model, batch, name, seed=0, **options):

@@ -6,9 +6,9 @@ import torch
 from torch import nn
 
 import dosimeter as dm
-from dosimeter.losses import BinaryCrossEntropy
+from dosimeter.client.losses import BinaryCrossEntropy
+from dosimeter.interfaces import Client
 from dosimeter.randomness import generator
-from dosimeter.types import Client
 
 
 def _defended(client, name, seed=0, **options):

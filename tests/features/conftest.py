@@ -12,8 +12,9 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 
 import dosimeter as dm
-from dosimeter.head import find_head, input_of
-from dosimeter.types import Exposure, FeatureEstimate
+from dosimeter.interfaces import Exposure
+from dosimeter.network.head import find_head, input_of
+from dosimeter.types import FeatureEstimate
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ import torch
 
 import dosimeter as dm
 from dosimeter.features.rgla import RGLA, _expected_loss, _Problem
-from dosimeter.head import find_head
+from dosimeter.network.head import find_head
 from dosimeter.types import Refused
 
 from .conftest import errors

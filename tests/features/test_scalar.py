@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 import dosimeter as dm
-from dosimeter.analytic.scalar_problem import on_host, scalar_problem
-from dosimeter.head import find_head
+from dosimeter.engines.scalar.problem import on_host, scalar_problem
+from dosimeter.network.head import find_head
 from dosimeter.types import Refused
 
 from .conftest import case_of, errors

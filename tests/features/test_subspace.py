@@ -10,7 +10,7 @@ from torch.nn.functional import one_hot
 
 import dosimeter as dm
 from dosimeter.features.subspace import Subspace
-from dosimeter.head import find_head
+from dosimeter.network.head import find_head
 from dosimeter.registry import MODELS
 from dosimeter.types import LabelEstimate, Outcome, Refused
 

@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dosimeter.client import observe
-from dosimeter.interfaces import Loss
-from dosimeter.types import Batch, Exposure
+from dosimeter.client.observe import observe
+from dosimeter.interfaces import Exposure, Loss
+from dosimeter.types import Batch
 
 DATA = Path(os.environ.get("DOSIMETER_DATA") or Path(__file__).resolve().parents[3] / "shared" / "data")
 

@@ -6,11 +6,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from dosimeter.head import Head
-from dosimeter.labels.counting import least_counts
+from dosimeter.client.losses import CrossEntropy
+from dosimeter.engines.counting.counts import least_counts
 from dosimeter.labels.cv_matching import best_cosine_counts, cosine, evolved_counts
-from dosimeter.losses import CrossEntropy
-from dosimeter.server import recover_labels
+from dosimeter.network.head import Head
+from dosimeter.runs.server import recover_labels
 from dosimeter.types import Refused
 
 

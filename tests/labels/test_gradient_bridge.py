@@ -8,12 +8,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dosimeter.client import observe
+from dosimeter.client.losses import CrossEntropy, Focal
+from dosimeter.client.observe import observe
+from dosimeter.interfaces import Exposure
 from dosimeter.labels.gradient_bridge import _constant_direction, _from_kept_entries
-from dosimeter.labels.layer_chain import chain_to
-from dosimeter.losses import CrossEntropy, Focal
-from dosimeter.server import recover_labels
-from dosimeter.types import Batch, Exposure, Outcome, Refused
+from dosimeter.network.linear_stack import chain_to
+from dosimeter.runs.server import recover_labels
+from dosimeter.types import Batch, Outcome, Refused
 
 LABELS = [0, 0, 0, 3, 3, 8, 9, 9]
 pytestmark = pytest.mark.filterwarnings("ignore:inputs reach")

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from dosimeter.losses import CrossEntropy
-from dosimeter.server import recover_labels
+from dosimeter.client.losses import CrossEntropy
+from dosimeter.runs.server import recover_labels
 from dosimeter.types import Outcome, Refused
 
 

@@ -5,12 +5,12 @@ import torch
 from torch import nn
 from torch.nn.functional import softmax
 
-from dosimeter.client import observe
+from dosimeter.client.losses import BinaryCrossEntropy, CrossEntropy, Focal
+from dosimeter.client.observe import observe
 from dosimeter.defenses.pruning import Pruning
-from dosimeter.head import input_of
 from dosimeter.labels.ilrg import ILRG, _least_squares
-from dosimeter.losses import BinaryCrossEntropy, CrossEntropy, Focal
-from dosimeter.server import recover_labels
+from dosimeter.network.head import input_of
+from dosimeter.runs.server import recover_labels
 from dosimeter.types import Batch, Refused
 
 LABELS = [0, 0, 0, 3, 3, 8, 9, 9]

@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dosimeter.client import receive
+from dosimeter.client.losses import CrossEntropy, Focal
+from dosimeter.client.observe import receive
 from dosimeter.labels.llg import fill_by_impact
-from dosimeter.losses import CrossEntropy, Focal
-from dosimeter.server import recover_labels
+from dosimeter.runs.server import recover_labels
 from dosimeter.types import Refused
 
 FOUR_TWO_TWO = [0, 0, 0, 0, 1, 1, 2, 2]

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 from torch.nn.functional import softmax
 
-from dosimeter.losses import BinaryCrossEntropy, CrossEntropy, Focal
-from dosimeter.server import recover_labels
+from dosimeter.client.losses import BinaryCrossEntropy, CrossEntropy, Focal
+from dosimeter.runs.server import recover_labels
 from dosimeter.types import Batch, Refused
 
 LABELS = [0, 0, 0, 3, 3, 8, 9, 9]

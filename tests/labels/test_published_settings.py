@@ -10,15 +10,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import interpolate, one_hot
 
-from dosimeter.client import observe
-from dosimeter.head import find_head
-from dosimeter.interfaces import Loss
-from dosimeter.losses import CrossEntropy, Focal
+from dosimeter.client.losses import CrossEntropy, Focal
+from dosimeter.client.observe import observe
+from dosimeter.interfaces import Exposure, Loss
 from dosimeter.models.loading import load_weights
+from dosimeter.network.head import find_head
 from dosimeter.normalization import from_pixels
 from dosimeter.registry import MODELS
-from dosimeter.server import recover_labels
-from dosimeter.types import Batch, Exposure, LabelEstimate, Normalization, Outcome
+from dosimeter.runs.server import recover_labels
+from dosimeter.types import Batch, LabelEstimate, Normalization, Outcome
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200), pytest.mark.filterwarnings("ignore:inputs reach")]
 

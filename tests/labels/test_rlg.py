@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from dosimeter.server import recover_labels
+from dosimeter.runs.server import recover_labels
 from dosimeter.types import Refused
 
 

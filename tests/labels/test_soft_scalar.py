@@ -7,10 +7,10 @@ import torch
 from torch import Tensor, nn
 
 import dosimeter as dm
-from dosimeter.client import observe
-from dosimeter.losses import CrossEntropy, Focal
-from dosimeter.server import recover_labels
-from dosimeter.training import FedAvg
+from dosimeter.client.losses import CrossEntropy, Focal
+from dosimeter.client.observe import observe
+from dosimeter.client.training import FedAvg
+from dosimeter.runs.server import recover_labels
 from dosimeter.types import Batch, Outcome, Refused
 
 

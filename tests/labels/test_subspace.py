@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from dosimeter.client.losses import Focal
 from dosimeter.labels.subspace import Subspace
-from dosimeter.losses import Focal
-from dosimeter.server import recover_labels
+from dosimeter.runs.server import recover_labels
 from dosimeter.types import Outcome, Refused
 
 

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad
 from torch.nn.functional import cross_entropy, one_hot
 
-from dosimeter.client import observe
-from dosimeter.head import find_head, locate_head
+from dosimeter.client.observe import observe
+from dosimeter.network.head import find_head, locate_head
 from dosimeter.options import OptionError, PositiveInt
 from dosimeter.registry import MODELS, options_of
 from dosimeter.types import Batch

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dosimeter.report.plots import HEIGHT, Scale, beats_nulls, error_plot, label_plot, sample_plot, sample_scale
-from dosimeter.verdicts import MARGIN_DB, Verdict, judge_inputs
+from dosimeter.surfaces.verdicts import MARGIN_DB, Verdict, judge_inputs
 
 
 @given(st.floats(1e-12, 1e6), st.floats(1e-12, 1e6), st.booleans())

@@ -2,8 +2,8 @@ import pytest
 
 from dosimeter.registry import METRICS
 from dosimeter.report.words import MEANINGS, SURFACES, higher_is_better, is_share, method_idea, metric_idea, part_idea, unit
-from dosimeter.verdicts import SURFACES as ALL_SURFACES
-from dosimeter.verdicts import Verdict
+from dosimeter.surfaces.verdicts import SURFACES as ALL_SURFACES
+from dosimeter.surfaces.verdicts import Verdict
 
 
 def test_every_verdict_on_every_surface_has_its_meaning():

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import softmax
 
 from dosimeter.inspection.finding import Measured
-from dosimeter.inspection.sent import Sent
+from dosimeter.inspection.received_model import Sent
 
 SMALLEST = 1e-12
 INDISTINCT = 1e-6  # relative distance of features, or of logits, below which rounding is all that tells inputs apart

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dosimeter.inspection.finding import Measured
-from dosimeter.inspection.sent import Sent
+from dosimeter.inspection.received_model import Sent
 
 
 def measure(sent: Sent) -> Measured:

@@ -7,9 +7,9 @@ import math
 import torch
 from torch.nn.functional import softmax
 
+from dosimeter.client.losses import as_distribution
 from dosimeter.inspection.finding import NO_HEAD, Measured
-from dosimeter.inspection.sent import Sent
-from dosimeter.losses import as_distribution
+from dosimeter.inspection.received_model import Sent
 
 DOMINATED = 0.99
 

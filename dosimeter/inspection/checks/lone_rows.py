@@ -8,7 +8,7 @@ from torch.nn.functional import cross_entropy
 
 from dosimeter.inspection.finding import Measured
 from dosimeter.inspection.layer import LinearLayer, rows_of
-from dosimeter.inspection.sent import Sent
+from dosimeter.inspection.received_model import Sent
 
 DOMINATED = 0.99  # share of a row's gradient from which it is one sample's
 FEWEST = 8  # samples, and rows that get a gradient: with fewer, honest rows are often one sample's

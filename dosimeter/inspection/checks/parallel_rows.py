@@ -6,7 +6,7 @@ import torch
 
 from dosimeter.inspection.finding import Measured
 from dosimeter.inspection.layer import LinearLayer
-from dosimeter.inspection.sent import Sent
+from dosimeter.inspection.received_model import Sent
 from dosimeter.randomness import generator
 
 DIRECTIONS = 64  # that rows are projected onto before they are compared

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from dosimeter.inspection.finding import Measured
 from dosimeter.inspection.pruning import rows_that_count
-from dosimeter.inspection.sent import Sent
+from dosimeter.inspection.received_model import Sent
 
 TURNED = 0.3  # cosine with its former self below which a row is another row, unless it still holds that
 CHANCE = 2.0  # times 1/√d: the cosine of rows of d entries that have nothing to do with each other

@@ -9,7 +9,7 @@ from torch.nn.functional import softmax
 
 from dosimeter.inspection.finding import NO_HEAD, Measured
 from dosimeter.inspection.pruning import rows_that_count
-from dosimeter.inspection.sent import Sent
+from dosimeter.inspection.received_model import Sent
 
 SMALLEST = 1e-12
 CHUNK = 1024

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from dosimeter.inspection.finding import Measured
-from dosimeter.inspection.sent import Sent
+from dosimeter.inspection.received_model import Sent
 
 SMALLEST = 1e-12
 SAMPLED = 64  # rows a layer

@@ -1,1 +1,0 @@
-"""What can be computed from a gradient in closed form: layers walked back, rows divided, one scalar found."""

@@ -1,0 +1,1 @@
+"""The client's side: what happens before an update leaves."""

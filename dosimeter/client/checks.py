@@ -1,0 +1,127 @@
+"""What must be true of a model, a batch and an update before anything is computed from them; else a sentence says what is wrong."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from dosimeter.interfaces import Defense, Exposure, Loss
+from dosimeter.normalization import input_bounds
+from dosimeter.types import Batch, Normalization
+
+SENT = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})  # what an update's tensors may consist of
+
+
+def listed(defenses: Sequence[Defense | str] | Defense | str) -> Sequence[Defense | str]:
+    """One defense alone is a list of one."""
+    if isinstance(defenses, (str, Defense)):
+        return (defenses,)
+    if isinstance(defenses, Mapping) or not isinstance(defenses, Iterable):
+        raise TypeError(f"defenses: expected a list of defenses or of their names, got {defenses!r}")
+    return defenses
+
+
+def check_exposure(exposure: Exposure) -> None:
+    """Refuse an update that does not fit its model, or that is not finite."""
+    parameters = dict(exposure.model.named_parameters())
+    if not exposure.update:
+        raise ValueError("update: the client sent no layer at all")
+    for name, change in exposure.update.items():
+        if name not in parameters:
+            raise ValueError(f"update: the model has no parameter {name!r}")
+        if change.layout is not torch.strided or change.dtype not in SENT:
+            kind = change.dtype if change.layout is torch.strided else f"{change.layout} of {change.dtype}"
+            raise ValueError(f"update.{name}: expected a dense tensor of half, single or double precision, got {kind}")
+        if change.shape != parameters[name].shape:
+            raise ValueError(f"update.{name}: expected shape {tuple(parameters[name].shape)} as in the model, got {tuple(change.shape)}")
+        if not math.isfinite(float(change.sum())) and not torch.isfinite(change).all():  # a finite sum is proof, and cheaper
+            raise ValueError(f"update.{name}: has NaN or infinite entries; the loss or the training diverged on this batch")
+
+
+def check_batch(model: nn.Module, batch: Batch, path: str, loss: Loss | None = None) -> int:
+    """Refuse a batch that the model cannot take or whose labels its loss cannot aim at; return the number of classes."""
+    check_model(model)
+    if not isinstance(batch, Batch):
+        raise TypeError(f"{path}: expected a Batch, got {type(batch).__name__}")
+    inputs, targets = batch.inputs, batch.targets
+    if not isinstance(inputs, Tensor) or not isinstance(targets, Tensor):
+        raise TypeError(f"{path}: expected tensors, got {type(inputs).__name__} and {type(targets).__name__}")
+    if inputs.ndim < 2 or len(inputs) == 0:
+        raise ValueError(f"{path}.inputs: expected a batch of at least one sample, got shape {tuple(inputs.shape)}")
+    if not inputs.is_floating_point():
+        raise ValueError(f"{path}.inputs: expected floating point, got {inputs.dtype}; divide pixel values by 255")
+    if not torch.isfinite(inputs).all():
+        raise ValueError(f"{path}.inputs: has NaN or infinite values")
+    if targets.ndim == 0 or len(targets) != len(inputs):
+        raise ValueError(f"{path}.targets: expected {len(inputs)}, one for each input, got shape {tuple(targets.shape)}")
+    classes = count_classes(model, inputs[:1].repeat_interleave(2, 0))
+    _check_targets(targets, classes, f"{path}.targets", loss)
+    return classes
+
+
+def _check_targets(targets: Tensor, classes: int, path: str, loss: Loss | None) -> None:
+    if targets.ndim == 1:
+        if targets.is_floating_point():
+            raise ValueError(f"{path}: class ids must be integers, got {targets.dtype}")
+        highest = max(classes, 2) - 1  # one logit: a yes-or-no question
+        if int(targets.min()) < 0 or int(targets.max()) > highest:
+            raise ValueError(f"{path}: class ids must lie in 0..{highest}, got {int(targets.min())}..{int(targets.max())}")
+    elif targets.ndim == 2 and targets.shape[1] == classes:
+        check_soft_labels(targets, path, loss)
+    else:
+        raise ValueError(f"{path}: expected (B,) class ids or (B, {classes}) soft labels, got shape {tuple(targets.shape)}")
+
+
+def check_soft_labels(labels: Tensor, path: str, loss: Loss | None) -> None:
+    """Refuse rows (B, C) that `loss` cannot aim at: softmax losses share out a whole, others ask each class for itself."""
+    if not labels.is_floating_point() or not torch.isfinite(labels).all() or bool((labels < 0).any()):
+        raise ValueError(f"{path}: soft labels must be finite numbers of at least 0")
+    sums = labels.sum(1, dtype=torch.float64)
+    if loss is not None and loss.shift_invariant and bool(((sums - 1).abs() > 1e-2).any()):
+        raise ValueError(f"{path}: each soft label must sum to 1, got sums from {sums.min():.3g} to {sums.max():.3g}")
+
+
+def check_model(model: nn.Module) -> None:
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model: expected a torch.nn.Module, got {type(model).__name__}")
+    if next(model.parameters(), None) is None:
+        raise ValueError("model: has no parameters, so there is no gradient to audit")
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise ValueError("model: every parameter is frozen, so there is no gradient to audit")
+
+
+def count_classes(model: nn.Module, inputs: Tensor) -> int:
+    """How many logits the model gives; found without touching its mode's side effects."""
+    state = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
+    try:
+        with torch.no_grad(), torch.random.fork_rng():
+            output = torch.func.functional_call(model, state, (inputs,))
+    except Exception as error:  # whatever a stranger's model does with inputs that it cannot take
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ValueError(f"model: cannot take {inputs.dtype} inputs of shape {tuple(inputs.shape[1:])}: {reason}") from error
+    if not isinstance(output, Tensor) or output.ndim != 2:
+        what = f"shape {tuple(output.shape)}" if isinstance(output, Tensor) else type(output).__name__
+        raise ValueError(f"model: expected one (batch, classes) tensor of logits, got {what}")
+    return output.shape[1]
+
+
+def warn_outside_bounds(inputs: Tensor, normalization: Normalization) -> None:
+    channels = len(normalization.mean)
+    if (
+        len(normalization.std) != channels
+        or channels not in (1, inputs.shape[1])
+        or not all(s > 0 and math.isfinite(s) for s in normalization.std)
+    ):
+        raise ValueError(f"normalization: expected one mean and one positive std, or {inputs.shape[1]} of each, got {normalization}")
+    low, high = input_bounds(normalization, inputs)
+    slack = 1e-3 * (high - low)
+    if bool((inputs < low - slack).any()) or bool((inputs > high + slack).any()):
+        warnings.warn(
+            f"inputs reach from {inputs.min():.3g} to {inputs.max():.3g}, outside what the normalisation maps pixels in [0, 1] to; "
+            "attacks and PSNR assume that range: pass normalization=dm.Normalization(mean=..., std=...)",
+            stacklevel=3,
+        )

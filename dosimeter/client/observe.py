@@ -1,0 +1,111 @@
+"""The client's side, and the wall: a private batch goes in, an exposure comes out, and nothing behind it reaches the batch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from dosimeter.client.checks import check_batch, check_exposure, check_model, count_classes, listed, warn_outside_bounds
+from dosimeter.client.losses import CrossEntropy
+from dosimeter.client.training import FedSGD
+from dosimeter.interfaces import Client, Defense, Exposure, Loss, Public, Training
+from dosimeter.network.head import copy_of
+from dosimeter.options import PositiveInt, checked
+from dosimeter.randomness import generator, seeded
+from dosimeter.registry import DEFENSES, LOSSES, TRAININGS
+from dosimeter.types import Batch, Normalization, Refused, Update
+
+
+def observe(
+    model: nn.Module,
+    batch: Batch,
+    *,
+    training: Training | str | None = None,
+    defenses: Sequence[Defense | str] = (),
+    loss: Loss | str | None = None,
+    normalization: Normalization | None = None,
+    auxiliary: Batch | None = None,
+    declare_batch_size: bool = True,
+    seed: int = 0,
+) -> Exposure:
+    """Let a client train on `batch` behind `defenses`, and return all that the server then has.
+
+    The model's current mode (train or eval) is the client's mode. Neither the model nor the batch is changed, and the
+    exposure holds copies, so that nothing done to either afterwards can change what the server knows.
+    """
+    scale: Normalization = checked(Normalization, normalization or Normalization(), "normalization")
+    training, loss = TRAININGS.resolve(training or FedSGD()), LOSSES.resolve(loss or CrossEntropy())
+    defenses = [DEFENSES.resolve(defense) for defense in listed(defenses)]
+    seed, declare_batch_size = checked(int, seed, "seed"), checked(bool, declare_batch_size, "declare_batch_size")
+    classes = check_batch(model, batch, "batch", loss)
+    client = Client(model=copy_of(model), batch=batch, training=training, loss=loss)
+    if auxiliary is not None:
+        check_batch(client.model, auxiliary, "auxiliary", loss)
+        auxiliary = Batch(auxiliary.inputs.detach().clone(), auxiliary.targets.detach().clone())
+    warn_outside_bounds(batch.inputs, scale)
+    for position, defense in enumerate(defenses):
+        client = defense(client, generator(seed, f"defense {position} {defense.name}", batch.inputs.device))
+    with seeded(seed, "training"):
+        update = _trained(client)
+    for transform in client.outgoing:
+        update = transform(update)
+    if not update:
+        names = ", ".join(defense.name for defense in defenses)
+        raise Refused(f"{names}: every layer that this model trains is withheld, so nothing is sent")
+    public = Public(
+        input_shape=tuple(client.batch.inputs.shape[1:]),
+        classes=classes,
+        batch_size=len(batch.inputs) if declare_batch_size else None,
+        loss=client.loss,
+        training=client.training,
+        train_mode=client.model.training,
+        normalization=scale,
+        defenses=tuple(defenses),
+    )
+    update = {name: change.detach().clone() for name, change in update.items()}
+    exposure = Exposure(model=client.model, update=update, public=public, auxiliary=auxiliary)
+    check_exposure(exposure)
+    return exposure
+
+
+def _trained(client: Client) -> Update:
+    try:
+        return client.training(client.model, client.batch.inputs, client.batch.targets, client.loss)
+    except RuntimeError as error:
+        raise ValueError(f"model: cannot be trained on this batch: {str(error).strip().splitlines()[0]}") from error
+
+
+def receive(
+    model: nn.Module,
+    update: Update,
+    *,
+    input_shape: Sequence[int],
+    batch_size: int | None = None,
+    training: Training | str | None = None,
+    loss: Loss | str | None = None,
+    normalization: Normalization | None = None,
+    defenses: Sequence[Defense | str] = (),
+    auxiliary: Batch | None = None,
+) -> Exposure:
+    """An exposure from an update that some federation really sent, by parameter name and in a gradient's units."""
+    shape: tuple[int, ...] = checked(tuple[PositiveInt, ...], input_shape, "input_shape")
+    batch_size = checked(PositiveInt | None, batch_size, "batch_size")
+    if not isinstance(update, Mapping) or not all(isinstance(change, Tensor) for change in update.values()):
+        raise TypeError(f"update: expected tensors by parameter name, got {type(update).__name__}")
+    check_model(model)
+    model = copy_of(model)
+    public = Public(
+        input_shape=shape,
+        classes=count_classes(model, torch.zeros(2, *shape).to(next(model.parameters()))),
+        batch_size=batch_size,
+        loss=LOSSES.resolve(loss or CrossEntropy()),
+        training=TRAININGS.resolve(training or FedSGD()),
+        train_mode=model.training,
+        normalization=normalization or Normalization(),
+        defenses=tuple(DEFENSES.resolve(defense) for defense in listed(defenses)),
+    )
+    exposure = Exposure(model=model, update={k: v.detach().clone() for k, v in update.items()}, public=public, auxiliary=auxiliary)
+    check_exposure(exposure)
+    return exposure

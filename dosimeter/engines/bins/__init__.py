@@ -1,0 +1,1 @@
+"""Layers that a dishonest server plants, and what their bins held."""

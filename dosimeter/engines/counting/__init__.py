@@ -1,0 +1,1 @@
+"""From gradients to whole numbers of samples per class."""

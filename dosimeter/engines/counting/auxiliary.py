@@ -1,0 +1,95 @@
+"""What the model does with data that the server has: auxiliary samples, or dummies, images of uniform noise."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Generator, Tensor
+
+from dosimeter.interfaces import Exposure, Loss
+from dosimeter.network.head import Head, input_of
+from dosimeter.normalization import from_pixels
+from dosimeter.types import Refused
+
+Source = Literal["available", "auxiliary", "dummy"]
+"""available: auxiliary samples where the threat model grants them, else dummies."""
+
+DUMMIES = 256  # random samples where there are no auxiliary ones
+CHUNK = 2**22  # logits held at once
+EVALUATED_AT_ONCE = 256  # inputs a forward pass in eval mode
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reference:
+    """The server's own samples, as the layer `name` receives them."""
+
+    features: Tensor  # (n, H)
+    labels: Tensor | None  # (n,), None for dummies
+
+
+def reference_at(exposure: Exposure, layer: str, source: Source, rng: Generator) -> Reference:
+    """Run auxiliary or dummy data through the model, in the client's mode, up to `layer`."""
+    inputs, labels = _data(exposure, source, rng)
+    size = EVALUATED_AT_ONCE
+    if exposure.public.train_mode:  # batch norm then depends on the company a sample keeps: the client's batch size
+        size = exposure.public.batch_size or EVALUATED_AT_ONCE
+    pieces = inputs.tensor_split(max(1, len(inputs) // size))
+    features = torch.cat([input_of(exposure.model, layer, piece) for piece in pieces])
+    return Reference(features=features, labels=labels)
+
+
+def logits_in_chunks(head: Head, features: Tensor) -> Iterator[tuple[slice, Tensor]]:
+    """(rows, logits of these rows in float64), never more than `CHUNK` numbers at once."""
+    step = max(1, CHUNK // head.classes)
+    for first in range(0, len(features), step):
+        rows = slice(first, first + step)
+        yield rows, head.logits(features[rows].double())
+
+
+def class_gradients(loss: Loss, head: Head, reference: Reference, factor: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Per class j, the mean of ∂ℓ/∂z_j over its own samples and over those of the other classes: (C,), (C,).
+
+    `factor` (n,) weighs each sample's gradient. Every class counts the same, however many samples it has. A class
+    without samples takes the mean sample, labelled as that class, for its own.
+    """
+    labels = reference.labels
+    assert labels is not None
+    per_class = torch.bincount(labels, minlength=head.classes)  # (C,)
+    seen = per_class > 0
+    if int(seen.sum()) < 2:
+        raise Refused("auxiliary: expected samples of at least two classes, got one class")
+    weight = 1 / per_class[labels].double()
+    if factor is not None:
+        weight = weight * factor.double()
+    total, own, mean_logits = (torch.zeros(head.classes, dtype=torch.float64, device=labels.device) for _ in range(3))
+    for rows, logits in logits_in_chunks(head, reference.features):
+        gradients = weight[rows, None] * loss.logit_gradient(logits, labels[rows])  # (rows, C)
+        total += gradients.sum(0)
+        own.index_add_(0, labels[rows], gradients.gather(1, labels[rows, None])[:, 0])
+        mean_logits += logits.sum(0) / len(labels)
+    negative = (total - own) / (seen.sum() - seen.double())
+    if not bool(seen.all()):
+        scale = 1.0 if factor is None else factor.double().mean()
+        own = torch.where(seen, own, scale * _own_gradients(loss, mean_logits))
+    return own, negative
+
+
+def _own_gradients(loss: Loss, logits: Tensor) -> Tensor:
+    """∂ℓ(z, j)/∂z_j of one sample's logits z (C,), for every label j: (C,)."""
+    classes = torch.arange(len(logits), device=logits.device)
+    pieces = classes.split(max(1, CHUNK // len(logits)))
+    return torch.cat([loss.logit_gradient(logits.expand(len(j), -1), j).gather(1, j[:, None])[:, 0] for j in pieces])
+
+
+def _data(exposure: Exposure, source: Source, rng: Generator) -> tuple[Tensor, Tensor | None]:
+    if exposure.auxiliary is not None and source != "dummy":
+        targets = exposure.auxiliary.targets
+        return exposure.auxiliary.inputs, targets.argmax(1) if targets.ndim == 2 else targets
+    if source == "auxiliary":
+        raise Refused('auxiliary data are not granted here; source="dummy" does without')
+    parameter = next(exposure.model.parameters())
+    pixels = torch.rand((DUMMIES, *exposure.public.input_shape), generator=rng, device=rng.device)
+    return from_pixels(pixels, exposure.public.normalization).to(parameter), None

@@ -1,0 +1,118 @@
+"""Decoders on disk: kept under a hash of all that they depend on, and refused where they do not fit the model."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from dosimeter.config import describe, digest
+from dosimeter.engines.decoder.network import Decoder, Shape
+from dosimeter.engines.decoder.progress_file import ProgressFile, write_whole
+from dosimeter.engines.decoder.target import Target
+from dosimeter.engines.decoder.train import DecoderSettings, train_decoder
+from dosimeter.interfaces import Exposure
+from dosimeter.normalization import to_pixels
+from dosimeter.types import Refused
+
+KIND = "dosimeter decoder"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trained:
+    """A decoder, and where it comes from."""
+
+    decoder: Decoder  # in eval mode, on the target's device
+    path: Path
+    facts: dict[str, str]  # backbone, auxiliary, settings, error, seconds: as they stand in the file
+
+    @property
+    def origin(self) -> str:
+        facts = self.facts
+        return f"decoder trained on {facts['images']} auxiliary images to a squared error of {float(facts['error']):.4f}"
+
+
+def default_folder() -> Path:
+    """Where decoders are kept that nobody asked to have elsewhere."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dosimeter" / "decoders"
+
+
+def obtain(exposure: Exposure, settings: DecoderSettings, path: str | None) -> tuple[Target, Trained]:
+    """The decoder in `path`, or the kept one for this model, auxiliary set and settings, or one that is trained now and kept."""
+    target = Target.of(exposure)
+    if path is not None:
+        return target, load_decoder(Path(path).expanduser(), target)
+    assert exposure.auxiliary is not None
+    return target, trained(target, to_pixels(exposure.auxiliary.inputs, target.normalization).clamp(0, 1), settings)
+
+
+def trained(
+    target: Target, pixels: Tensor, settings: DecoderSettings, path: Path | None = None, *, start: Trained | None = None
+) -> Trained:
+    """Train a decoder on auxiliary pixels (N, channels, height, width), from `start` on where given, unless it is kept already."""
+    depends = {"backbone": target.fingerprint(), "auxiliary": _hash(pixels), "settings": describe(settings)}
+    if start is not None:
+        depends["start"] = start.facts
+    path = path or default_folder() / f"decoder-{digest(depends)}.safetensors"
+    if path.is_file():
+        found = load_decoder(path, target)
+        if all(found.facts.get(name) == json.dumps(value) for name, value in depends.items()):
+            return found
+    keep = ProgressFile(path.with_suffix(".progress"), digest(depends))
+    lesson = train_decoder(target, pixels, settings, keep, start=None if start is None else start.decoder)
+    shape = lesson.decoder.shape
+    facts = {name: json.dumps(value) for name, value in depends.items()}
+    facts |= {"kind": KIND, "shape": json.dumps(vars(shape)), "mode": "train" if target.train_mode else "eval"}
+    facts |= {"images": str(len(pixels)), "error": repr(lesson.error), "seconds": f"{lesson.seconds:.1f}", "notes": "; ".join(lesson.notes)}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, lesson.decoder.state_dict(), facts)
+    return Trained(decoder=lesson.decoder, path=path, facts=facts)
+
+
+def load_decoder(path: Path, target: Target) -> Trained:
+    """A decoder from its file; refused, in a sentence, where it was trained for another model."""
+    if not path.is_file():
+        raise FileNotFoundError(f"decoder: no file {path}; `dosimeter generator train` makes one")
+    facts, tensors = _read(path, os.stat(path).st_mtime_ns)
+    try:
+        stored = json.loads(facts["shape"])
+        shape = Shape(**stored | {"feature": tuple(stored["feature"]), "image": tuple(stored["image"])})
+        backbone, mode = json.loads(facts["backbone"]), facts["mode"]
+    except (KeyError, TypeError, ValueError):
+        raise ValueError(f"decoder: {path} is not a decoder that `dosimeter generator train` made") from None
+    if shape.feature != target.feature_shape or shape.image != target.image_shape:
+        takes, gives = target.feature_shape, target.image_shape
+        raise Refused(f"the decoder in {path} draws {shape.image} from {shape.feature}, but this model makes {takes} of {gives}")
+    if (mode == "train") != target.train_mode:
+        raise Refused(f"the decoder in {path} was trained for a model in {mode} mode; the client's is in the other")
+    if backbone != target.fingerprint():
+        raise Refused(f"the decoder in {path} was trained for other weights of this architecture; train one for these")
+    decoder = Decoder(shape)
+    try:
+        decoder.load_state_dict(tensors)
+    except RuntimeError:
+        raise ValueError(f"decoder: {path} was made by another version of dosimeter; train it again") from None
+    decoder = decoder.to(target.device).eval().requires_grad_(False)
+    return Trained(decoder=decoder, path=path, facts=facts)
+
+
+@lru_cache(maxsize=2)
+def _read(path: Path, changed: int) -> tuple[dict[str, str], dict[str, Tensor]]:
+    """The facts and tensors of a file that was last written at `changed`."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            return dict(file.metadata() or {}), {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise ValueError(f"decoder: {path} is truncated, damaged or not a safetensors file; remove it to train a new one") from error
+
+
+def _hash(pixels: Tensor) -> str:
+    levels = (pixels.detach().clamp(0, 1) * 65535).round().to(torch.int32).cpu().contiguous()
+    return hashlib.sha256(repr(tuple(pixels.shape)).encode() + levels.numpy().tobytes()).hexdigest()[:16]

@@ -1,0 +1,280 @@
+"""Training a decoder: auxiliary images go through the frozen target model, and the decoder learns the way back."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Generator, Tensor
+
+from dosimeter.engines.decoder.losses import fine_tuning, perceptual_reason, squared_error
+from dosimeter.engines.decoder.network import Decoder, Shape, default_width
+from dosimeter.engines.decoder.progress_file import ProgressFile
+from dosimeter.engines.decoder.target import Target
+from dosimeter.engines.decoder.training_set import Lot, Supply
+from dosimeter.options import Fraction, NonNegativeInt, PositiveFloat, PositiveInt, check_fields
+from dosimeter.progress import advance
+from dosimeter.randomness import generator
+from dosimeter.types import Refused
+
+WARM_UP = 0.05  # of the steps, over which the step size rises
+FEWEST = 8  # auxiliary images that teach anything
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecoderSettings:
+    """How a decoder is built and trained; part of the key under which it is kept.
+
+    Xue et al. train 30 epochs of Adam at 1e-4 on the squared error in batches of 24; RGLA goes on with −PSNR + 10 (1 − SSIM) +
+    10 LPIPS. Departures: a larger step size that rises and falls, mirrored images besides, and batches of several sizes for the
+    target's batch norm, since the client's is unknown.
+    """
+
+    width: PositiveInt | None = None  # channels of the first stage; none: by the size of the images, 512 at 128 pixels and more
+    finest: PositiveInt | None = None  # pixels a side that are drawn before scaling up, where auxiliary images hold no more; none: all
+    epochs: PositiveInt = 30
+    fine_tuning_epochs: NonNegativeInt = 0
+    seconds: PositiveFloat | None = None  # the training ends here if its epochs have not, its step size fallen to nothing
+    batch_size: PositiveInt = 24
+    learning_rate: PositiveFloat = 1e-3
+    client_batch_sizes: tuple[PositiveInt, ...] = (8, 16, 32, 64)  # drawn from, where the client trains in train mode
+    mirrored: bool = True
+    mosaics: Fraction = 0.0  # share of batches made of four images side by side, with finer detail than a small one scaled up has
+    sharpened: Fraction = 0.0  # share of batches with the edges sharpened that scaling up has blurred
+    coloured: Fraction = 0.0  # share of batches with colours weaker and stronger than the auxiliary images have, and exchanged
+    reuse: PositiveInt = 1  # epochs that the same features are trained on, where all of them fit into memory
+    precision: Literal["auto", "fp32", "bf16"] = "auto"  # auto: bf16 on a GPU
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if not self.client_batch_sizes:
+            raise ValueError("client_batch_sizes: expected at least one")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lesson:
+    """What was learned, and at what cost."""
+
+    decoder: Decoder  # in eval mode
+    error: float  # the mean squared error over the last epoch
+    seconds: float
+    notes: tuple[str, ...]
+
+
+def train_decoder(
+    target: Target,
+    pixels: Tensor,
+    settings: DecoderSettings,
+    keep: ProgressFile | None = None,
+    *,
+    start: Decoder | None = None,
+    compiled: bool = False,
+) -> Lesson:
+    """A decoder for `target`'s features, from auxiliary pixels (N, channels, height, width) of any size.
+
+    After every epoch the state goes to `keep`, from which a killed training resumes to the same bits on a CPU. `start` is a
+    decoder of the same shape to go on from; `compiled` spends a minute on compilation first.
+    """
+    if pixels.ndim != 4 or pixels.shape[1] != target.image_shape[0]:
+        raise ValueError(f"auxiliary: expected images of {target.image_shape[0]} channels, got samples of shape {tuple(pixels.shape[1:])}")
+    if len(pixels) < FEWEST:
+        raise Refused(f"a decoder cannot be trained on {len(pixels)} auxiliary images; {FEWEST} are the least")
+    session = _Session(target, pixels, settings, start, compiled)
+    first = session.resume(keep)
+    for epoch in range(first, session.epochs):
+        session.run(epoch)
+        if session.progress > 1 and epoch + 1 < session.epochs:
+            break  # out of time
+        if keep is not None and epoch + 1 < session.epochs:
+            keep.save(session.state, epoch + 1)
+    if math.isnan(session.error):
+        raise Refused(f"the decoder's training left the finite numbers; try a smaller learning_rate than {settings.learning_rate:g}")
+    if math.isinf(session.error):
+        if settings.seconds is None:
+            raise Refused(f"decoder.batch_size: batches of {settings.batch_size} leave the training without a step")
+        raise Refused(f"decoder.seconds: {settings.seconds} s were over before the first step; the features alone take longer")
+    if keep is not None:
+        keep.remove()
+    return Lesson(
+        decoder=session.decoder.eval().requires_grad_(False),
+        error=session.error,
+        seconds=session.elapsed,
+        notes=session.notes,
+    )
+
+
+class _Session:
+    """A decoder and its optimiser in motion."""
+
+    def __init__(self, target: Target, pixels: Tensor, settings: DecoderSettings, start: Decoder | None, compiled: bool) -> None:
+        self.began, self.spent = time.monotonic(), 0.0
+        self.target, self.settings, self.compiled = target, settings, compiled
+        self.cuda = target.device.type == "cuda"
+        self.bfloat16 = settings.precision == "bf16" or (settings.precision == "auto" and self.cuda)
+        if self.cuda:
+            target.model.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+        self.supply = Supply(
+            target=target,
+            pixels=pixels,
+            client_batch_sizes=settings.client_batch_sizes,
+            mirrored=settings.mirrored,
+            mosaics=settings.mosaics,
+            sharpened=settings.sharpened,
+            coloured=settings.coloured,
+            bfloat16=self.bfloat16,
+            seed=settings.seed,
+        )
+        self.epochs = settings.epochs + settings.fine_tuning_epochs
+        self.steps_each = sum(math.ceil(len(part) / settings.batch_size) for part in torch.arange(len(pixels)).split(self.supply.held))
+        self.decoder = self._decoder(start)
+        self.optimizer = torch.optim.Adam(self.decoder.parameters(), lr=settings.learning_rate, fused=self.cuda)
+        reason = perceptual_reason(target.image_shape) if settings.fine_tuning_epochs else None
+        self.perceptual = reason is None
+        self.notes = () if reason is None else (f"fine-tuned without LPIPS: {reason}",)
+        self.step = 0
+        self.error = math.inf
+        self._kept: tuple[int, Lot] | None = None
+        self._losses: dict[bool, Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]] = {}
+
+    def _decoder(self, start: Decoder | None) -> Decoder:
+        target, settings = self.target, self.settings
+        shape = Shape(
+            feature=target.feature_shape,
+            image=target.image_shape,
+            width=settings.width or default_width(target.image_shape),
+            finest=settings.finest,
+        )
+        with _drawn_from(settings.seed):
+            decoder = Decoder(shape).to(target.device)
+        if start is None:
+            decoder.standardise(self.supply.sample())
+        else:
+            decoder.load_state_dict(start.state_dict())
+        return decoder.to(memory_format=torch.channels_last) if self.cuda else decoder  # pyright: ignore[reportCallIssue]
+
+    @property
+    def progress(self) -> float:
+        """Of the whole training, by the steps or by the clock, whichever is ahead."""
+        done = (self.step + 1) / (self.epochs * self.steps_each)
+        seconds = self.settings.seconds
+        return done if seconds is None else max(done, self.elapsed / seconds)
+
+    @property
+    def elapsed(self) -> float:
+        return self.spent + time.monotonic() - self.began
+
+    def run(self, epoch: int) -> None:
+        """Every image once, with features drawn anew every `reuse` epochs, as long as there is time."""
+        settings = self.settings
+        rng = generator(settings.seed, f"decoder epoch {epoch}")
+        self.step = epoch * self.steps_each
+        self.decoder.train()
+        total, seen = torch.zeros((), device=self.target.device), 0
+        parts = ((lot, chosen) for lot in self.lots(epoch) for chosen in _split(len(lot.features), settings.batch_size, rng))
+        for lot, chosen in parts:
+            progress = self.progress
+            if progress > 1:
+                break
+            tuning = progress > settings.epochs / self.epochs
+            if len(chosen) > 1:  # batch norm cannot train on one
+                total += len(chosen) * self._improve(*lot.some(chosen), tuning, _rate(progress))
+                seen += len(chosen)
+            self.step += 1
+            advance(self.step, self.epochs * self.steps_each, "fine-tuning the decoder" if tuning else "training the decoder")
+        if seen:
+            self.error = float(total) / seen
+
+    def lots(self, epoch: int) -> Iterator[Lot]:
+        """The auxiliary images with their features, as many at a time as are held; all at once, they are kept for `reuse` epochs."""
+        first = epoch - epoch % self.settings.reuse
+        if self._kept is not None and self._kept[0] == first:
+            yield self._kept[1]
+            return
+        self._kept = None
+        for lot in self.supply.lots(first):
+            if len(lot.features) == len(self.supply.pixels):
+                self._kept = (first, lot)
+            yield lot
+
+    def _improve(self, features: Tensor, images: Tensor, tuning: bool, rate: float) -> Tensor:
+        """One step of Adam; the squared error before it."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.settings.learning_rate * rate
+        self.optimizer.zero_grad(set_to_none=True)
+        loss, error = self._loss(tuning)(features, images)
+        loss.backward()
+        self.optimizer.step()
+        return error.detach()
+
+    def _loss(self, tuning: bool) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
+        if tuning not in self._losses:
+
+            def loss(features: Tensor, images: Tensor) -> tuple[Tensor, Tensor]:
+                with torch.autocast(images.device.type, torch.bfloat16, enabled=self.bfloat16):
+                    drawn = self.decoder(features)
+                error = squared_error(drawn.to(images.dtype), images)
+                return (fine_tuning(drawn.to(images.dtype), images, perceptual=self.perceptual) if tuning else error), error
+
+            self._losses[tuning] = torch.compile(loss) if self.compiled else loss  # pyright: ignore[reportArgumentType]
+        return self._losses[tuning]
+
+    def state(self) -> dict[str, Tensor]:
+        moments = self.optimizer.state_dict()["state"]
+        kept = {f"decoder {name}": tensor for name, tensor in self.decoder.state_dict().items()}
+        kept |= {"elapsed": torch.tensor(self.elapsed), "error": torch.tensor(self.error)}
+        return kept | {f"adam {index} {name}": torch.as_tensor(value) for index, part in moments.items() for name, value in part.items()}
+
+    def resume(self, keep: ProgressFile | None) -> int:
+        """Go on after the last whole epoch of an earlier run; the number of the epoch to begin with."""
+        found = keep.load() if keep is not None else None
+        if found is None:
+            return 0
+        tensors, epoch = found
+        weights = {name[8:]: tensor for name, tensor in tensors.items() if name.startswith("decoder ")}
+        own = self.decoder.state_dict()
+        if {name: tensor.shape for name, tensor in weights.items()} != {name: tensor.shape for name, tensor in own.items()}:
+            return 0  # left by another version
+        self.spent, self.error = float(tensors["elapsed"]), float(tensors["error"])
+        self.decoder.load_state_dict(weights)
+        moments: dict[int, dict[str, Tensor]] = {}
+        for key, tensor in tensors.items():
+            if key.startswith("adam "):
+                _, index, name = key.split(" ", 2)
+                moments.setdefault(int(index), {})[name] = tensor
+        self.optimizer.load_state_dict({"state": moments, "param_groups": self.optimizer.state_dict()["param_groups"]})
+        return epoch
+
+
+def decode(decoder: Decoder, features: Tensor, piece: int = 64) -> Tensor:
+    """Pixels in [0, 1] of features (n, H), in pieces that fit into memory: (n, *image)."""
+    like = next(decoder.parameters())
+    return torch.cat([decoder(part.to(like)) for part in features.split(piece)])
+
+
+def decode_without_slope(decoder: Decoder, features: Tensor) -> Tensor:
+    with torch.no_grad():
+        return decode(decoder, features)
+
+
+def _split(count: int, size: int, rng: Generator) -> tuple[Tensor, ...]:
+    """The numbers below `count` in random order, in parts."""
+    return torch.randperm(count, generator=rng).split(size)
+
+
+def _rate(progress: float) -> float:
+    """A straight rise, then half a cosine down to nothing."""
+    return progress / WARM_UP if progress < WARM_UP else 0.5 * (1 + math.cos(math.pi * (progress - WARM_UP) / (1 - WARM_UP)))
+
+
+@contextmanager
+def _drawn_from(seed: int) -> Iterator[None]:
+    """PyTorch's own initialisation, from our seed; the caller's random state is put back."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(generator(seed, "decoder weights").initial_seed())
+        yield

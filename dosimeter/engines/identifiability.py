@@ -1,0 +1,141 @@
+"""What a gradient can determine at all: ranks, bounds, and the floor of its numbers, layer by layer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from dosimeter.engines.subspace.distortion import distortion_of
+from dosimeter.engines.subspace.spectrum import Spectrum, factor, noise_edge, rounding_unit
+from dosimeter.interfaces import Exposure
+from dosimeter.network.head import find_head
+from dosimeter.randomness import generator
+from dosimeter.types import Refused
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerIdentifiability:
+    """How many samples the gradient of one layer can tell apart."""
+
+    name: str
+    kind: str  # head, linear or convolution
+    shape: tuple[int, int]  # of the gradient as a matrix
+    bound: int  # the largest rank it can have
+    rank: int  # directions that stand above the noise
+    smallest_kept: float  # singular value, over the largest
+    largest_dropped: float  # singular value, over the largest
+    floor: float  # the largest singular value that the noise alone would give, over the largest
+    sentence: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Identifiability:
+    """The layers that the client sent, the head last, and what follows for the batch."""
+
+    layers: tuple[LayerIdentifiability, ...]
+    batch_size: int | None  # declared, else the head's rank where that is below its bound
+    separable: int | None  # samples that the head's gradient can separate; None where there is no head to speak of
+    sentence: str
+
+
+def identifiability(exposure: Exposure) -> Identifiability:
+    """Per layer, what the gradient can determine: its rank, the bound on it, and the gap against its noise."""
+    try:
+        head = find_head(exposure)
+        head_name = head.name if head.weight_gradient is not None else None
+    except Refused:
+        head_name = None
+    size = exposure.public.batch_size
+    layers = []
+    for name, module in exposure.model.named_modules():
+        change = exposure.update.get(_weight_of(name))
+        if change is None or not isinstance(module, (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)):
+            continue
+        layers.append(_layer(name, module, change, is_head=name == head_name, size=size))
+    layers.sort(key=lambda layer: layer.kind == "head")
+    if not layers or layers[-1].kind != "head":
+        return Identifiability(layers=tuple(layers), batch_size=size, separable=None, sentence="the client sent no head gradient")
+    last = layers[-1]
+    if size is None and last.rank > 0 and distortion_of(exposure.update[_weight_of(last.name)], exposure.public) is not None:
+        directions = "1 direction" if last.rank == 1 else f"{last.rank} directions"
+        behind = (
+            f"behind the defenses in force the head's gradient shows {directions} above its noise; that need not be the number of samples"
+        )
+        last = replace(last, sentence=behind)
+        return Identifiability(layers=(*layers[:-1], last), batch_size=None, separable=last.rank, sentence=behind)
+    known = size if size is not None else (last.rank if last.rank < last.bound else None)
+    return Identifiability(layers=tuple(layers), batch_size=known, separable=last.rank, sentence=last.sentence)
+
+
+def _weight_of(name: str) -> str:
+    return f"{name}.weight" if name else "weight"
+
+
+def _layer(name: str, module: nn.Module, change: Tensor, *, is_head: bool, size: int | None) -> LayerIdentifiability:
+    matrix = change.detach().to(torch.float64).flatten(1)  # (out, in × window)
+    rows, columns = matrix.shape
+    kind = "head" if is_head else "linear" if isinstance(module, nn.Linear) else "convolution"
+    bound = min(rows - 1, columns) if is_head else min(rows, columns)
+    rng = generator(0, "identifiability", matrix.device)
+    if is_head:
+        spectrum = factor(matrix, rounding_unit(change), rng, at_most=size)
+        rank, kept, dropped, floor = _summary(spectrum)
+    else:
+        rank, kept, dropped, floor = _plain(matrix, rounding_unit(change))
+    words = _head_sentence(rank, bound, rows, columns, size) if is_head else _inner_sentence(kind, rank, bound, size)
+    return LayerIdentifiability(
+        name=name,
+        kind=kind,
+        shape=(rows, columns),
+        bound=bound,
+        rank=rank,
+        smallest_kept=kept,
+        largest_dropped=dropped,
+        floor=floor,
+        sentence=words,
+    )
+
+
+def _summary(spectrum: Spectrum) -> tuple[int, float, float, float]:
+    if spectrum.rank == 0:
+        return 0, 0.0, 1.0, 1.0
+    largest = float(spectrum.values[0])
+    return spectrum.rank, float(spectrum.values[-1]) / largest, spectrum.below / largest, spectrum.edge / largest
+
+
+def _plain(matrix: Tensor, unit: float) -> tuple[int, float, float, float]:
+    """Rank against the rounding of the entries, for layers whose rows need not sum to zero."""
+    values = torch.linalg.svdvals(matrix)
+    if len(values) == 0 or float(values[0]) == 0:
+        return 0, 0.0, 0.0, 0.0
+    floor = noise_edge(unit * float(matrix.square().mean().sqrt()), *matrix.shape)
+    rank = int((values > 8 * floor).sum())
+    largest = float(values[0])
+    return rank, float(values[rank - 1]) / largest, float(values[rank]) / largest if rank < len(values) else 0.0, floor / largest
+
+
+def _head_sentence(rank: int, bound: int, classes: int, features: int, size: int | None) -> str:
+    of = f"these {size} samples" if size is not None else "the batch's samples"
+    if rank == 0:
+        return "no direction of the head's gradient stands above its noise: it separates no sample"
+    if size is not None and size > bound:
+        limit = f"{classes} classes" if classes - 1 <= features else f"{features} features"
+        return f"at most {bound} of {of} can be separated by this head, which has {limit}"
+    if size is not None and rank < size:
+        return f"at most {rank} of {of} can be separated by this head: the others repeat them or lie below the noise"
+    if rank == bound:
+        return f"the head's gradient has full rank, {rank}: the batch has at least that many samples"
+    if rank == 1:
+        return "the head's gradient holds 1 sample"
+    alone = "each on its own" if 2 * rank <= classes - 1 else "all of them together"
+    return f"the head's gradient holds {rank} samples, which are determined {alone}"
+
+
+def _inner_sentence(kind: str, rank: int, bound: int, size: int | None) -> str:
+    if kind == "convolution":
+        return f"rank {rank} of {bound}; a convolution adds one direction a sample and position"
+    if size is not None and rank >= size:
+        return f"rank {rank}: every sample's input lies in the span of this gradient's rows"
+    return f"rank {rank} of {bound}" + (f": at most {rank} inputs can be told apart" if rank < bound else "")

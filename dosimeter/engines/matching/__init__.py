@@ -1,0 +1,1 @@
+"""Gradient matching: inputs whose update is the one that was sent."""

@@ -1,0 +1,117 @@
+"""What a guess is made of: how many samples, under which labels, from which start, within which bounds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Generator, Tensor
+
+from dosimeter.client.losses import as_distribution
+from dosimeter.engines.matching.recipe import Recipe
+from dosimeter.interfaces import Exposure
+from dosimeter.normalization import input_bounds
+from dosimeter.types import LabelEstimate, Refused
+
+
+@dataclass(frozen=True, kw_only=True)
+class Guess:
+    """The fixed part of a guess, and how its moving part lies in one row of numbers a restart."""
+
+    shape: tuple[int, ...]  # (B, *input shape)
+    classes: int
+    targets: Tensor | None  # (B,) class ids or (B, C) soft labels; None where they move
+    low: Tensor
+    high: Tensor
+
+    def unpack(self, variables: Tensor) -> tuple[Tensor, Tensor | None]:
+        """(R, D) -> inputs (R, B, *shape) and label logits (R, B, C), if these move."""
+        size = torch.Size(self.shape).numel()
+        inputs = variables[:, :size].reshape(len(variables), *self.shape)
+        if self.targets is not None:
+            return inputs, None
+        return inputs, variables[:, size:].reshape(len(variables), self.shape[0], self.classes)
+
+    def pack(self, inputs: Tensor, logits: Tensor | None) -> Tensor:
+        """The inverse of `unpack`: (R, D)."""
+        return inputs.flatten(1) if logits is None else torch.cat([inputs.flatten(1), logits.flatten(1)], 1)
+
+    def boxed(self, variables: Tensor) -> Tensor:
+        """Inputs back into the data range, (R, D)."""
+        inputs, logits = self.unpack(variables)
+        return self.pack(inputs.clamp(self.low, self.high), logits)
+
+
+def make_guess(exposure: Exposure, labels: LabelEstimate | None, recipe: Recipe) -> Guess:
+    """The batch size and the labels to guess under; refused where nothing tells them."""
+    public = exposure.public
+    size = _batch_size(exposure, labels)
+    like = next(iter(exposure.update.values()))
+    if recipe.joint_labels:
+        targets = None
+    elif labels is None:
+        raise Refused("labels: pass labels=dm.recover_labels(exposure, ...) or a tensor, or let the attack optimise them")
+    else:
+        targets = labels.labels.to(like.device) if labels.soft is None else labels.soft.to(like)
+        if labels.soft is not None and public.loss.shift_invariant and not bool((targets.sum(1) > 0).all()):
+            raise Refused(f"labels: a soft label of {public.loss.name} shares out a positive weight, and one of these is 0 in every class")
+    low, high = input_bounds(public.normalization, like.new_zeros(size, *public.input_shape))
+    return Guess(shape=(size, *public.input_shape), classes=public.classes, targets=targets, low=low, high=high)
+
+
+def draw_start(guess: Guess, labels: LabelEstimate | None, recipe: Recipe, rng: Generator) -> Tensor:
+    """One start a restart, (R, D): the first r are the same however many follow."""
+    starts = [_draw_one(guess, labels, recipe, rng, sloping=restart % 2 == 1) for restart in range(recipe.restarts)]
+    return torch.stack(starts)
+
+
+def _draw_one(guess: Guess, labels: LabelEstimate | None, recipe: Recipe, rng: Generator, *, sloping: bool) -> Tensor:
+    like = guess.low
+    noise = torch.randn(guess.shape, generator=rng, device=rng.device).to(like)
+    if recipe.start == "normal":
+        inputs = noise
+    elif recipe.start == "uniform":
+        inputs = guess.low + (guess.high - guess.low) * torch.special.ndtr(noise)
+    elif recipe.start == "tinted":
+        inputs = guess.low + (guess.high - guess.low) * (torch.special.ndtr(_tints(noise, rng, sloping)) + 0.5 * noise)
+    else:
+        inputs = (guess.low + guess.high) / 2 + 0.01 * (guess.high - guess.low) * noise
+    if guess.targets is not None:
+        return inputs.flatten()
+    logits = torch.randn(guess.shape[0], guess.classes, generator=rng, device=rng.device).to(like)
+    if labels is not None:
+        logits = _as_logits(labels, guess.classes).to(like)
+    return torch.cat([inputs.flatten(), logits.flatten()])
+
+
+def _tints(noise: Tensor, rng: Generator, sloping: bool) -> Tensor:
+    """Normal deviates of one colour a sample, or of one that changes along each axis at a pace of its own: (B, channels, ...)."""
+    tints = noise.reshape(*noise.shape[:2], -1)[..., :1].expand(-1, -1, noise[0, 0].numel()).reshape(noise.shape)
+    if not sloping:
+        return tints
+    tints = 0.7 * tints
+    paces = 1.5 * torch.randn(len(noise), noise.ndim - 2, generator=rng, device=rng.device).to(noise)  # (B, axes)
+    for axis, pace in enumerate(paces.T, start=2):
+        along = torch.linspace(-1, 1, noise.shape[axis]).to(noise).reshape(-1, *[1] * (noise.ndim - axis - 1))
+        tints = tints + pace.reshape(-1, *[1] * (noise.ndim - 1)) * along
+    return tints
+
+
+def _as_logits(labels: LabelEstimate, classes: int) -> Tensor:
+    """Logits whose softmax is the estimate, with a floor under classes that it gives nothing: (B, C)."""
+    known = labels.labels if labels.soft is None else labels.soft
+    return as_distribution(known, classes, torch.float64).clamp_min(1e-4).log()
+
+
+def _batch_size(exposure: Exposure, labels: LabelEstimate | None) -> int:
+    declared = exposure.public.batch_size
+    if labels is None:
+        if declared is None:
+            raise Refused("the batch size is unknown: the client does not declare it, and no labels say how many samples there are")
+        return declared
+    told = len(labels.labels) if labels.soft is None else len(labels.soft)
+    if declared is not None and told != declared:
+        raise Refused(f"labels: expected {declared}, one for each sample of the declared batch, got {told}")
+    if told == 0:
+        raise Refused("labels: the estimate holds no label, so there is nothing to guess")
+    return told

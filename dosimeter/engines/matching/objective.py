@@ -1,0 +1,171 @@
+"""What is minimised: the distance between the client's update and the replayed one, plus the priors."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from dosimeter.client.training import FedSGD, Replayable, copied_buffers, eager_gradient, functional_gradient
+from dosimeter.engines.matching.priors import Seen
+from dosimeter.engines.matching.recipe import Recipe
+from dosimeter.engines.matching.second_order import lighten
+from dosimeter.interfaces import Exposure
+from dosimeter.types import Update
+
+Buffers = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What changes from step to step while the shapes stay: tensors only, so that a compiled form can take them."""
+
+    matching: Tensor  # () 1 where the update is matched, 0 before that
+    priors: Tensor  # (P,) the weight of each prior
+    layers: Tensor | None = None  # (L,) the say of each layer, None: all the same
+    masks: tuple[Tensor, ...] | None = None  # per layer, 1 where an entry is seen by both sides
+
+
+class Objective:
+    """The objective of one guessed batch, as a function of its inputs and label logits.
+
+    It owns a copy of the model, in the mode in which the server sent it; buffers are copied before every forward pass.
+    """
+
+    def __init__(self, exposure: Exposure, recipe: Recipe, targets: Tensor | None) -> None:
+        self.public, self.recipe = exposure.public, recipe
+        self.targets = targets  # (B,) or (B, C); None where the labels are optimised
+        self.model = copy.deepcopy(exposure.model)
+        lighten(self.model, grouped_only=True)
+        self.trainable: Update = {name: p.detach() for name, p in self.model.named_parameters() if p.requires_grad}
+        self.names = tuple(name for name in self.trainable if name in exposure.update)
+        self.target = {name: exposure.update[name].detach() for name in self.names}
+        self.end_to_end = self.channels_last = False
+        self.lengths: dict[tuple[str, ...], Tensor] = {}  # by the matched layers, (L,): how many entries each has
+        self.sizes = {name: _wide(target).square().sum() for name, target in self.target.items()}
+        watched = sorted({name for prior in recipe.priors for name in prior.watched(self.model)})
+        self.watch = _Watch(copy.deepcopy(self.model), watched) if watched else None
+        if self.replayable:
+            self.model.requires_grad_(False)
+
+    @property
+    def replayable(self) -> bool:
+        return isinstance(self.public.training, Replayable)
+
+    def lighten(self) -> None:
+        """Give the layers the forms whose second derivatives cost least in a functional form; values stay."""
+        for model in (self.model,) if self.watch is None else (self.model, self.watch.model):
+            lighten(model, grouped_only=False)
+
+    def lay_end_to_end(self) -> None:
+        """Compare all layers as one vector, where the distance allows it: a GPU waits for hundreds of kernels on one layer each."""
+        self.end_to_end = self.recipe.distance.joint
+
+    def to_channels_last(self) -> None:
+        """Lay out the convolutions' weights as GPUs like them; values stay."""
+        self.channels_last = True
+        self.model.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+        self.trainable = {name: _channels_last(p) for name, p in self.trainable.items()}
+        self.target = {name: _channels_last(t) for name, t in self.target.items()}
+
+    def buffers(self) -> Buffers:
+        return copied_buffers(self.model)
+
+    def __call__(
+        self, inputs: Tensor, logits: Tensor | None, buffers: Buffers, names: Sequence[str], terms: Terms, functional: bool
+    ) -> tuple[Tensor, Tensor]:
+        """(B, *shape) inputs and (B, C) label logits -> the objective with its priors, and the distance alone."""
+        targets = self.targets if logits is None else self.soft_targets(logits)
+        assert targets is not None
+        update = self.replay(inputs, targets, buffers, names, functional)
+        distance = (self._distance_end_to_end if self.end_to_end else self._distance)(update, names, terms)
+        total = terms.matching * distance
+        if self.recipe.priors:
+            seen = self.watch(self.trainable, buffers, inputs) if self.watch else {}
+            penalties = torch.stack([_wide(prior(inputs, seen)) for prior in self.recipe.priors])
+            total = total + (terms.priors * penalties).sum()
+        return total, distance
+
+    def _distance(self, update: Update, names: Sequence[str], terms: Terms) -> Tensor:
+        guess = [_wide(update[name]) for name in names]
+        target = [_wide(self.target[name]) for name in names]
+        sizes = None if terms.masks is not None else torch.stack([self.sizes[name] for name in names])
+        if terms.masks is not None:
+            guess = [g * mask for g, mask in zip(guess, terms.masks)]
+            target = [t * mask for t, mask in zip(target, terms.masks)]
+        return self.recipe.distance(guess, target, terms.layers, sizes)
+
+    def _distance_end_to_end(self, update: Update, names: Sequence[str], terms: Terms) -> Tensor:
+        """The same over one vector: a weight w of a layer is a factor √w on its entries of both sides, a mask is one of 0 or 1."""
+        guess, target = (_wide(self._laid([side[name] for name in names])) for side in (update, self.target))
+        sizes = torch.stack([self.sizes[name] for name in names])
+        factors = None if terms.masks is None else self._laid(terms.masks)
+        if terms.layers is not None:
+            sizes = terms.layers * sizes
+            roots = terms.layers.sqrt().repeat_interleave(self._lengths(tuple(names)), output_size=len(guess))
+            factors = roots if factors is None else roots * factors
+        if factors is not None:
+            guess, target = guess * factors, target * factors
+        return self.recipe.distance([guess], [target], None, None if terms.masks is not None else sizes.sum()[None])
+
+    def _laid(self, tensors: Sequence[Tensor]) -> Tensor:
+        """Layers end to end, each in the order of its entries in memory, so that most need no copy of their own."""
+        return torch.cat([(t.permute(0, 2, 3, 1) if self.channels_last and t.ndim == 4 else t).reshape(-1) for t in tensors])
+
+    def _lengths(self, names: tuple[str, ...]) -> Tensor:
+        if names not in self.lengths:
+            first = self.target[names[0]]
+            self.lengths[names] = torch.tensor([self.target[name].numel() for name in names], device=first.device)
+        return self.lengths[names]
+
+    def soft_targets(self, logits: Tensor) -> Tensor:
+        """Logits that are optimised as labels: a distribution for softmax losses, else one probability a class."""
+        return logits.softmax(-1) if self.public.loss.shift_invariant else logits.sigmoid()
+
+    def replay(self, inputs: Tensor, targets: Tensor, buffers: Buffers, names: Sequence[str], functional: bool) -> Update:
+        """The client's training on a guess. FedSGD differentiates only the matched layers; local steps move them all."""
+        training, loss = self.public.training, self.public.loss
+        with torch.autocast(inputs.device.type, torch.bfloat16, enabled=self.recipe.precision == "bf16"):
+            if not isinstance(training, Replayable):
+                return training(self.model, inputs.clone(), targets, loss, create_graph=True)  # a model may write into its input
+            wanted = names if isinstance(training, FedSGD) else self.trainable
+            parameters = {name: self.trainable[name] for name in wanted}
+            if functional:
+                return training.replay(functional_gradient(self.model, loss), parameters, dict(buffers), inputs, targets)
+            leaves = {name: p.detach().requires_grad_() for name, p in parameters.items()}
+            return training.replay(eager_gradient(self.model, loss, create_graph=True), leaves, buffers, inputs, targets)
+
+
+class _Watch:
+    """What chosen modules of a model, its own, receive in a forward pass, by hooks."""
+
+    def __init__(self, model: nn.Module, names: Sequence[str]) -> None:
+        self.model, self.caught = model.requires_grad_(False), {}
+        for name in names:
+            self.model.get_submodule(name).register_forward_pre_hook(self._catcher(name))
+
+    def _catcher(self, name: str):
+        def catch(_: nn.Module, received: tuple[Tensor, ...]) -> None:
+            self.caught[name] = received[0]
+
+        return catch
+
+    def __call__(self, parameters: Update, buffers: Buffers, inputs: Tensor) -> Seen:
+        written = {name: buffer.clone() for name, buffer in buffers.items()}
+        functional_call(self.model, (parameters, written), (inputs.clone(),))
+        seen = dict(self.caught)
+        self.caught.clear()  # a tensor left behind would outlive the transform that made it, which compilation cannot allow
+        return seen
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    """At least single precision: sums over a whole update overflow and cancel in less."""
+    return tensor if tensor.dtype == torch.float64 else tensor.float()
+
+
+def _channels_last(tensor: Tensor) -> Tensor:
+    return tensor.contiguous(memory_format=torch.channels_last) if tensor.ndim == 4 else tensor

@@ -1,0 +1,67 @@
+"""What a method needs of the threat model, checked before it runs."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from dosimeter.interfaces import Exposure, Method
+from dosimeter.network.head import find_head
+from dosimeter.types import Knowledge, LabelEstimate, Refused
+
+_DEFINITE = {Knowledge.HEAD_GRADIENT, Knowledge.BIAS_GRADIENT, Knowledge.ALL_GRADIENTS, Knowledge.BATCH_SIZE}
+
+
+def check_needs(method: Method, exposure: Exposure, labels: LabelEstimate | None) -> None:
+    """Refuse, with the reason and the remedy, a method that needs what this threat model does not grant."""
+    if labels is not None and not method.partial_labels and bool((labels.labels < 0).any()):
+        raise Refused(f"{method.name} needs every label or none, and -1 marks an unknown one; the feature recovery subspace takes some")
+    for need in sorted(method.needs):
+        missing = _missing(need, exposure, labels)
+        if missing:
+            raise Refused(f"{method.name} needs {'the ' if need in _DEFINITE else ''}{need.value}: {missing}")
+
+
+def _missing(need: Knowledge, exposure: Exposure, labels: LabelEstimate | None) -> str:
+    """Why `need` is not granted here, or nothing where it is."""
+    public = exposure.public
+    match need:
+        case Knowledge.HEAD_GRADIENT:
+            head = find_head(exposure)
+            if not head.alone:
+                return "the last layer shares its weight with another, and only the sum of their gradients is sent"
+            if head.weight_gradient is None:
+                return "the client withholds the last layer"
+        case Knowledge.BIAS_GRADIENT:
+            head = find_head(exposure)
+            if head.bias is None:
+                return "the last layer has no bias; a bias-free method such as subspace would do"
+            if head.bias_gradient is None:
+                return "the client withholds it"
+        case Knowledge.ALL_GRADIENTS:
+            withheld = [n for n, p in exposure.model.named_parameters() if p.requires_grad and n not in exposure.update]
+            if withheld:
+                return f"the client withholds {len(withheld)} layers, {withheld[0]!r} among them"
+        case Knowledge.BATCH_SIZE:
+            if public.batch_size is None:
+                return "the client does not declare it"
+        case Knowledge.LABELS:
+            if labels is None:
+                return "pass labels=dm.recover_labels(exposure, ...) or a tensor"
+        case Knowledge.AUXILIARY:
+            if exposure.auxiliary is None:
+                return "observe(..., auxiliary=dm.Batch(...)) grants it"
+        case Knowledge.NON_NEGATIVE_FEATURES:
+            if not find_head(exposure).non_negative:
+                return "the inputs of the last layer can be negative, as no ReLU stands before it"
+        case Knowledge.SINGLE_SAMPLE:
+            if public.batch_size != 1:
+                return f"this batch has {public.batch_size or 'an unknown number of'} samples"
+        case Knowledge.SOFTMAX_LOSS:
+            if not public.loss.shift_invariant:
+                return f"the client trains with {public.loss.name}"
+        case Knowledge.BATCH_NORM:
+            if not any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in exposure.model.modules()):
+                return "the model has none"
+        case Knowledge.TAMPERED_MODEL:
+            return ""  # the attack itself checks that the model bears its mark
+    return ""

@@ -1,0 +1,1 @@
+"""Reading inputs off fully-connected layers."""

@@ -1,0 +1,49 @@
+"""Quotients of a first layer's weight and bias gradients, and which of them are one sample and not a mixture."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from dosimeter.engines.recursion.levels import near_levels, on_levels, posterised, visible
+from dosimeter.normalization import input_bounds
+from dosimeter.types import Normalization
+
+AGREEMENT = 5e-5  # relative distance up to which two quotients are the same input; mixtures of the same two come near by chance
+SAME = 0.05  # relative distance up to which two quotients show one sample, one of them with more noise
+SLACK = 0.02  # of the range: how far outside an entry may lie
+
+
+def lone_samples(
+    weight_gradient: Tensor, bias_gradient: Tensor, shape: tuple[int, ...], normalization: Normalization
+) -> tuple[Tensor, Tensor]:
+    """Distinct inputs (n, *shape) that rows show, and whether each is certain to be one sample (n,).
+
+    Row l is Σ δ_il x_i against Σ δ_il: their quotient is x_i where sample i alone fires neuron l, else a mixture whose
+    shares differ from row to row. So a quotient that two rows agree on is a sample (or both rows would have to weigh the
+    same samples alike), and so is one that lies on the 256 levels of a picture's pixels, if it has many of them. Where some lie on
+    levels, one that lies off them is a mixture, unless its rounding noise hides the levels. Quotients outside the data range are
+    mixtures at once.
+    """
+    weight, bias = weight_gradient.double(), bias_gradient.double()
+    noise = 8 * torch.finfo(weight_gradient.dtype).eps
+    shown = (bias.abs() > noise * weight.norm(dim=1)) & (weight.norm(dim=1) > 100 * noise * weight.norm(dim=1).max())
+    quotients = (weight[shown] / bias[shown, None]).reshape(-1, *shape)
+    errors = noise * weight[shown].norm(dim=1) / (bias[shown].abs() * weight.shape[1] ** 0.5)  # root mean square an entry
+    low, high = input_bounds(normalization, quotients)
+    slack = SLACK * (high - low)
+    inside = ((quotients >= low - slack) & (quotients <= high + slack)).flatten(1).all(1)
+    quotients, errors = quotients[inside], errors[inside]
+    if len(quotients) == 0:
+        return quotients, torch.zeros(0, dtype=torch.bool, device=weight.device)
+    flat = quotients.flatten(1)
+    apart = torch.cdist(flat, flat, compute_mode="use_mm_for_euclid_dist") / flat.norm(dim=1)[:, None]  # float64: sound to 1e-7
+    votes = (apart <= AGREEMENT).sum(1)  # itself among them
+    near = near_levels(quotients, normalization)
+    refuted = ~near & near.any() & visible(errors, low, high)
+    pictures = on_levels(quotients, normalization, errors, few=posterised(quotients, normalization))
+    certain = pictures | ((votes >= 2) & ~refuted)
+    order = (votes + len(votes) * certain).argsort(descending=True, stable=True)
+    repeats = torch.tril(apart[order][:, order] <= SAME, -1).any(1)
+    kept = order[~repeats]
+    return quotients[kept], certain[kept]

@@ -1,0 +1,1 @@
+"""One sample's label and feature from one unknown number."""

@@ -1,0 +1,101 @@
+"""What the one scalar's candidates prove: whether the best of them fits, whether it alone does, and under what the server knows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from dosimeter.client.training import sends_one_gradient
+from dosimeter.engines.scalar.problem import Candidates, ScalarProblem
+from dosimeter.interfaces import Public
+from dosimeter.types import Outcome
+
+CERTAIN = 1e-3  # error bar of what is certified: of a label L1, of a feature relative
+DISTINCT = 1e-3  # labels further apart than this (L1) are different answers
+BLURRED = 1e-2  # change of the label (L1) beyond which a range of scalars fits
+UNEXPLAINED = 1e-2  # distance from the family beyond which an answer is none, where the noise is not known
+EXCUSED = 10.0  # distance from the family, in units of what noise leaves, up to which a scalar fits
+VISIBLE = 100.0  # size of a row, in units of what noise leaves, from which on it checks a scalar
+SPARE = 2  # equations beyond the one that finds the scalar: with fewer, a label of another family fits by chance
+VALUES_KEPT = frozenset({"bias_withheld", "head_withheld", "only_layer", "local_iterations"})  # of those after the data and the model
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScalarVerdict:
+    """What may be said of the best candidate."""
+
+    outcome: Outcome
+    message: str
+    explained: bool  # a label of the family fits the gradient
+    doubt: str  # why nothing is certified, "" where it may be; part of the message
+    label_certified: bool
+    feature_certified: bool
+
+
+def verdict(found: Candidates, problem: ScalarProblem, public: Public) -> ScalarVerdict:
+    """Whether the best candidate fits, whether it alone does, and whether what the server knows lets that prove anything."""
+    explained = _explained(found)
+    outcome, message = (Outcome.PARTIAL, _unexplained(found, problem)) if not explained else _uniqueness(found)
+    doubt = doubted(public)
+    if doubt:
+        outcome = Outcome.PARTIAL
+    elif outcome is Outcome.COMPLETED and not found.read and _spare_equations(found, problem) < SPARE:
+        doubt = f"too few rows of the gradient stand out of its noise to certify a {problem.family} label by, without the bias"
+    sure = outcome is Outcome.COMPLETED and not doubt
+    return ScalarVerdict(
+        outcome=outcome,
+        message="; ".join(filter(None, (doubt, message))),
+        explained=explained,
+        doubt=doubt,
+        label_certified=sure and bool(found.error_bars[0] < CERTAIN),
+        feature_certified=sure and bool(found.spreads[0] < CERTAIN),
+    )
+
+
+def doubted(public: Public) -> str:
+    """Why the update may not be the gradient (p − y) fᵀ of one sample, "" where nothing declared speaks against it.
+
+    A scaled or pruned gradient is that of another label: without the bias nothing tells them apart, and with it a head that
+    predicts all classes alike takes a scaled label for a smoothed one.
+    """
+    changing = ", ".join(
+        defense.name for defense in public.defenses if defense.side in ("training", "update") and defense.name not in VALUES_KEPT
+    )
+    if changing:
+        return f"a guess only: {changing} changes the gradient's values, and the label that fits them is then another"
+    if not sends_one_gradient(public.training):
+        return f"a guess only: the update sums gradients of {public.training.name}'s local steps, which is not (p − y) fᵀ"
+    return ""
+
+
+def _explained(found: Candidates) -> bool:
+    residual, floor = float(found.residuals[0]), float(found.floors[0])
+    return residual <= (UNEXPLAINED if np.isnan(floor) else EXCUSED * floor)
+
+
+def _unexplained(found: Candidates, problem: ScalarProblem) -> str:
+    if found.read:
+        return f"the bias tells the feature, but the label is no {problem.family} one: was the gradient scaled?"
+    return f"no scalar makes a {problem.family} label of this gradient; the nearest is taken"
+
+
+def _spare_equations(found: Candidates, problem: ScalarProblem) -> int:
+    """How many zeros, or equal entries, of the family check the scalar once it is found.
+
+    Rows that are no more than noise say nothing: a sure head's gradient may be two rows that are opposite, and those are any label's.
+    """
+    visible = int((np.abs(problem.ratios) > VISIBLE * found.floors[0]).sum())
+    return visible - problem.free - (2 if problem.family == "smoothing" else 1)
+
+
+def _uniqueness(found: Candidates) -> tuple[Outcome, str]:
+    if len(found.errors) > 1:
+        fits = found.residuals <= np.maximum(EXCUSED * found.floors, 2 * found.residuals[0])
+        rivals = int((fits & (np.abs(found.labels - found.labels[0]).sum(1) > DISTINCT)).sum())
+        if rivals:
+            return Outcome.AMBIGUOUS, f"{rivals + 1} scalars with different labels fit the gradient within its noise"
+    blur = float(found.blurs[0])
+    if blur > BLURRED:
+        return Outcome.AMBIGUOUS, f"a range of scalars fits the gradient within its noise; the label may be off by {blur:.2g} (L1)"
+    return Outcome.COMPLETED, ""

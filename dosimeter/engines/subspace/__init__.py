@@ -1,0 +1,1 @@
+"""The head's gradient taken apart into its samples."""

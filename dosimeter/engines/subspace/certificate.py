@@ -1,0 +1,158 @@
+"""How far a solution can be from the truth: an error bar from the noise, the conditioning, and the residual that is left.
+
+To first order, noise E on the weighed gradient turns the column space by (I − UUᵀ) E V S⁻¹ and the row space by
+(I − VVᵀ) Eᵀ U S⁻¹. So for the sample with coordinates t and error e = Uᵀ w∘d, with σ the size of one entry of E,
+
+    its equations are off by       σ ‖S⁻¹ e‖ per class, and by w p σ ‖t‖ ‖W(I − VVᵀ)‖ through the logits,
+    its feature leaves the space   by σ ‖t‖ per coordinate.
+
+The first two are carried into the feature by the inverse of the slopes at the solution, equation by equation. A residual larger than
+expected raises σ.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dosimeter.engines.subspace.equations import (
+    Equations,
+    blend_directions,
+    blend_shares,
+    off_space,
+    probabilities,
+    pulled,
+    weighed_errors,
+    whole,
+)
+from dosimeter.engines.subspace.single import newton, sensitivities
+
+DEVIATIONS = 8.0  # an error bar is this many standard deviations
+ROUNDINGS = 1.5  # of the model's own forward pass, in units of its epsilon
+REPEATABLE = 32.0  # a feature computed twice, in another order, differs by some epsilons: no bar is smaller than this many
+PAIR_FREEDOM = 4  # equations to spare below which one pair of classes in thousands may fit by chance
+LARGEST_MISFIT = 16.0  # residual energy over expected energy, beyond which the equations do not describe the sample
+
+
+@dataclass(frozen=True, kw_only=True)
+class Assessment:
+    """What can be said of solutions without knowing the truth; one entry a sample."""
+
+    error_bar: Tensor  # (n,) on the relative feature error
+    misfit: Tensor  # (n,) residual energy over what the noise explains
+    residual: Tensor  # (n,) ‖(I − UUᵀ) w∘d‖ / ‖w∘d‖
+    mass: Tensor  # (n,) t·e: the batch size over how often the sample occurs, times any unknown scale
+    mass_bar: Tensor  # (n,) on it
+    errors: Tensor  # (n, B) e
+    isolated: Tensor  # (n,) bool: within its bar the solution is a point, not a curve
+    second_share: Tensor  # (n,) μ, where labels blend two classes; else 0
+    second_bar: Tensor  # (n,) on μ
+
+
+def assess(equations: Equations, t: Tensor, labels: Tensor, inverse: Tensor) -> Assessment:
+    """`inverse` (n, B, B): inverse Cholesky factor of the slopes' normal matrix at `t`, from `polish`."""
+    span, spectrum = whole(equations), equations.spectrum
+    p = probabilities(equations, span, t)
+    error = weighed_errors(equations, span, p, labels)
+    left_over = off_space(span, error)
+    e = error @ spectrum.left  # (n, B)
+    feature_size = torch.linalg.vector_norm(t * spectrum.values, dim=1)
+    expected = equation_variance(equations, t, p, e)  # (n, C)
+    freedom = spectrum.informative - 1 - 2 * equations.rank - equations.blends
+    misfit = left_over.square().sum(1) / (expected.mean(1) * max(freedom, 1))
+    uncertain = 1 + 3 * (2 / max(freedom, 1)) ** 0.5  # few equations to spare tell little about the noise
+    raised = (misfit * uncertain).clamp_min(1)
+    inside = (expected * sensitivities(equations, t, labels, inverse)).sum(1) * raised
+    outside = spectrum.noise**2 * t.square().sum(1) * equations.weight.shape[1]
+    bar = DEVIATIONS * (inside + outside).sqrt() / feature_size
+    if freedom < (PAIR_FREEDOM if equations.blends else 2):
+        bar = torch.full_like(bar, torch.inf)
+    share, share_bar = _second_shares(equations, t, p, labels, inverse, expected.amax(1) * raised)
+    return Assessment(
+        error_bar=with_floor(equations, bar),
+        misfit=misfit,
+        residual=torch.linalg.vector_norm(left_over, dim=1) / torch.linalg.vector_norm(error, dim=1),
+        mass=(t * e).sum(1),
+        mass_bar=_mass_bar(equations, t, p, labels, e, inverse, expected * raised[:, None]),
+        errors=e,
+        isolated=_isolated(equations, t, labels, inverse, bar * feature_size),
+        second_share=share,
+        second_bar=share_bar,
+    )
+
+
+def equation_variance(equations: Equations, t: Tensor, p: Tensor, e: Tensor) -> Tensor:
+    """The variance of each equation: turned column space, turned row space, rounding of the forward pass: (n, C)."""
+    spectrum = equations.spectrum
+    column = spectrum.noise**2 * (e / spectrum.values).square().sum(1, keepdim=True)
+    row = spectrum.noise**2 * t.square().sum(1, keepdim=True) * (spectrum.weights * p).square() * equations.outside
+    return column + row + forward_variance(equations, t, p)
+
+
+def forward_variance(equations: Equations, t: Tensor, p: Tensor) -> Tensor:
+    """What the forward pass adds to it: logits are rounded relative to their size, softmax to its own: (n, C)."""
+    size = 1 + (t @ equations.logits.T + equations.bias).abs()
+    return (ROUNDINGS * equations.model_unit * equations.spectrum.weights * p * size).square()
+
+
+def _second_shares(equations: Equations, t: Tensor, p: Tensor, labels: Tensor, inverse: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
+    """μ and its error bar: the noise along q, and what the coordinates' own error does to it: (n,) and (n,).
+
+    μ = −d·q/‖q‖², so ∂μ/∂t = −qᵀM/‖q‖², M the slopes at a fixed blend; noise along q does not move t.
+    """
+    if not equations.blends:
+        return torch.zeros_like(variance), torch.zeros_like(variance)
+    span = whole(equations)
+    _, along = blend_directions(equations, span, labels)
+    by_t = pulled(equations, span, p, along)  # (n, B)
+    spread = along.square().sum(1) + (inverse @ by_t[:, :, None]).square().sum((1, 2))
+    return blend_shares(equations, span, p, labels), DEVIATIONS * (variance * spread).sqrt()
+
+
+def _mass_bar(equations: Equations, t: Tensor, p: Tensor, labels: Tensor, e: Tensor, inverse: Tensor, variance: Tensor) -> Tensor:
+    """The error bar of the mass t·e, from the variance of each equation (n, C): (n,).
+
+    ∂(t·e)/∂t = e + Mᵀ U t carries the coordinates' own error; noise E on the gradient besides turns t·e by tᵀ UᵀE V S⁻¹e, and along q
+    it moves the blend. The mass can be off by its whole size where the feature is exact: two samples that differ little leave a small
+    singular value, and the coordinates along it hardly move the feature.
+    """
+    span, spectrum = whole(equations), equations.spectrum
+    across = along = torch.zeros_like(p)
+    if equations.blends:
+        across, along = blend_directions(equations, span, labels)
+    towards = t @ spectrum.left.T  # (n, C) U t
+    follows = (across * towards).sum(1, keepdim=True)
+    by_t = e + pulled(equations, span, p, towards) - follows * pulled(equations, span, p, along)
+    step = (inverse.transpose(1, 2) @ (inverse @ by_t[:, :, None]))[:, :, 0]
+    pushed = step @ span.logits.T
+    pushed = spectrum.weights * p * (pushed - (p * pushed).sum(1, keepdim=True))  # slopes @ step, at a fixed blend
+    pushed = off_space(span, pushed - (along * pushed).sum(1, keepdim=True) * across)
+    inside = (variance * (pushed + follows * along).square()).sum(1)
+    turned = spectrum.noise**2 * t.square().sum(1) * (e / spectrum.values).square().sum(1)
+    mass = (t * e).sum(1).abs()
+    return mass * with_floor(equations, DEVIATIONS * (inside + turned).sqrt() / mass)
+
+
+def with_floor(equations: Equations, bar: Tensor) -> Tensor:
+    """An error bar that also covers what the same forward pass, run again elsewhere, would change."""
+    return torch.hypot(torch.nan_to_num(bar, nan=torch.inf), torch.full_like(bar, REPEATABLE * equations.model_unit))
+
+
+def _isolated(equations: Equations, t: Tensor, labels: Tensor, inverse: Tensor, reach: Tensor) -> Tensor:
+    """Whether one Gauss–Newton step leads back from either end of the longest axis of the error ellipsoid: (n,) bool."""
+    usable = torch.isfinite(inverse).all(2).all(1) & torch.isfinite(reach)
+    result = torch.zeros_like(usable)
+    if not bool(usable.any()):
+        return result
+    span, values = whole(equations), equations.spectrum.values
+    t, labels, inverse, reach = t[usable], labels[usable], inverse[usable], reach[usable]
+    axis = torch.ones_like(t)
+    for _ in range(12):  # power iteration on the features' covariance S (slopesᵀ slopes)⁻¹ S
+        axis = values * (inverse.transpose(1, 2) @ (inverse @ (values * axis)[:, :, None]))[:, :, 0]
+        axis = axis / torch.linalg.vector_norm(axis, dim=1, keepdim=True)
+    away = axis * reach[:, None] / values
+    back = [torch.linalg.vector_norm((newton(equations, span, t + sign * away, labels) - t) * values, dim=1) for sign in (-1, 1)]
+    result[usable] = torch.maximum(*back) < 0.5 * reach
+    return result

@@ -1,0 +1,266 @@
+"""The most likely features behind a distorted gradient, where nothing can be proved any more: guesses, each with its own spread.
+
+The model. A feature is what the network answers most inputs with, times the sample's own gain, plus what all samples of the batch share,
+plus its own deviation:
+
+    f_ih = g_i π_h + q_h (δ_h + ε_ih),   δ_h ~ N(0, u),   ε_ih ~ N(0, v)        π and q: typical.py
+
+and the gradient is ∇W = (1/B) Σ dᵢ fᵢᵀ, dᵢ = softmax(W fᵢ + b) − yᵢ, of which some entries are known up to noise and others only to lie
+between two bounds (distortion.py). g, u and v are found along with the features, by expectation maximisation; nothing is tuned to a
+data set. Given the errors dᵢ, each feature of the batch has a Gaussian posterior of B dimensions, whose marginals the bounds on a
+sample's own row cut; and the errors follow from the features, so the two alternate. After a ReLU the model above is that of the
+value before it, and the feature its positive part.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dosimeter.engines.subspace.cut_gaussians import rectified, truncated
+from dosimeter.engines.subspace.distortion import Distortion
+from dosimeter.engines.subspace.feature_prior import Typical
+
+ITERATIONS = 100
+SETTLED = 1e-6  # relative change of the features that ends the iteration
+EXACT = 1e-4  # noise of an entry that was sent as it is, over the gradient's root mean square: keeps the posterior well conditioned
+ANNEALED = 0.3  # noise that the first iteration assumes at least, over the gradient's root mean square; halved with each one
+INERTIA = 0.1  # of the typical spread against the one found: entries known by coarse bounds alone do not tell spread from mean
+LARGEST_FIT = 2**26  # features times squared batch size
+BIAS_UNIT = 1e-5  # noise of a bias entry that was sent as it is, relative
+LEAST_DOUBT = 0.05  # of a logit: the alternation is not yet at rest while its variance already says so
+UNEXPLAINED = 0.05  # share of the gradient that may be left over, beyond what the noise explains, for the spreads to be believed
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """A head, what was sent of its gradient, and the labels; all in float64."""
+
+    weight: Tensor  # (C, H) over the loss's temperature
+    bias: Tensor  # (C,)
+    targets: Tensor  # (B, C) what the loss aims at
+    labels: Tensor  # (B,)
+    temperature: float
+    gradient: Tensor  # (C, H)
+    distortion: Distortion
+    bias_gradient: Tensor | None  # (C,)
+    bias_distortion: Distortion | None
+    typical: Typical  # π, q
+    non_negative: bool
+    free_scale: bool  # a defense may have scaled the whole gradient
+
+    @property
+    def size(self) -> int:
+        return len(self.labels)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Likely:
+    """The mean of the features' posterior, and its spread."""
+
+    features: Tensor  # (B, H)
+    spread: Tensor  # (B,) expected relative feature error, infinite where the model does not explain the gradient
+    residual: float  # of the gradient, relative
+    seen: Tensor  # (B,) share of the entries of each sample's own row that were sent, up to noise
+    explained: bool  # whether the features account for the gradient, up to its noise
+    usual: Tensor  # (B,) which features are only what the model mostly answers, as the gradient said nothing that can be true
+
+    @property
+    def sentence(self) -> str:
+        """What the guesses rest on."""
+        sent = float(self.seen.median())
+        rest = "" if sent == 1 else f"; {sent:.1%} of a sample's own row was sent as it is, of the rest only bounds are known"
+        off = math.inf if bool(self.usual.all()) else float(self.spread[~self.usual].median())
+        known = f"expected to be off by {off:.2g}" if math.isfinite(off) else "by how much they are off is not known"
+        left = "" if self.explained else f", but leave {self.residual:.0%} of the gradient unexplained: labels may be others than assumed"
+        usual = f"; what the model mostly answers stands for {int(self.usual.sum())} of {len(self.usual)}" if self.usual.any() else ""
+        return f"guesses are the most likely features behind the defenses{left}, {known}{rest}{usual}"
+
+
+@dataclass
+class _Belief:
+    """What is believed of all features before the gradient is looked at."""
+
+    gain: Tensor  # (B,) g
+    shared: Tensor  # (H,) δ
+    between: Tensor  # () u
+    within: Tensor  # () v
+
+
+def fits(size: int, features: int) -> bool:
+    """Whether a batch is small enough for the posterior of every feature to be held at once."""
+    return 0 < size**2 * features <= LARGEST_FIT
+
+
+def likely_features(problem: Problem) -> Likely:
+    """Alternate the features' posterior, the errors that follow from it, and what is believed of all features."""
+    entry = _size_of_entries(problem)
+    noise = max(problem.distortion.noise, EXACT * entry)
+    features = _first_guess(problem)
+    typical = problem.typical
+    belief = _Belief(typical.gain.expand(problem.size), torch.zeros_like(typical.mean), typical.spread / 10, typical.spread)
+    best, best_residual, variance = features, math.inf, problem.typical.size.square().expand_as(features)
+    step, change = 1.0, math.inf
+    for iteration in range(ITERATIONS):
+        heat = ANNEALED * entry * 0.5**iteration  # errors that are still wrong must not be trusted to the last digit
+        errors = _errors(problem, features, variance)  # (B, C)
+        expected, prior = _expected(problem, belief)
+        mean, variance = _posterior(problem, errors, expected, prior, max(noise, heat))
+        bounds = _bounds(problem, errors, features)
+        if problem.non_negative:
+            mean, variance, latent, doubt = rectified(*_without(mean, variance, expected, prior), expected, prior, *bounds)
+        else:
+            mean, variance = latent, doubt = truncated(mean, variance, *bounds)
+        moved = float(torch.linalg.matrix_norm(mean - features) / torch.linalg.matrix_norm(mean))
+        step = max(step / 2, 0.05) if moved > change else min(1.5 * step, 1.0)
+        features, change = features + step * (mean - features), moved
+        _learn(belief, problem, latent, doubt)
+        residual = _residual(problem, features, variance)
+        if residual < best_residual:
+            best, best_residual = features, residual
+        if moved < SETTLED and heat <= noise:
+            break
+    residual = _residual(problem, features, variance)
+    if not residual < 2 * best_residual + 1e-6:  # it left a better explanation behind
+        features, residual = best, best_residual
+    features, usual = _plausible(problem, features)
+    size = torch.linalg.vector_norm(features, dim=1).clamp_min(torch.finfo(features.dtype).tiny)
+    spread = variance.sum(1).sqrt() / size
+    explained = _explained(problem, residual, noise)
+    return Likely(
+        features=features,
+        spread=torch.where(usual, math.inf, spread) if explained else torch.full_like(spread, math.inf),
+        residual=residual,
+        seen=problem.distortion.live[problem.labels].double().mean(1),
+        explained=explained,
+        usual=usual,
+    )
+
+
+def _plausible(problem: Problem, features: Tensor) -> tuple[Tensor, Tensor]:
+    """The features (B, H), with the typical one in place of those that no input has, and which these are (B,).
+
+    A sample of which next to nothing is left in the gradient is explained by a feature of zero as well as by a sure one.
+    """
+    share = problem.typical.share(features)
+    odd = (share < problem.typical.least) | (share > problem.typical.most)
+    return torch.where(odd[:, None], problem.typical.mean, features), odd
+
+
+def _first_guess(problem: Problem) -> Tensor:
+    """Each sample's row over its bias gradient where both stand out of their noise, else the typical feature: (B, H)."""
+    start = problem.typical.mean.expand(problem.size, -1)
+    if problem.bias_gradient is None or problem.bias_distortion is None:
+        return start.clone()
+    own = problem.bias_gradient[problem.labels]  # (B,)
+    told = problem.bias_distortion.live[problem.labels] & (own < -2 * problem.bias_distortion.noise)
+    told &= problem.distortion.live[problem.labels].double().mean(1) > 0.5
+    quotient = problem.gradient[problem.labels] / torch.where(told, own, -1.0)[:, None]
+    return torch.where(told[:, None], quotient.clamp_min(0) if problem.non_negative else quotient, start)
+
+
+def _errors(problem: Problem, features: Tensor, variance: Tensor) -> Tensor:
+    """dᵢ/(τB), as far as the bias gradient bears them out: (B, C).
+
+    ∇b sums the errors of all samples. Where the model is sure, 1 − p hangs on the last digits of the logits, and the bias
+    gradient knows it better: each row is multiplied by the tᵢ that explain ∇b, held to 1 the tighter the smaller p is and
+    the better the logits are known, since d log(1 − p) = −p dz.
+    """
+    p = torch.softmax(features @ problem.weight.T + problem.bias, 1)
+    errors = (p - problem.targets) / (problem.temperature * problem.size)
+    if problem.bias_gradient is None or problem.bias_distortion is None:
+        return errors
+    told = problem.bias_distortion.live & (torch.bincount(problem.labels, minlength=p.shape[1]) > 0)
+    if not bool(told.any()):
+        return errors
+    rows, sent = errors[:, told], problem.bias_gradient[told]  # (B, k), (k,)
+    if problem.free_scale:
+        whole = rows.sum(0)
+        scale = (whole @ sent / whole.square().sum()).clamp_min(1e-12)
+        errors, rows = errors * scale, rows * scale
+    noise = max(problem.bias_distortion.noise, BIAS_UNIT * float(sent.abs().max()))
+    doubt = (problem.weight[problem.labels].square() * variance).sum(1).sqrt().clamp(LEAST_DOUBT, 1.0)  # (B,) of the own logit
+    loose = (p.gather(1, problem.labels[:, None])[:, 0] * doubt).clamp_min(1e-6)
+    normal = rows @ rows.T / noise**2 + torch.diag(loose**-2)
+    shares = torch.linalg.solve(normal, rows @ sent / noise**2 + loose**-2)
+    return shares.clamp(1e-3, 1e3)[:, None] * errors
+
+
+def _expected(problem: Problem, belief: _Belief) -> tuple[Tensor, Tensor]:
+    """Mean (B, H) and variance (H,) of the features before the gradient is looked at."""
+    unit = problem.typical.size
+    return problem.typical.mean * belief.gain[:, None] + unit * belief.shared, belief.within * unit.square()
+
+
+def _posterior(problem: Problem, errors: Tensor, expected: Tensor, prior: Tensor, noise: float) -> tuple[Tensor, Tensor]:
+    """Mean and variance of every feature given the live entries of its column: (B, H) each."""
+    size, columns = problem.size, problem.gradient.shape[1]
+    live, precision = problem.distortion.live.to(errors), 1 / prior  # (C, H), (H,)
+    pairs = (errors[:, None] * errors).flatten(0, 1)  # (B·B, C)
+    normal = (live.T @ pairs.T).view(columns, size, size) / noise**2
+    normal.diagonal(dim1=1, dim2=2).add_(precision[:, None])
+    right = (errors @ (live * problem.gradient) / noise**2 + expected * precision).T  # (H, B)
+    scale = normal.diagonal(dim1=1, dim2=2).rsqrt()  # (H, B)
+    eye = torch.eye(size, dtype=errors.dtype, device=errors.device)
+    lower = torch.linalg.cholesky(normal * scale[:, :, None] * scale[:, None] + 1e-12 * eye)
+    mean = scale * torch.cholesky_solve((right * scale)[:, :, None], lower)[:, :, 0]
+    variance = torch.cholesky_inverse(lower).diagonal(dim1=1, dim2=2) * scale.square()
+    return mean.T, variance.T
+
+
+def _bounds(problem: Problem, errors: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
+    """What the bounds on each sample's own row say of its features: two (B, H)."""
+    own = -errors.gather(1, problem.labels[:, None])  # (B, 1), positive
+    others = (errors.T @ features)[problem.labels] + own * features  # what all other samples add to the row
+    cut = ~problem.distortion.live[problem.labels]
+    low = torch.where(cut, (others - problem.distortion.high[problem.labels]) / own, -torch.inf)
+    high = torch.where(cut, (others - problem.distortion.low[problem.labels]) / own, torch.inf)
+    high = high.clamp_min(0) if problem.non_negative else high
+    return torch.minimum(low, high), high
+
+
+def _without(mean: Tensor, variance: Tensor, expected: Tensor, prior: Tensor) -> tuple[Tensor, Tensor]:
+    """A Gaussian posterior with its prior taken out again: what the gradient alone says of each feature, mean and variance (B, H)."""
+    precision = (1 / variance - 1 / prior).clamp_min(1e-12 / prior)
+    return (mean / variance - expected / prior) / precision, 1 / precision
+
+
+def _learn(belief: _Belief, problem: Problem, features: Tensor, variance: Tensor) -> None:
+    """The step of maximisation: gains, what is shared, and both spreads."""
+    mean, unit = problem.typical.mean, problem.typical.size
+    belief.gain = _gains(problem, features, belief.shared)
+    deviation = (features - belief.gain[:, None] * mean) / unit  # (B, H)
+    trust = problem.size / (problem.size + belief.within / belief.between)
+    belief.shared = trust * deviation.mean(0)
+    belief.between = (belief.shared.square().mean() + belief.between * (1 - trust)).clamp_min(1e-12)
+    found = ((deviation - belief.shared).square() + variance / unit.square()).mean()
+    belief.within = (found + INERTIA * problem.typical.spread) / (1 + INERTIA)
+
+
+def _gains(problem: Problem, features: Tensor, shared: Tensor) -> Tensor:
+    """How much of the typical feature each sample has, by least squares: (B,)."""
+    slope = problem.typical.mean / problem.typical.size  # (H,)
+    return ((features / problem.typical.size - shared) @ slope) / slope.square().sum().clamp_min(1e-12)
+
+
+def _residual(problem: Problem, features: Tensor, variance: Tensor) -> float:
+    """‖∇W − (1/B) Σ dᵢ fᵢᵀ‖ / ‖∇W‖; an entry that is known by its bounds misses by what it is outside of them."""
+    distortion = problem.distortion
+    explained = _errors(problem, features, variance).T @ features
+    allowed = torch.minimum(torch.maximum(explained, distortion.low), distortion.high)
+    missing = torch.where(distortion.live, problem.gradient, allowed) - explained
+    return float(torch.nan_to_num(torch.linalg.matrix_norm(missing) / torch.linalg.matrix_norm(problem.gradient), nan=torch.inf))
+
+
+def _explained(problem: Problem, residual: float, noise: float) -> bool:
+    """Whether no more is left of the gradient than the noise on its live entries, and little besides, accounts for."""
+    expected = noise * float(problem.distortion.live.sum()) ** 0.5 / float(torch.linalg.matrix_norm(problem.gradient))
+    return residual**2 - expected**2 <= max(UNEXPLAINED, expected) ** 2
+
+
+def _size_of_entries(problem: Problem) -> float:
+    """The root mean square of what is not zero."""
+    return float(problem.gradient[problem.gradient != 0].square().mean().sqrt())

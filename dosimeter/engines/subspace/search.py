@@ -1,0 +1,239 @@
+"""Finds the samples of a gradient one by one: scan all classes, solve, peel off what is found, and again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Generator, Tensor
+
+from dosimeter.engines.subspace.certificate import equation_variance
+from dosimeter.engines.subspace.equations import (
+    Equations,
+    Span,
+    forgiving,
+    main_classes,
+    off_space,
+    peeled,
+    probabilities,
+    weighed_errors,
+    whole,
+)
+from dosimeter.engines.subspace.single import linear_scan, solve
+from dosimeter.engines.subspace.successive_projection import extreme_starts, last_start
+
+PLAUSIBLE = 0.45  # linear residual above which a class is tried only when nothing better is left
+CLOSE = 1e-3  # relative distance below which two solutions of one label are the same
+FEWEST_STARTS, MOST_STARTS = 256, 512  # of one round
+START_WORK = 2**25  # starts times classes times squared dimensions of one round
+LENGTHS = (0.4, 0.6, 0.8, 1.0, 1.25, 1.6, 2.0, 2.5)  # of the mean feature, tried where the mean feature itself does not do
+PAIRS_EACH = 4  # pairs of classes solved for, for each sample that is missing, where labels blend
+EXTREME_STEPS = 15  # of Levenberg-Marquardt from an extreme row, which is near its sample or no start at all
+SOLVED, GOOD = 1e-12, 1e-6  # squared relative residual of a solution, at first and at last, where noise does not ask for more
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidates:
+    """Solutions in the coordinates of the whole problem."""
+
+    t: Tensor  # (n, B)
+    labels: Tensor  # (n,)
+    errors: Tensor  # (n, B) Uᵀ w∘d
+    value: Tensor  # (n,) squared relative residual, in the space that was left when the solution was found
+
+    def __len__(self) -> int:
+        return len(self.t)
+
+    def __getitem__(self, index: Tensor) -> Candidates:
+        return Candidates(t=self.t[index], labels=self.labels[index], errors=self.errors[index], value=self.value[index])
+
+
+def search(
+    equations: Equations,
+    start: Tensor,
+    rows: Tensor,
+    wanted: Tensor | None,
+    rng: Generator,
+    *,
+    attempts: int,
+    starts: int,
+    free_scale: bool = False,
+    non_negative: bool = False,
+    found: Candidates | None = None,
+) -> Candidates:
+    """Candidates for all samples of the gradient, each once; `wanted` holds how often each label occurs at least, where that is known (m,).
+
+    First come the samples that extreme rows lead to. Then every round begins at `start` (B,). After one without a new sample,
+    `rows` (C, B) are tried, then `starts` random starts a class and round; `attempts` such rounds end the search, which goes on
+    from what is `found` already.
+    """
+    found = from_extremes(equations, found, wanted, free_scale=free_scale, non_negative=non_negative)
+    idle = 0
+    while len(found) < equations.rank and idle <= attempts:
+        span = peeled(equations, found.t, found.errors)
+        here = span.lift.T @ start
+        scan = linear_scan(equations, span, here)
+        score = torch.minimum(scan.score, _row_scores(equations, span, rows, scan.labels)) if idle == 1 else scan.score
+        chosen = _labels_to_try(score, wanted, found, equations.rank - len(found), everything=idle > 0, blends=equations.blends)
+        if len(chosen) == 0:
+            idle += 1
+            continue
+        points, labels = scan.reached[chosen], scan.labels[chosen]
+        most = _most_starts(equations, span)
+        own = rows[main_classes(equations, labels)]
+        if idle == 1:
+            shared = torch.cat([_scaled(start), found.t, own])[: max(1, most // len(chosen))]
+            labels = torch.cat([labels, labels.repeat_interleave(len(shared))])
+            points = torch.cat([own, shared.repeat(len(chosen), 1)]) @ span.lift
+        elif idle:
+            each = max(1, min(starts, most // len(chosen)))
+            labels = labels.repeat(2 * each)
+            points = torch.cat([points.repeat(each, 1), (own @ span.lift).repeat(each, 1)])
+            points = points + _perturbations(equations, span, scan.upper, here, len(labels), rng)
+        t, value = solve(equations, span if idle % 3 == 2 else forgiving(equations, span), points, labels)
+        solved = candidates_at(equations, t @ span.lift.T, labels, value)
+        solved = _plausible(equations, solved, SOLVED if idle < max(attempts, 1) else GOOD, free_scale=free_scale)
+        new = _distinct(equations, solved, found, wanted)
+        idle = 0 if len(new) else idle + 1
+        found = _join(found, new)
+    return found
+
+
+def from_extremes(
+    equations: Equations,
+    found: Candidates | None = None,
+    wanted: Tensor | None = None,
+    *,
+    free_scale: bool = False,
+    non_negative: bool = False,
+) -> Candidates:
+    """What is `found`, and what extreme rows lead to, solved for and peeled off as long as that brings more."""
+    found = _nothing(equations) if found is None else found
+    while len(found) < equations.rank:
+        span = peeled(equations, found.t, found.errors)
+        points, labels = extreme_starts(equations, span, found.t, found.errors, found.labels, non_negative=non_negative)
+        if len(labels) == 0 and len(found) and len(found) == equations.rank - 1 and not equations.blends and equations.targets is None:
+            points, labels = last_start(equations, span, found.t)
+        if len(labels) == 0:
+            return found
+        t, value = solve(equations, forgiving(equations, span), points @ span.lift, labels, iterations=EXTREME_STEPS)
+        solved = _plausible(equations, candidates_at(equations, t @ span.lift.T, labels, value), SOLVED, free_scale=free_scale)
+        new = _distinct(equations, solved, found, wanted)
+        if len(new) == 0:
+            return found
+        found = _join(found, new)
+    return found
+
+
+def _row_scores(equations: Equations, span: Span, rows: Tensor, labels: Tensor) -> Tensor:
+    """The relative residual of each label at its class's own row of the gradient: small where one sample rules that row, (m,)."""
+    p = probabilities(equations, span, rows[main_classes(equations, labels)] @ span.lift)
+    error = weighed_errors(equations, span, p, labels)
+    return torch.linalg.vector_norm(off_space(span, error), dim=1) / torch.linalg.vector_norm(error, dim=1)
+
+
+def _scaled(start: Tensor) -> Tensor:
+    """The mean feature at several lengths, which is what sets samples apart where the features are nearly collinear: (n, B)."""
+    return start * start.new_tensor(LENGTHS)[:, None]
+
+
+def _most_starts(equations: Equations, span: Span) -> int:
+    """How many starts of a round are worth their time."""
+    each = equations.classes * span.logits.shape[1] ** 2
+    return max(FEWEST_STARTS, min(MOST_STARTS, START_WORK // each))
+
+
+def candidates_at(equations: Equations, t: Tensor, labels: Tensor, value: Tensor) -> Candidates:
+    p = probabilities(equations, whole(equations), t)
+    errors = weighed_errors(equations, whole(equations), p, labels) @ equations.spectrum.left
+    return Candidates(t=t, labels=labels, errors=errors, value=value)
+
+
+def _labels_to_try(score: Tensor, wanted: Tensor | None, found: Candidates, missing: int, *, everything: bool, blends: bool) -> Tensor:
+    """Which of the scanned labels to solve for: those still wanted, and for samples whose label nobody knows the likeliest."""
+    order = score.argsort()
+    known = order[:0]
+    if wanted is not None:
+        left = still_wanted(wanted, found.labels)
+        known, missing = left.nonzero()[:, 0], missing - int(left.sum())
+        order = order[(left == 0)[order]]
+        if missing <= 0:
+            return known
+    if blends:  # pairs that share their larger class score alike
+        missing = PAIRS_EACH * missing * (4 if everything else 1)
+    if everything:
+        return torch.cat([known, order[: max(missing + 8, 16)]])
+    order = order[:missing]
+    return torch.cat([known, order[score[order] < PLAUSIBLE]])
+
+
+def still_wanted(wanted: Tensor, labels: Tensor) -> Tensor:
+    """How often each label is to be found yet, when `labels` are found: (m,)."""
+    return (wanted - torch.bincount(labels, minlength=len(wanted))).clamp_min(0)
+
+
+def _perturbations(equations: Equations, span: Span, upper: Tensor, start: Tensor, count: int, rng: Generator) -> Tensor:
+    """Random steps, longest where the linear scan leaves a class ambiguous, of a length between 3 and 100 % of the mean feature."""
+    noise = torch.randn(len(upper), count, generator=rng, dtype=upper.dtype, device=upper.device)
+    ridge = 1e-6 * torch.diag(torch.linalg.vector_norm(upper, dim=0))
+    step = torch.linalg.solve_triangular(upper + ridge, noise, upper=True).T  # (count, r)
+    length = torch.linalg.vector_norm(step @ span.lift.T * equations.spectrum.values, dim=1)
+    size = torch.linalg.vector_norm(span.lift @ start * equations.spectrum.values)
+    wanted = 10 ** (-1.5 * torch.rand(count, generator=rng, dtype=upper.dtype, device=upper.device))
+    return step * (wanted * size / length)[:, None]
+
+
+def _plausible(equations: Equations, candidates: Candidates, threshold: float, *, free_scale: bool) -> Candidates:
+    """Those whose residual the noise explains and that carry about one sample's share of the gradient, best first."""
+    p = probabilities(equations, whole(equations), candidates.t)
+    size = weighed_errors(equations, whole(equations), p, candidates.labels).square().sum(1)
+    noise = 10 * equation_variance(equations, candidates.t, p, candidates.errors).sum(1) / size
+    share = (candidates.t * candidates.errors).sum(1) / (equations.rank * equations.temperature)
+    good = (candidates.value < noise.clamp(threshold, 1e-2)) & (share > 0 if free_scale else (share > 0.05) & (share < 20))
+    kept = candidates[good.nonzero()[:, 0]]
+    return kept[kept.value.argsort()]
+
+
+def _distinct(equations: Equations, new: Candidates, found: Candidates, wanted: Tensor | None) -> Candidates:
+    """Each solution once, no more in all than the rank leaves room for, and that kept for the labels that are wanted.
+
+    Two solutions of one sample give the same outer product, so a set is kept that is independent: each newcomer must be
+    nearly orthogonal, in the sense of tᵢ·eⱼ = 0, to those before it.
+    """
+    if len(new) > 4 * equations.rank:
+        new = new[torch.arange(4 * equations.rank, device=new.t.device)]
+    cross = (new.t @ new.errors.T) / equations.rank  # (n, n)
+    cross = cross.abs() / cross.diagonal().abs().clamp_min(1e-12)
+    clash = torch.maximum(cross, cross.T) > 0.3
+    features = new.t * equations.spectrum.values
+    near = torch.cdist(features, features) < CLOSE * torch.linalg.vector_norm(features, dim=1)
+    clash = (clash | (near & (new.labels[:, None] == new.labels))).tolist()
+    left = [] if wanted is None else still_wanted(wanted, found.labels).tolist()
+    free = equations.rank - len(found) - sum(left)  # samples of whatever label
+    kept: list[int] = []
+    for i, label in enumerate(new.labels.tolist()):
+        if len(found) + len(kept) >= equations.rank:
+            break
+        asked_for = bool(left) and left[label] > 0
+        if any(clash[i][j] for j in kept) or not (asked_for or free > 0):
+            continue
+        kept.append(i)
+        if asked_for:
+            left[label] -= 1
+        else:
+            free -= 1
+    return new[torch.tensor(kept, dtype=torch.long, device=new.t.device)]
+
+
+def _nothing(equations: Equations) -> Candidates:
+    empty = equations.basis.new_empty(0, equations.rank)
+    return Candidates(t=empty, labels=torch.empty(0, dtype=torch.long, device=empty.device), errors=empty, value=empty[:, 0])
+
+
+def _join(a: Candidates, b: Candidates) -> Candidates:
+    return Candidates(
+        t=torch.cat([a.t, b.t]),
+        labels=torch.cat([a.labels, b.labels]),
+        errors=torch.cat([a.errors, b.errors]),
+        value=torch.cat([a.value, b.value]),
+    )

@@ -1,0 +1,191 @@
+"""Samples one at a time: a linear scan over all classes, then Levenberg–Marquardt on the relative residual, batched."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dosimeter.engines.subspace.equations import Equations, Span, off_space, probabilities, slopes, weighed_errors, whole
+
+ELEMENTS = {"cpu": 2**24, "cuda": 2**27}  # entries of one (starts, classes, rank) tensor
+MOST_PAIRS = 512  # that a scan returns where labels blend
+GIVE_UP = 1e4  # damping at which a start is at a minimum or lost
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scan:
+    """Where one linear step leads for each label."""
+
+    labels: Tensor  # (m,)
+    reached: Tensor  # (m, r) coordinates
+    score: Tensor  # (m,) the relative residual that a linear softmax would leave, small for labels that are present
+    upper: Tensor  # (r, r) Cholesky-like factor R of the projected slopes; its inverse says in which directions a label is ambiguous
+
+
+def linear_scan(equations: Equations, span: Span, start: Tensor) -> Scan:
+    """One Gauss–Newton step from a common start for every class, or every target, at once; the likeliest pairs where labels blend.
+
+    Only the right-hand side depends on the label, so one factorisation serves all of them.
+    """
+    p = probabilities(equations, span, start[None])
+    slope = slopes(equations, span, p)[0]
+    slope = slope - span.left @ (span.left.T @ slope)  # (C, r)
+    w = equations.spectrum.weights
+    if equations.targets is None:
+        errors = w * (p - equations.even) - torch.diag(equations.share * w)  # (C, C): one row a class
+    else:
+        errors = w * (p - equations.even - equations.share * equations.targets)  # (m, C)
+    rows = off_space(span, errors)
+    scale = torch.linalg.vector_norm(slope, dim=0).clamp_min(torch.finfo(slope.dtype).tiny)
+    orthogonal, upper = torch.linalg.qr(slope / scale)
+    along = rows @ orthogonal  # (m, r)
+    rest = rows - along @ orthogonal.T
+    upper = upper + 1e-14 * torch.eye(len(upper), dtype=upper.dtype, device=upper.device)
+    step = torch.linalg.solve_triangular(upper, along.T, upper=True).T / scale
+    if equations.blends:
+        labels, share, score = likeliest_pairs(rest, errors)
+        first, second = labels // equations.classes, labels % equations.classes
+        step = step[first] + share[:, None] * (step[second] - step[first])
+    else:
+        labels = torch.arange(len(rows), device=rows.device)
+        score = torch.linalg.vector_norm(rest, dim=1) / torch.linalg.vector_norm(errors, dim=1)
+    return Scan(labels=labels, reached=start - step, score=score, upper=upper * scale)
+
+
+def likeliest_pairs(rest: Tensor, errors: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Pairs of classes (m,), the share μ of the second (m,) and the score (m,) where rest and errors blend as the labels do, best first.
+
+    ‖(1 − μ) r_a + μ r_b‖² is a parabola in μ whose coefficients stand in the Gram matrix of the rests, so that all C² pairs cost one
+    product. A pair whose best share is at an end is no pair; a class alone is the pair of it with itself.
+    """
+    gram, sizes = rest @ rest.T, errors @ errors.T  # (C, C)
+    own, size = gram.diagonal(), sizes.diagonal()
+    bend = (own[:, None] + own - 2 * gram).clamp_min(torch.finfo(gram.dtype).tiny)
+    share = (own[:, None] - gram) / bend
+    value = own[:, None] - share * (own[:, None] - gram)
+    whole_size = (1 - share).square() * size[:, None] + share.square() * size + 2 * share * (1 - share) * sizes
+    score = (value.clamp_min(0) / whole_size.clamp_min(torch.finfo(gram.dtype).tiny)).sqrt()
+    score = torch.where(((share > 0) & (share < 1)).triu(1), score, torch.inf)
+    score.diagonal().copy_((own / size.clamp_min(torch.finfo(gram.dtype).tiny)).sqrt())
+    share.diagonal().zero_()
+    best = score.flatten().topk(min(MOST_PAIRS, score.numel()), largest=False)
+    return best.indices, share.flatten()[best.indices], best.values
+
+
+def solve(equations: Equations, span: Span, t: Tensor, labels: Tensor, *, iterations: int = 40) -> tuple[Tensor, Tensor]:
+    """Minimise ‖(I − UUᵀ) w∘d‖² / ‖w∘d‖² from each start, for its label. Returns coordinates (n, r) and values (n,).
+
+    Relative, because the plain residual vanishes trivially where softmax(z) reaches the label (rgla's "twin data").
+    """
+    chunk = _chunk(span, t)
+    pieces = [_solve(equations, span, a, b, iterations) for a, b in zip(t.split(chunk), labels.split(chunk))]
+    return torch.cat([piece[0] for piece in pieces]), torch.cat([piece[1] for piece in pieces])
+
+
+def polish(equations: Equations, span: Span, t: Tensor, labels: Tensor, *, steps: int = 2) -> tuple[Tensor, Tensor]:
+    """Undamped Gauss–Newton steps at a solution, past where rounding lets the residual tell better from worse.
+
+    Returns the coordinates and, per sample, the inverse of the Cholesky factor of slopesᵀ slopes there: (n, r, r).
+    """
+    for _ in range(steps):
+        t = newton(equations, span, t, labels)
+    chunk = _chunk(span, t)
+    pieces = zip(t.split(chunk), labels.split(chunk))
+    return t, torch.cat([_slopes_and_inverse(equations, span, probabilities(equations, span, a), b)[1] for a, b in pieces])
+
+
+def newton(equations: Equations, span: Span, t: Tensor, labels: Tensor) -> Tensor:
+    """One undamped Gauss–Newton step on the plain residual; none where the slopes are singular."""
+    chunk = _chunk(span, t)
+    return torch.cat([_newton(equations, span, a, b) for a, b in zip(t.split(chunk), labels.split(chunk))])
+
+
+def sensitivities(equations: Equations, t: Tensor, labels: Tensor, inverse: Tensor) -> Tensor:
+    """How much one unit in each equation moves a sample's feature, squared: ‖S A⁺‖² by columns, A the projected slopes: (n, C)."""
+    span, chunk, values = whole(equations), _chunk(whole(equations), t), equations.spectrum.values
+    pieces = []
+    for piece, names, factor in zip(t.split(chunk), labels.split(chunk), inverse.split(chunk)):
+        slope = slopes(equations, span, probabilities(equations, span, piece), names)
+        slope = slope - span.left @ (span.left.T @ slope)  # (n, C, B)
+        pieces.append(((slope @ factor.transpose(1, 2)) @ factor * values).square().sum(2))
+    return torch.cat(pieces) if pieces else t.new_empty(0, equations.classes)
+
+
+def _chunk(span: Span, t: Tensor) -> int:
+    """How many starts fit into one (starts, classes, rank) tensor."""
+    return max(1, ELEMENTS.get(t.device.type, 2**24) // max(span.logits.numel(), 1))
+
+
+def _solve(equations: Equations, span: Span, t: Tensor, labels: Tensor, iterations: int) -> tuple[Tensor, Tensor]:
+    eye = torch.eye(t.shape[1], dtype=t.dtype, device=t.device)
+    best_t, damping = t.clone(), torch.full((len(t),), 1e-3, dtype=t.dtype, device=t.device)
+    p = probabilities(equations, span, t)
+    residual, error, size = _relative(equations, span, p, labels)
+    value = residual.square().sum(1)
+    live = torch.arange(len(t), device=t.device)
+    for _ in range(iterations):
+        if len(live) == 0:
+            break
+        hessian, slope = _normal_equations(equations, span, p[live], labels[live], residual[live], error[live], size[live])
+        scale = hessian.diagonal(dim1=1, dim2=2).clamp_min(torch.finfo(t.dtype).tiny).rsqrt()
+        hessian = hessian * scale[:, :, None] * scale[:, None, :] + (damping[live][:, None, None] + 1e-14) * eye
+        lower, failed = torch.linalg.cholesky_ex(hessian)
+        step = torch.cholesky_solve((slope * scale)[:, :, None], lower)[:, :, 0] * scale
+        step = torch.where((failed == 0)[:, None], step, torch.zeros_like(step))
+        trial = best_t[live] - step
+        trial_p = probabilities(equations, span, trial)
+        trial_residual, trial_error, trial_size = _relative(equations, span, trial_p, labels[live])
+        trial_value = trial_residual.square().sum(1)
+        better = trial_value < value[live]
+        moved, stays = live[better], torch.linalg.vector_norm(step, dim=1) <= 1e-8 * torch.linalg.vector_norm(trial, dim=1)
+        best_t[moved], p[moved], residual[moved] = trial[better], trial_p[better], trial_residual[better]
+        error[moved], size[moved], value[moved] = trial_error[better], trial_size[better], trial_value[better]
+        damping[live] = torch.where(better, damping[live] * 0.05, damping[live] * 8).clamp_min(1e-16)
+        live = live[~stays & (damping[live] < GIVE_UP)]
+    return best_t, value
+
+
+def _relative(equations: Equations, span: Span, p: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    error = weighed_errors(equations, span, p, labels)
+    size = torch.linalg.vector_norm(error, dim=1, keepdim=True).clamp_min(1e-150)
+    return off_space(span, error) / size, error, size
+
+
+def _normal_equations(
+    equations: Equations, span: Span, p: Tensor, labels: Tensor, residual: Tensor, error: Tensor, size: Tensor
+) -> tuple[Tensor, Tensor]:
+    """JᵀJ (n, r, r) and Jᵀρ (n, r) of the relative residual ρ = P w∘d / ‖w∘d‖, with J = P M/‖w∘d‖ − ρ cᵀ, c = Mᵀ w∘d/‖w∘d‖².
+
+    The projection P = I − UUᵀ is never applied to M: MᵀPM = MᵀM − (UᵀM)ᵀ(UᵀM), and Mᵀρ needs none.
+    """
+    slope = slopes(equations, span, p, labels) / size[:, :, None]  # M / ‖w∘d‖: (n, C, r)
+    inside = span.left.T @ slope  # (n, r, r)
+    c = (error[:, None, :] @ slope)[:, 0] / size  # (n, r)
+    gradient = (residual[:, None, :] @ slope)[:, 0]  # (n, r)
+    value = residual.square().sum(1)[:, None]
+    hessian = slope.transpose(1, 2) @ slope - inside.transpose(1, 2) @ inside
+    cross = gradient[:, :, None] * c[:, None, :]
+    hessian = hessian - cross - cross.transpose(1, 2) + value[:, :, None] * c[:, :, None] * c[:, None, :]
+    return hessian, gradient - value * c
+
+
+def _newton(equations: Equations, span: Span, t: Tensor, labels: Tensor) -> Tensor:
+    p = probabilities(equations, span, t)
+    slope, inverse = _slopes_and_inverse(equations, span, p, labels)
+    residual = off_space(span, weighed_errors(equations, span, p, labels))
+    step = (inverse.transpose(1, 2) @ (inverse @ (slope.transpose(1, 2) @ residual[:, :, None])))[:, :, 0]
+    return t - torch.where(torch.isfinite(step).all(1, keepdim=True), step, torch.zeros_like(step))
+
+
+def _slopes_and_inverse(equations: Equations, span: Span, p: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """The projected slopes A (n, C, r), and L⁻¹ with AᵀA = L Lᵀ (n, r, r), infinite where that is singular."""
+    slope = slopes(equations, span, p, labels)
+    slope = slope - span.left @ (span.left.T @ slope)
+    scale = torch.linalg.vector_norm(slope, dim=1, keepdim=True).clamp_min(torch.finfo(p.dtype).tiny)  # (n, 1, r)
+    level = slope / scale
+    eye = torch.eye(slope.shape[2], dtype=p.dtype, device=p.device)
+    lower, failed = torch.linalg.cholesky_ex(level.transpose(1, 2) @ level + 1e-15 * eye)
+    inverse = torch.linalg.solve_triangular(lower, eye.expand_as(lower), upper=False) / scale
+    return slope, torch.where((failed == 0)[:, None, None], inverse, torch.full_like(inverse, torch.inf))

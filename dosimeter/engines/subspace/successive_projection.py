@@ -1,0 +1,105 @@
+"""Starts for confident heads: rows that one sample alone makes, found as the extreme points of all rows."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from dosimeter.engines.subspace.equations import Equations, Span, probabilities, whole
+
+ROUNDS = 15  # of features and errors in turn
+CONSISTENT = 0.3  # relative difference of an error row solved for and computed, below which a sample is worth polishing
+VISIBLE = 4.0  # times the noise, from which on a row is read
+LAST_LABELS = 3  # tried for the last sample
+LEAST_SHARE = 0.2  # of one sample, below which a solution has vanished
+
+
+def extreme_starts(
+    equations: Equations, span: Span, t: Tensor, errors: Tensor, labels: Tensor, *, non_negative: bool
+) -> tuple[Tensor, Tensor]:
+    """Coordinates (n, B) and labels (n,) to begin with, where samples at `t` (k, B) with `errors` (k, B) and `labels` are found already.
+
+    A class that nobody is labelled with has the row Σ pᵢ fᵢ / B and the bias entry Σ pᵢ / B: their quotient is a mean of the
+    features, and one feature itself where one sample has all of the class's probability, as happens where the head is sure of its
+    answers. Such quotients are the extreme points of all, which successive projection picks. From there features give the
+    errors, by ∇W = Dᵀ F / B, errors the labels, and softmax(W f + b) − y the features, in turn: a sure softmax hardly depends on its
+    logits, so that this converges. Nothing without a bias gradient, or where targets are soft.
+    """
+    nothing = t.new_empty(0, equations.rank), labels[:0]
+    if equations.bias_target is None or equations.targets is not None or equations.blends:
+        return nothing
+    rows, bias = _left_over(equations, t, errors, labels)
+    along = rows @ span.lift  # (C, r)
+    absent, count = _absent(equations, rows, bias, non_negative=non_negative), along.shape[1]
+    if int(absent.sum()) < count:
+        return nothing
+    points = along[absent] / bias[absent, None]
+    features = points[_extreme_points(points, count)]  # (r, r)
+    mass = equations.rank * equations.temperature
+    best, most = nothing, 0
+    for _ in range(ROUNDS):
+        solved, failed = torch.linalg.solve_ex(features.T, mass * along.T)  # (r, C) D
+        if int(failed) or not bool(torch.isfinite(solved).all()):
+            break
+        named = solved.argmin(1)
+        computed = _errors(equations, probabilities(equations, span, features), named)
+        size = torch.linalg.vector_norm(computed, dim=1, keepdim=True)
+        off = torch.linalg.vector_norm(solved - computed, dim=1) / size[:, 0]
+        good = off < CONSISTENT
+        if int(good.sum()) > most:
+            best, most = (features[good] @ span.lift.T, named[good]), int(good.sum())
+        orthogonal, upper = torch.linalg.qr((computed / size).T)  # (C, r), (r, r)
+        right = orthogonal.T @ (mass * torch.cat([along, bias[:, None]], 1))
+        found = torch.linalg.solve_triangular(upper, right, upper=True) / size  # (r, r + 1) share · (f, 1)
+        features = torch.where(found[:, -1:] > LEAST_SHARE, found[:, :-1] / found[:, -1:].clamp_min(LEAST_SHARE), features)
+    return best
+
+
+def last_start(equations: Equations, span: Span, t: Tensor) -> tuple[Tensor, Tensor]:
+    """Where all samples but one are found, at `t` (k, B): the one direction left, as long as a typical feature, with the likeliest labels.
+
+    Of a sample that is predicted surely and rightly hardly a trace is left, less than what the others' last digits leave; but its
+    feature must be orthogonal to their errors. Its label is what the head answers there.
+    """
+    direction = span.lift.T * equations.spectrum.values.square().mean().sqrt()  # (1, B)
+    length = torch.linalg.vector_norm(t * equations.spectrum.values, dim=1).median()
+    size = torch.linalg.vector_norm(direction * equations.spectrum.values)
+    towards = torch.sign((direction @ equations.basis).sum())  # features sum to more than zero, where they have a sign at all
+    points = (towards * direction * length / size).expand(LAST_LABELS, -1)
+    return points, probabilities(equations, whole(equations), points[:1])[0].topk(LAST_LABELS).indices
+
+
+def _left_over(equations: Equations, t: Tensor, errors: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradient's rows in coordinates (C, B), and its bias (C,), without the samples found."""
+    weights = equations.spectrum.weights
+    assert equations.bias_target is not None
+    rows, bias = equations.spectrum.left / weights[:, None], equations.bias_target / weights
+    d = _errors(equations, torch.softmax(t @ equations.logits.T + equations.bias, 1), labels)
+    shares = d / (t * errors).sum(1, keepdim=True)  # (k, C)
+    return rows - shares.T @ t, bias - shares.sum(0)
+
+
+def _errors(equations: Equations, p: Tensor, labels: Tensor) -> Tensor:
+    """softmax(z) − y, not weighed: (n, C)."""
+    d = p - equations.even
+    d[torch.arange(len(labels), device=labels.device), labels] -= equations.share
+    return d
+
+
+def _absent(equations: Equations, rows: Tensor, bias: Tensor, *, non_negative: bool) -> Tensor:
+    """Classes whose row stands above the noise and may be a sum of features: (C,) bool."""
+    entries = rows @ equations.basis  # (C, H)
+    floor = VISIBLE * equations.spectrum.noise / equations.spectrum.weights
+    absent = (bias > 0) & (torch.linalg.vector_norm(entries, dim=1) > floor * entries.shape[1] ** 0.5)
+    return absent & (entries.amin(1) >= -floor) if non_negative else absent
+
+
+def _extreme_points(points: Tensor, count: int) -> Tensor:
+    """Successive projection: the longest point, the longest off that one, the longest off both, ...: (count,) indices."""
+    left, picked = points, []
+    for _ in range(count):
+        longest = left.square().sum(1).argmax()
+        picked.append(longest)
+        direction = left[longest] / torch.linalg.vector_norm(left[longest]).clamp_min(torch.finfo(left.dtype).tiny)
+        left = left - (left @ direction)[:, None] * direction
+    return torch.stack(picked)

@@ -1,0 +1,147 @@
+"""The model that a client was sent, run once on its own data or on probes, with all that the checks look at."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import interpolate
+
+from dosimeter.client.checks import check_batch
+from dosimeter.inspection.acting_head import find_acting_head, logits_of
+from dosimeter.inspection.layer import LinearLayer, bare_layers, linear_layer
+from dosimeter.network.head import input_of, locate_head
+from dosimeter.network.input_shape import find_input_shape
+from dosimeter.randomness import generator
+from dosimeter.types import Batch, Refused
+
+PROBES = 24
+COARSE = 4  # pixels a side of the patterns that probes are made of
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sent:
+    """What a check may look at."""
+
+    model: nn.Module  # a copy in eval mode
+    inputs: Tensor  # (B, *shape): the client's own, or probes
+    targets: Tensor | None  # (B,) or (B, C), the client's own
+    logits: Tensor  # (B, C); the logarithm of its outputs, where the model ends in a softmax
+    linear: tuple[LinearLayer, ...]  # in the order of execution, the head among them; then parameters that no module applies
+    later_inputs: tuple[Tensor, ...]  # what layers with weights received after the first linear layer had seen the whole input
+    head: LinearLayer | None  # what acts as the last layer, where anything is found to
+    reference: nn.Module | None
+
+    @property
+    def hidden(self) -> list[LinearLayer]:
+        """The linear layers before the last one."""
+        return [layer for layer in self.linear if self.head is None or layer.parameter != self.head.parameter]
+
+    @property
+    def on_input(self) -> list[LinearLayer]:
+        """Those among them that take the whole raw input."""
+        flat = self.inputs.flatten(1)
+        return [layer for layer in self.hidden if layer.received.shape == flat.shape and torch.equal(layer.received, flat)]
+
+    @property
+    def labels(self) -> Tensor:
+        """The likeliest class of each of the client's samples: (B,)."""
+        assert self.targets is not None
+        return self.targets.argmax(1) if self.targets.ndim == 2 else self.targets
+
+
+def receive_model(model: nn.Module, batch: Batch | None, reference: nn.Module | None) -> Sent:
+    """Run the model once, in eval mode, and note what its layers met; refuses what is no classifier or not finite."""
+    check_weights(model, "model")
+    if reference is not None:
+        check_weights(reference, "reference")
+    model = copy.deepcopy(model).eval()
+    if next(model.parameters()).dtype in (torch.float16, torch.bfloat16):
+        model = model.float()
+        batch = None if batch is None else replace(batch, inputs=batch.inputs.float())
+    if batch is not None:
+        check_batch(model, batch, "batch")
+    inputs = _probes(model) if batch is None else batch.inputs.to(next(model.parameters()))
+    met: list[tuple[str, nn.Module, Tensor]] = []
+    hooks = [
+        module.register_forward_pre_hook(lambda m, x, name=name: met.append((name, m, x[0].detach())))
+        for name, module in model.named_modules()
+        if isinstance(getattr(module, "weight", None), Tensor)
+    ]
+    try:
+        with torch.no_grad():
+            outputs = model(inputs)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    applied = [layer for layer in (linear_layer(name, module, x) for name, module, x in met) if layer is not None]
+    bare = bare_layers(model, inputs, applied)
+    return Sent(
+        model=model,
+        inputs=inputs,
+        targets=None if batch is None else batch.targets.to(inputs.device),
+        logits=logits_of(outputs),
+        linear=(*applied, *bare),
+        later_inputs=_after_whole_input(met, inputs, bare),
+        head=_head(model, inputs, outputs.shape[1], applied),
+        reference=reference,
+    )
+
+
+def check_weights(model: nn.Module, path: str) -> None:
+    """Refuse what is no network of finite floating-point weights."""
+    if not isinstance(model, nn.Module):
+        hint = "; load the weights into a copy of the model" if path == "reference" and isinstance(model, dict) else ""
+        raise TypeError(f"{path}: expected a torch.nn.Module, got {type(model).__name__}{hint}")
+    state = model.state_dict()
+    packed = [name for name, value in state.items() if not isinstance(value, Tensor) or value.is_quantized]
+    if packed:
+        raise ValueError(f"{path}: {packed[0]!r} is quantised to integers; inspect reads floating-point weights, before they are quantised")
+    broken = [name for name, value in state.items() if value.is_floating_point() and not torch.isfinite(value).all()]
+    if broken:
+        raise ValueError(f"{path}: has NaN or infinite entries in {broken[0]!r}")
+    if next(model.parameters(), None) is None:
+        raise ValueError(f"{path}: has no parameters, so there is nothing to inspect")
+
+
+def _head(model: nn.Module, inputs: Tensor, classes: int, applied: list[LinearLayer]) -> LinearLayer | None:
+    """The layer whose output is the model's, the parameter that acts as such, or the last linear layer that has a row for each class."""
+    try:
+        name = locate_head(model, tuple(inputs.shape[1:]))[0]
+    except Refused:
+        acting = find_acting_head(model, inputs, classes)
+        return acting or next((layer for layer in applied[:-2:-1] if len(layer.weight) == classes), None)
+    return linear_layer(name, model.get_submodule(name), input_of(model, name, inputs), proved=True)
+
+
+def _after_whole_input(met: list[tuple[str, nn.Module, Tensor]], inputs: Tensor, bare: list[LinearLayer]) -> tuple[Tensor, ...]:
+    """What layers received that ran after a linear layer had taken the raw input: each (B, as many as the input has).
+
+    When bare parameters are applied is not seen, and any layer counts as a later one, except the module that owns them.
+    """
+    flat = inputs.flatten(1)
+    layers = (linear_layer(name, module, x) for name, module, x in met)
+    whole = (i for i, layer in enumerate(layers) if layer and layer.received.shape == flat.shape and torch.equal(layer.received, flat))
+    owners = {layer.parameter.rpartition(".")[0] for layer in bare}
+    first = -1 if bare else next(whole, None)
+    if first is None:
+        return ()
+    return tuple(x.flatten(1) for name, _, x in met[first + 1 :] if x.flatten(1).shape == flat.shape and name not in owners)
+
+
+def _probes(model: nn.Module) -> Tensor:
+    """Smooth patterns in [0, 1] of many brightnesses and contrasts: nearer to data than noise, which all looks alike."""
+    try:
+        shape = find_input_shape(model)
+    except Refused:
+        raise Refused("inspect finds no input that passes through this model; give it a batch of your own data (--data)") from None
+    rng = generator(0, "inspection probes")
+    brightness, contrast = torch.rand(2, PROBES, *[1] * len(shape), generator=rng)
+    if len(shape) == 3:
+        coarse = torch.randn(PROBES, shape[0], COARSE, COARSE, generator=rng)
+        pattern = interpolate(coarse, shape[1:], mode="bilinear", align_corners=False)
+    else:
+        pattern = torch.randn(PROBES, *shape, generator=rng)
+    return (brightness + contrast * pattern).clamp(0, 1).to(next(model.parameters()))

@@ -1,0 +1,278 @@
+"""The last linear layer of a classifier: found, proved to be the last, and paired with its gradients."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from dosimeter.interfaces import Exposure
+from dosimeter.randomness import generator
+from dosimeter.types import Refused
+
+PROBES = 16  # random inputs that the proof runs on; each with many features, so that a negative one would show
+ROUNDINGS = 64  # units in the last place by which the same logits, computed twice, may differ
+Question = tuple[tuple[int, ...], bool, bool]  # input shape, allow_shift, whether anything is in train mode
+Proofs = dict[Question, "Proof"]
+EVERY_MODULE_HAS = frozenset(vars(nn.Module()))  # whatever else one holds are its own settings
+PLAIN, CONTAINERS = frozenset({str, int, float, bool, type(None)}), frozenset({dict, list, set})
+_KNOWN: WeakKeyDictionary[nn.Module, tuple[list[object], Proofs]] = WeakKeyDictionary()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Proof:
+    """What probing told of a model's head."""
+
+    name: str
+    non_negative: bool
+    alone: bool
+    precision: float  # rounding unit of the layer's own arithmetic
+
+
+@dataclass(frozen=True, kw_only=True)
+class Head:
+    """z = W f + b, with what the client sent of its gradients."""
+
+    name: str  # of the module, "" if the model is the layer itself
+    weight: Tensor  # (C, H)
+    bias: Tensor | None  # (C,)
+    weight_gradient: Tensor | None  # (C, H), None where withheld
+    bias_gradient: Tensor | None  # (C,), None where withheld or where there is no bias
+    non_negative: bool  # no probe gave a negative feature, as after a ReLU
+    alone: bool = True  # nothing else in the model uses the weight, so that its gradient is the layer's own
+    precision: float = torch.finfo(torch.float32).eps  # rounding unit of what the layer computes in: autocast's, not the weight's
+
+    @property
+    def classes(self) -> int:
+        return self.weight.shape[0]
+
+    @property
+    def features(self) -> int:
+        return self.weight.shape[1]
+
+    def logits(self, features: Tensor) -> Tensor:
+        """(..., H) -> (..., C), in the dtype of `features`."""
+        z = features @ self.weight.to(features.dtype).T
+        return z if self.bias is None else z + self.bias.to(features.dtype)
+
+
+def find_head(exposure: Exposure) -> Head:
+    """The linear layer whose output is the model's output on random inputs, with its gradients; else a refusal."""
+    public = exposure.public
+    proof = _known(exposure.model, public.input_shape, allow_shift=public.loss.shift_invariant)
+    weight, bias = _parameters(exposure.model.get_submodule(proof.name))
+    prefix = f"{proof.name}." if proof.name else ""
+    return Head(
+        name=proof.name,
+        weight=weight.detach(),
+        bias=None if bias is None else bias.detach(),
+        weight_gradient=exposure.update.get(prefix + "weight"),
+        bias_gradient=None if bias is None else exposure.update.get(prefix + "bias"),
+        non_negative=proof.non_negative,
+        alone=proof.alone,
+        precision=proof.precision,
+    )
+
+
+def locate_head(model: nn.Module, input_shape: tuple[int, ...], allow_shift: bool = True) -> tuple[str, bool]:
+    """The name of the last linear layer, and whether its inputs were non-negative on every probe.
+
+    The proof: on random inputs the layer's output is its weight times its input plus its bias, and equals the model's
+    output. With `allow_shift`, up to a constant per sample, which is what a closing log-softmax subtracts. What is proved
+    of a model is kept as long as its modules, tensors and settings stay the same.
+    """
+    proof = _known(model, input_shape, allow_shift)
+    return proof.name, proof.non_negative
+
+
+def _known(model: nn.Module, input_shape: tuple[int, ...], allow_shift: bool) -> Proof:
+    proofs, training = _proofs(model)
+    question = (tuple(input_shape), allow_shift, training)
+    if question not in proofs:
+        proofs[question] = _proved(model, input_shape, allow_shift)
+    return proofs[question]
+
+
+def copy_of(model: nn.Module) -> nn.Module:
+    """A deep copy that shares what is proved of the model, so that a server with many updates of one model proves it once."""
+    twin = copy.deepcopy(model)
+    _KNOWN[twin] = (_state(twin)[0], _proofs(model)[0])
+    return twin
+
+
+def _proofs(model: nn.Module) -> tuple[Proofs, bool]:
+    """What is proved of the model as it is, and whether anything in it is in train mode."""
+    state, training = _state(model)
+    known = _KNOWN.get(model)
+    if known is None or known[0] != state:
+        _KNOWN[model] = known = (state, {})
+    return known[1], training
+
+
+def _state(model: nn.Module) -> tuple[list[object], bool]:
+    """Which modules, tensors and settings a model consists of, how often each tensor was written to; and whether any is in train mode."""
+    state: list[object] = []
+    training, met = False, set()
+    waiting: list[nn.Module | None] = [model]
+    while waiting:  # by hand, as every recovery asks, and `modules()` also spells out names
+        module = waiting.pop()
+        if module is None or id(module) in met:
+            continue
+        met.add(id(module))
+        state.append(id(module))
+        training |= module.training
+        state.extend(module._forward_pre_hooks)  # by keys that no other hook has
+        state.extend(module._forward_hooks)
+        settings = vars(module)
+        for key in settings.keys() - EVERY_MODULE_HAS:
+            value = settings[key]
+            state.append(value if type(value) in PLAIN else _entries(value) if type(value) in CONTAINERS else id(value))
+        for tensor in (*module._parameters.values(), *module._buffers.values()):
+            state.append(id(tensor))
+            state.append(None if tensor is None or tensor.is_inference() else tensor._version)
+        waiting.extend(module._modules.values())
+    return state, training
+
+
+def _entries(container: Any) -> list[object]:
+    """What a list, a set or a dictionary of settings holds, plain values as they are and the rest by identity."""
+    entries = [*container, *container.values()] if isinstance(container, dict) else container
+    return [entry if type(entry) in PLAIN else id(entry) for entry in entries]
+
+
+def _proved(model: nn.Module, input_shape: tuple[int, ...], allow_shift: bool) -> Proof:
+    seen: list[tuple[str, Tensor, Tensor]] = []
+    inputs = _probe_inputs(model, input_shape)
+    with _probed(model, seen) as forward:
+        output = forward(inputs)
+    if not isinstance(output, Tensor) or output.ndim != 2:
+        raise Refused(f"the model's output must be one (batch, classes) tensor of logits, got {_describe(output)}")
+    for name, features, logits in reversed(seen):
+        layer = model.get_submodule(name)
+        if logits.shape == output.shape and _is_affine(layer, features, logits) and _same(logits, output, allow_shift):
+            precision = max(torch.finfo(kind).eps for kind in (_parameters(layer)[0].dtype, logits.dtype, output.dtype))
+            return Proof(
+                name=name,
+                non_negative=bool((features >= 0).all()) and _non_negative_in_training(model, name, inputs),
+                alone=_is_alone(model, name, features, inputs, precision),
+                precision=precision,
+            )
+    linear = [name for name, _, _ in seen]
+    if not linear:
+        raise Refused("the model has no linear layer: there is no head whose gradient could be taken apart")
+    raise Refused(
+        f"the output of the last linear layer {linear[-1]!r} is not the model's output: something follows it. "
+        "Let the model return its logits, without softmax or scaling"
+    )
+
+
+def _non_negative_in_training(model: nn.Module, name: str, inputs: Tensor) -> bool:
+    """Whether no feature is negative in the model's own mode either, where batch norm sees the batch; True where all is in eval mode."""
+    if not any(module.training for module in model.modules()):
+        return True
+    with torch.random.fork_rng([inputs.device] if inputs.is_cuda else []):
+        try:
+            return bool((input_of(model, name, inputs) >= 0).all())
+        except (RuntimeError, ValueError):  # cannot run on these inputs in this mode: nothing is known
+            return False
+
+
+def _is_alone(model: nn.Module, name: str, features: Tensor, inputs: Tensor, precision: float) -> bool:
+    """Whether the gradient at the layer's weight is the layer's own: output slopes, which sum to 0 per sample, times features.
+
+    True where it cannot be told: the weight is no parameter, or has no gradient at all.
+    """
+    key = f"{name}.weight" if name else "weight"
+    parameters = {other: parameter.detach() for other, parameter in model.named_parameters(remove_duplicate=False)}
+    if key not in parameters:
+        return True
+    weight = parameters[key].clone().requires_grad_()
+    tied = {other: weight for other, parameter in parameters.items() if parameter.data_ptr() == parameters[key].data_ptr()}
+    modes = {module: module.training for module in model.modules()}
+    try:
+        with torch.enable_grad():
+            output = torch.func.functional_call(model.eval(), parameters | tied, (inputs,), tie_weights=False)
+            slopes = torch.randn(output.shape, generator=generator(0, "output slopes")).to(output)
+            slopes = slopes - slopes.mean(1, keepdim=True)
+            (gradient,) = torch.autograd.grad(output, weight, slopes)
+    except RuntimeError:
+        return True
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+    own, size = slopes.double().T @ features.double(), slopes.double().abs().T @ features.double().abs()
+    return bool(((gradient.double() - own).abs() <= ROUNDINGS * precision * (size + size.mean())).all())
+
+
+def input_of(model: nn.Module, name: str, inputs: Tensor) -> Tensor:
+    """What the layer `name` receives when the model, in its current mode, sees `inputs`: (B, H). Buffers stay as they are."""
+    caught: list[Tensor] = []
+    hook = model.get_submodule(name).register_forward_hook(lambda _, received, __: caught.append(received[0].detach()))
+    buffers = {key: buffer.detach().clone() for key, buffer in model.named_buffers()}
+    try:
+        with torch.no_grad():
+            torch.func.functional_call(model, buffers, (inputs,))
+    finally:
+        hook.remove()
+    return caught[-1]
+
+
+@contextmanager
+def _probed(model: nn.Module, seen: list[tuple[str, Tensor, Tensor]]) -> Iterator[nn.Module]:
+    """The model in eval mode with a hook on every layer that has a matrix as weight; all restored afterwards."""
+    modes = {module: module.training for module in model.modules()}
+    hooks = []
+    for name, module in model.named_modules():
+        if isinstance(getattr(module, "weight", None), Tensor) and module.weight.ndim == 2 and not isinstance(module, nn.Embedding):
+            hooks.append(module.register_forward_hook(lambda _, x, z, name=name: seen.append((name, x[0].detach(), z.detach()))))
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield model
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+        for hook in hooks:
+            hook.remove()
+
+
+def _probe_inputs(model: nn.Module, input_shape: tuple[int, ...]) -> Tensor:
+    parameter = next(model.parameters(), torch.zeros(()))
+    noise = torch.randn(PROBES, *input_shape, generator=generator(0, "head probes"))
+    noise[PROBES // 2 :] *= 8  # what caps the logits only bends large ones
+    return noise.to(device=parameter.device, dtype=parameter.dtype)
+
+
+def _is_affine(layer: nn.Module, features: Tensor, logits: Tensor) -> bool:
+    weight, bias = _parameters(layer)
+    if features.ndim != 2 or features.shape[1] != weight.shape[1]:
+        return False
+    kind = logits.dtype  # what autocast casts to
+    product = nn.functional.linear(features.to(kind), weight.to(kind), None if bias is None else bias.to(kind))
+    return _same(product, logits, allow_shift=False)
+
+
+def _parameters(layer: nn.Module) -> tuple[Tensor, Tensor | None]:
+    """The matrix and the bias, if there is one, of a layer that `_probed` picked."""
+    weight, bias = layer.weight, getattr(layer, "bias", None)
+    assert isinstance(weight, Tensor)
+    return weight, bias if isinstance(bias, Tensor) else None
+
+
+def _same(logits: Tensor, output: Tensor, allow_shift: bool) -> bool:
+    """Whether the two differ by no more than rounding, sample by sample."""
+    difference = (logits - output).double()
+    if allow_shift:
+        difference = difference - difference.mean(1, keepdim=True)
+    rounding = ROUNDINGS * torch.finfo(output.dtype).eps * (1 + output.double().abs().amax(1))
+    return bool((difference.abs().amax(1) <= rounding).all())
+
+
+def _describe(output: object) -> str:
+    return f"a tensor of shape {tuple(output.shape)}" if isinstance(output, Tensor) else type(output).__name__

@@ -1,0 +1,75 @@
+"""The stack of linear layers with ReLU between them that ends in the head: found, and proved on probes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from dosimeter.interfaces import Exposure
+from dosimeter.network.head import PROBES
+from dosimeter.randomness import generator
+
+
+@dataclass(frozen=True, kw_only=True)
+class Link:
+    """One layer of the stack; a convolution with a single output position is a linear layer on its flattened input."""
+
+    name: str
+    weight: Tensor  # (N, M)
+    bias: Tensor | None  # (N,)
+
+
+def chain_to(exposure: Exposure, head: str) -> list[Link]:
+    """The layers that lead to the head through ReLUs alone, the farthest first, the head last.
+
+    The proof of each link: on random inputs in eval mode, the ReLU of its output is the next layer's input.
+    """
+    passed = _record(exposure)
+    chain = [head]
+    while (received := passed[chain[0]][0]).ndim == 2:
+        before = next((name for name, (_, output) in passed.items() if name not in chain and _feeds(output, received)), None)
+        if before is None:
+            break
+        chain.insert(0, before)
+    return [_link(exposure.model, name) for name in chain]
+
+
+def _feeds(output: Tensor, received: Tensor) -> bool:
+    flat = output.flatten(1)
+    if output.ndim > 2 and flat.shape[1] != output.shape[1]:  # several output positions: not a linear layer of its flattened input
+        return False
+    return flat.shape == received.shape and torch.allclose(flat.relu(), received, rtol=1e-4, atol=1e-6)
+
+
+def _record(exposure: Exposure) -> dict[str, tuple[Tensor, Tensor]]:
+    """Every linear and convolutional layer's input and output on the probes."""
+    model = exposure.model
+    passed: dict[str, tuple[Tensor, Tensor]] = {}
+
+    def note(name: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
+        return lambda _, received, output: passed.__setitem__(name, (received[0].detach(), output.detach()))
+
+    layers = [(name, module) for name, module in model.named_modules() if isinstance(module, (nn.Linear, nn.Conv2d))]
+    hooks = [module.register_forward_hook(note(name)) for name, module in layers]
+    modes = {module: module.training for module in model.modules()}
+    parameter = next(model.parameters())
+    noise = torch.randn(PROBES, *exposure.public.input_shape, generator=generator(0, "chain probes"))
+    model.eval()
+    try:
+        with torch.no_grad():
+            model(noise.to(parameter))
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+        for hook in hooks:
+            hook.remove()
+    return passed
+
+
+def _link(model: nn.Module, name: str) -> Link:
+    layer = model.get_submodule(name)
+    assert isinstance(layer, (nn.Linear, nn.Conv2d))
+    return Link(name=name, weight=layer.weight.detach().flatten(1), bias=None if layer.bias is None else layer.bias.detach())

@@ -1,1 +1,0 @@
-"""The papers' tables: read from TOML, carried out again, and set beside the published numbers."""

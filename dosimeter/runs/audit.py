@@ -1,0 +1,261 @@
+"""The whole suite on one subject: every method that fits, one record each, and the verdict on every surface."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from inspect import Parameter
+from pathlib import Path
+from typing import Any, Literal
+
+from torch import nn
+
+from dosimeter.client.checks import listed
+from dosimeter.client.losses import CrossEntropy
+from dosimeter.client.training import FedSGD
+from dosimeter.config import describe
+from dosimeter.engines.adaptation import adapt, trusted
+from dosimeter.engines.matching.checkpoints import FOLDER, keeping
+from dosimeter.engines.needs import check_needs
+from dosimeter.interfaces import ActiveAttack, Attack, Defense, Exposure, FeatureRecovery, LabelRecovery, Loss, Tampering, Training
+from dosimeter.network.head import locate_head
+from dosimeter.progress import Listener, listening
+from dosimeter.records import FILE_NAME, exclusive, read_records, write_record
+from dosimeter.registry import ATTACKS, DEFENSES, FEATURES, LABELS, LOSSES, TRAININGS, Registry, options_of
+from dosimeter.runs.audited_client import DataConfig, ModelConfig, client_from
+from dosimeter.runs.experiment import expose, failed, run
+from dosimeter.runs.measurement import AuditedClient, Measurement, Protocol, key_of
+from dosimeter.surfaces.verdicts import SurfaceVerdict, judge_surfaces
+from dosimeter.types import Batch, Knowledge, Normalization, Outcome, Record, Refused
+
+USABLE = (Outcome.COMPLETED, Outcome.PARTIAL)
+
+Budget = Literal["quick", "published"]
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where an audit stands."""
+
+    method: str
+    position: int  # of the method in the audit, from 0
+    methods: int
+    done: int = 0  # steps of this method
+    steps: int = 1
+    note: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Suite(Protocol):
+    """Which methods an audit runs: named ones, or all that the registries hold."""
+
+    labels: Literal["all"] | tuple[LabelRecovery, ...] = "all"
+    features: Literal["all"] | tuple[FeatureRecovery, ...] = "all"
+    attacks: Literal["all"] | tuple[Attack, ...] = "all"
+    attack_labels: Literal["recovered", "given"] = "recovered"
+    budget: Budget = "quick"  # how long the methods taken by "all" may run: minutes, or as published
+    adaptive: bool = True  # behind defenses, run the attacks that can take these into account both ways
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditConfig(Suite):
+    """An audit as a TOML file describes it."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    device: str = "cpu"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Audit:
+    """The result: records, and what they mean. `save` writes both and the report."""
+
+    records: tuple[Record, ...]
+
+    @property
+    def verdicts(self) -> list[SurfaceVerdict]:
+        return judge_surfaces(self.records)
+
+    def save(self, folder: str | Path) -> Path:
+        """Write records and report.html into `folder`; records that are there already stay. Returns the report's path."""
+        from dosimeter.report import write_report
+
+        folder = Path(folder)
+        known = {record.key for record in read_records(folder)} if (folder / FILE_NAME).exists() else set()
+        for record in self.records:
+            if record.key not in known:
+                write_record(folder, record)
+        return write_report(folder)
+
+
+def audit(
+    model: nn.Module,
+    batch: Batch,
+    *,
+    training: Training | str | None = None,
+    loss: Loss | str | None = None,
+    defenses: Sequence[Defense | str] = (),
+    normalization: Normalization | None = None,
+    auxiliary: Batch | None = None,
+    foreign: Batch | None = None,
+    declare_batch_size: bool = True,
+    labels: str | Sequence[str | LabelRecovery] = "all",
+    features: str | Sequence[str | FeatureRecovery] = "all",
+    attacks: str | Sequence[str | Attack] = "all",
+    attack_labels: Literal["recovered", "given"] = "recovered",
+    budget: Budget = "quick",
+    adaptive: bool = True,
+    seed: int = 0,
+    out: str | Path | None = None,
+    progress: Callable[[Progress], None] | None = None,
+) -> Audit:
+    """Run every method that fits on your own model and private batch, and say what leaked.
+
+    `foreign` is another batch, for the null "the same attack on a foreign gradient"; without it auxiliary samples stand in,
+    and without those noise. With `out`, each record is on disk as soon as it is made, and a killed audit resumes there.
+    """
+    suite = Suite(
+        training=TRAININGS.resolve(training or FedSGD()),
+        loss=LOSSES.resolve(loss or CrossEntropy()),
+        defenses=tuple(DEFENSES.resolve(defense) for defense in listed(defenses)),
+        declare_batch_size=declare_batch_size,
+        seed=seed,
+        labels=_methods(LABELS, labels),
+        features=_methods(FEATURES, features),
+        attacks=_methods(ATTACKS, attacks),
+        attack_labels=attack_labels,
+        budget=budget,
+        adaptive=adaptive,
+    )
+    subject = client_from(model, batch, normalization=normalization, auxiliary=auxiliary, foreign=foreign)
+    return run_suite(subject, suite, out=out, progress=progress)
+
+
+def run_suite(
+    subject: AuditedClient,
+    suite: Suite,
+    *,
+    out: str | Path | None = None,
+    progress: Callable[[Progress], None] | None = None,
+    checkpoint_every: float | None = None,
+    beside: Sequence[AuditedClient] = (),
+) -> Audit:
+    """Carry out every measurement of the suite; those that the folder `out` holds already are taken from there.
+
+    There every long attack keeps its state and a picture of it too, each `checkpoint_every` seconds, and resumes from it.
+    Records of the subjects `beside` this one may lie there as well; of any others they may not.
+    """
+    labels = _chosen(LABELS, suite.labels, suite.budget)
+    features = _chosen(FEATURES, suite.features, suite.budget)
+    attacks = _chosen(ATTACKS, suite.attacks, suite.budget)
+    if not labels and not features and not attacks:
+        raise ValueError("nothing to audit: labels, features and attacks are all empty")
+    exposure = expose(subject, suite, subject.batch)  # what is wrong with the subject is raised here, before anything is written
+    if labels or features:
+        _require_head(subject, suite)
+    tried = sum(_is_granted(recovery, exposure) for recovery in labels)
+    countering = [attack for attack in attacks if suite.adaptive and adapt(attack, exposure).changed]
+    total = len(labels) + len(features) + len(attacks) + len(countering)
+    folder = None if out is None else Path(out)
+    known = known_records(folder, subject, *beside)
+    records: list[Record] = []
+
+    def carry_out(measurement: Measurement) -> Record:
+        record = known.get(key_of(subject, measurement))
+        if record is None or record.outcome == Outcome.CRASHED:
+            with listening(_listener(progress, measurement, len(records), total)):
+                record = _run_or_record_crash(subject, measurement, tried)
+            if folder:
+                write_record(folder, record)
+        records.append(record)
+        return record
+
+    with exclusive(folder), keeping(folder / FOLDER if folder else None, checkpoint_every):
+        protocol = {name: getattr(suite, name) for name in Protocol.__dataclass_fields__}
+        attempts = [(recovery, carry_out(Measurement(**protocol, labels=recovery))) for recovery in labels]
+        source = "given" if suite.attack_labels == "given" else _label_source(attempts, trusted(suite.defenses if suite.adaptive else ()))
+        for recovery in features:
+            wanted = source if Knowledge.LABELS in recovery.needs else "optimised"
+            carry_out(Measurement(**protocol, labels=wanted, features=recovery))
+        for attack in attacks:
+            wanted = "optimised" if isinstance(attack, ActiveAttack) else source  # what labels a changed model shows it finds itself
+            if attack in countering:
+                carry_out(Measurement(**protocol, labels=wanted, attack=attack, adaptive=True))
+            carry_out(Measurement(**protocol, labels=wanted, attack=attack))
+    return Audit(records=tuple(records))
+
+
+def _is_granted(method: LabelRecovery, exposure: Exposure) -> bool:
+    try:
+        check_needs(method, exposure, None)
+    except Refused:
+        return False
+    return True
+
+
+def _require_head(subject: AuditedClient, suite: Suite) -> None:
+    try:
+        locate_head(subject.model, tuple(subject.batch.inputs.shape[1:]), allow_shift=suite.loss.shift_invariant)
+    except Refused as refusal:
+        raise Refused(f"{refusal}; to audit the inputs alone, set labels and features to []") from None
+
+
+def _run_or_record_crash(subject: AuditedClient, measurement: Measurement, attempts: int) -> Record:
+    """One method's defect must not cost the audit its other results: it is recorded, shown, and tried again next time."""
+    try:
+        return run(subject, measurement, attempts=attempts)
+    except Exception as error:
+        return failed(subject, measurement, Outcome.CRASHED, f"crashed with {type(error).__name__}: {error}")
+
+
+def known_records(folder: Path | None, *subjects: AuditedClient) -> dict[str, Record]:
+    """The records that an earlier, perhaps killed, run of the same audit left in the folder."""
+    if folder is None or not (folder / FILE_NAME).exists():
+        return {}
+    known = {record.key: record for record in read_records(folder)}
+    descriptions = [describe(subject.description) for subject in subjects]
+    for record in known.values():
+        if record.config["subject"] not in descriptions:
+            raise ValueError(f"{folder}: holds the records of another model or batch; choose another folder or remove it")
+    return known
+
+
+def _label_source(attempts: list[tuple[LabelRecovery, Record]], order: tuple[str, ...]) -> LabelRecovery | Literal["optimised"]:
+    """The label recovery that the attacks build on, chosen by what the server sees: a proof first, then the order of trust."""
+    passive = [(recovery, record) for recovery, record in attempts if not isinstance(recovery, Tampering)]
+    usable = [(recovery, record) for recovery, record in passive if record.outcome in USABLE]
+    proved = [recovery for recovery, record in usable if record.details.get("certified")]
+    ranked = sorted((recovery for recovery, _ in usable), key=lambda r: order.index(r.name) if r.name in order else len(order))
+    return (proved + ranked)[0] if usable else "optimised"
+
+
+def _chosen(registry: Registry[Any], wanted: Any, budget: Budget) -> tuple[Any, ...]:
+    """The methods themselves: those named, or one of each that needs no tampered model and no option without a default."""
+    if wanted != "all":
+        return tuple(wanted)
+    entries: dict[str, Any] = {name: registry.entry(name) for name in registry}
+    passive = {name: entry for name, entry in entries.items() if not (_is_active(entry) or _has_required_option(entry))}
+    return tuple(registry.build(name, **(entry.quick if budget == "quick" else {})) for name, entry in passive.items())
+
+
+def _is_active(entry: Any) -> bool:
+    return issubclass(entry, Tampering) or Knowledge.TAMPERED_MODEL in entry.needs
+
+
+def _has_required_option(entry: Any) -> bool:
+    return any(option.default is Parameter.empty for option in options_of(entry))
+
+
+def _methods(registry: Registry[Any], wanted: Any) -> Any:
+    if wanted == "all":
+        return "all"
+    alone = isinstance(wanted, str) or (registry.interface is not None and isinstance(wanted, registry.interface))
+    return tuple(registry.resolve(item) for item in ([wanted] if alone else wanted))
+
+
+def _listener(progress: Callable[[Progress], None] | None, measurement: Measurement, position: int, methods: int) -> Listener | None:
+    if progress is None:
+        return None
+    where = Progress(getattr(measurement.method, "name", ""), position, methods)
+    progress(where)
+    return lambda done, steps, note: progress(replace(where, done=done, steps=steps, note=note))

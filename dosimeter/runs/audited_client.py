@@ -1,0 +1,244 @@
+"""Subjects from a configuration: a bundled or a user's own model and data become a model, a private batch and its nulls."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from dosimeter.client.checks import check_batch
+from dosimeter.data.dataset import ImageSet
+from dosimeter.data.load import load_images
+from dosimeter.data.samplers import Random
+from dosimeter.interfaces import Sampler
+from dosimeter.models.loading import load_model
+from dosimeter.normalization import from_pixels
+from dosimeter.options import NonNegativeInt, OptionError, PositiveInt, check_fields
+from dosimeter.progress import advance
+from dosimeter.randomness import generator
+from dosimeter.registry import MODELS, options_of
+from dosimeter.runs.measurement import AuditedClient, Measurement
+from dosimeter.types import Batch, Normalization
+
+HELD_OUT = 0.2  # of the images that are not private: never trained on, for the accuracy
+EVALUATED = 512  # images that the accuracy is measured on at most
+POOLED = 4096  # images of other clients that a utility run trains on at most
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """Which model: a bundled architecture or `module:function`, its weights and mode; other keys go to its builder."""
+
+    name: str = "small_cnn"
+    weights: str | None = None
+    mode: Literal["train", "eval"] = "eval"
+    epochs: NonNegativeInt = 0  # of training on the images that are not private, before the audit
+    seed: int = 0
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """Which images: a bundled set or a path, how the private batch is drawn, and what the server is granted; other keys go to the set."""
+
+    name: str = "photographs"
+    part: Literal["train", "test", "all"] = "all"
+    size: PositiveInt | None = None
+    batch_size: PositiveInt = 4
+    sampler: Sampler = field(default_factory=Random)
+    auxiliary: NonNegativeInt = 64
+    normalization: Normalization | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        for name in ("part", "size"):
+            if name in self.options:
+                raise OptionError(f"options.{name}", f"belongs beside the name, as data.{name}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment(Measurement):
+    """One experiment as a TOML file describes it: a measurement, and the model and data that it is made on."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    device: str = "cpu"
+
+    def measurement(self) -> Measurement:
+        return Measurement(**{name: getattr(self, name) for name in Measurement.__dataclass_fields__})
+
+
+def prepare(model_config: ModelConfig, data_config: DataConfig, *, seed: int = 0, device: str = "cpu") -> AuditedClient:
+    """The subject that a configuration names; everything drawn at random depends on `seed` alone."""
+    check_device(device)
+    images = load_images(data_config.name, part=data_config.part, size=data_config.size, **data_config.options)
+    private, foreign, rest = _draw(images, data_config, seed)
+    held_out, public = _part(rest, max(1, round(HELD_OUT * len(rest))))
+    normalization = data_config.normalization or Normalization()
+
+    model = build_model(model_config, images).to(device)
+    like = next((parameter for parameter in model.parameters()), torch.zeros((), device=device))
+
+    def batch(indices: Tensor) -> Batch:
+        return Batch(from_pixels(images.images[indices], normalization).to(like), images.labels[indices].to(device))
+
+    check_batch(model, batch(private), "data")
+    if model_config.epochs:
+        train_model(model, batch(public), model_config.epochs, seed)
+    model.train(model_config.mode == "train")
+    accuracy = measure_accuracy(model, batch(held_out[:EVALUATED])) if len(held_out) else None
+    granted = batch(public[: data_config.auxiliary]) if data_config.auxiliary and len(public) else None
+    return AuditedClient(
+        model=model,
+        batch=batch(private),
+        foreign=batch(foreign) if len(foreign) else None,
+        auxiliary=granted,
+        reference=batch(public[:EVALUATED]) if granted is None and len(public) else None,
+        pool=batch(public[:POOLED]) if len(public) else None,
+        held_out=batch(held_out[:EVALUATED]) if len(held_out) else None,
+        normalization=normalization,
+        description={
+            "model": model_config.name,
+            "stage": _stage(model_config),
+            "data": images.name,
+            "accuracy": accuracy,
+            "accuracy_on": f"{min(len(held_out), EVALUATED)} held-out images",
+            **fingerprint(model, batch(private)),
+        },
+    )
+
+
+def client_from(
+    model: nn.Module,
+    batch: Batch,
+    *,
+    normalization: Normalization | None = None,
+    auxiliary: Batch | None = None,
+    foreign: Batch | None = None,
+) -> AuditedClient:
+    """The subject that a Python caller hands over as objects."""
+    normalization = normalization or Normalization()
+    check_batch(model, batch, "batch")
+    for path, samples in (("auxiliary", auxiliary), ("foreign", foreign)):
+        if samples is not None:
+            check_batch(model, samples, path)
+    judged, where = (auxiliary, "the auxiliary data") if auxiliary is not None else (batch, "the private batch itself")
+    return AuditedClient(
+        model=model,
+        batch=batch,
+        foreign=foreign or _stand_in(batch, auxiliary, normalization),
+        auxiliary=auxiliary,
+        normalization=normalization,
+        description={
+            "model": type(model).__name__,
+            "stage": "as handed over",
+            "data": "handed over",
+            "accuracy": measure_accuracy(model, judged),
+            "accuracy_on": where,
+            **fingerprint(model, batch),
+        },
+    )
+
+
+def check_device(device: str) -> None:
+    try:
+        torch.zeros(1, device=device).item()
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"device: {device!r} cannot be used here: {str(error).splitlines()[0]}") from None
+
+
+def _stand_in(batch: Batch, auxiliary: Batch | None, normalization: Normalization) -> Batch:
+    """Another client's batch where none was handed over: auxiliary samples, or noise under shuffled labels."""
+    size = len(batch.inputs)
+    if auxiliary is not None and len(auxiliary.inputs) >= size:
+        return Batch(auxiliary.inputs[-size:], auxiliary.targets[-size:])
+    rng = generator(0, "foreign noise")
+    noise = torch.rand(batch.inputs.shape, generator=rng).to(batch.inputs)
+    return Batch(from_pixels(noise, normalization), batch.targets.roll(1, 0))
+
+
+def fingerprint(model: nn.Module, batch: Batch) -> dict[str, Any]:
+    """How large the model is, and hashes by which the records know this very model and batch again."""
+    return {
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "model_hash": _hash(*model.state_dict().values()),
+        "batch_hash": _hash(batch.inputs, batch.targets),
+    }
+
+
+def measure_accuracy(model: nn.Module, batch: Batch) -> float:
+    """The share of samples classified right, in eval mode; the model's mode is left as it was."""
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        with torch.no_grad():
+            predicted = torch.cat([model(piece) for piece in batch.inputs.split(64)])
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+    targets = batch.targets if batch.targets.ndim == 1 else batch.targets.argmax(1)
+    if predicted.shape[1] == 1:
+        return float(((predicted[:, 0] > 0) == (targets > 0)).float().mean())
+    return float((predicted.argmax(1) == targets).float().mean())
+
+
+def _draw(images: ImageSet, config: DataConfig, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Indices of the private batch, of a foreign one drawn alike, and of all the rest in random order; disjoint."""
+    classes, everything = len(images.class_names), torch.arange(len(images))
+    private = config.sampler(images.labels, config.batch_size, classes, generator(seed, "private batch"))
+    others = everything[~torch.isin(everything, private)]
+    try:
+        foreign = others[config.sampler(images.labels[others], config.batch_size, classes, generator(seed, "foreign batch"))]
+    except ValueError:  # too few images are left to draw alike
+        foreign = others[: config.batch_size] if len(others) >= config.batch_size else others[:0]
+    rest = others[~torch.isin(others, foreign)]
+    return private, foreign, rest[torch.randperm(len(rest), generator=generator(seed, "auxiliary images"))]
+
+
+def _part(indices: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    return indices[:count], indices[count:]
+
+
+def build_model(config: ModelConfig, images: ImageSet) -> nn.Module:
+    """The model of a configuration, with classes, channels and size taken from the images where its builder asks for them."""
+    options = dict(config.options)
+    if ":" not in config.name:
+        inferred = {"classes": len(images.class_names), "channels": images.images.shape[1], "size": images.images.shape[-1]}
+        known = {option.name for option in options_of(MODELS.entry(config.name, "model"))}
+        options = {name: value for name, value in inferred.items() if name in known} | options
+    return load_model(config.name, options, Path(config.weights) if config.weights else None, config.seed)
+
+
+def train_model(model: nn.Module, data: Batch, epochs: int, seed: int) -> None:
+    """Plain Adam on the images that are not private, so that an audit can meet a model that has learned something."""
+    rng = generator(seed, "training order")
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    model.train()
+    for epoch in range(epochs):
+        for chosen in torch.randperm(len(data.inputs), generator=rng).split(32):
+            if len(chosen) == 1 and len(data.inputs) > 1:
+                continue  # batch norm cannot train on one sample
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(data.inputs[chosen]), data.targets[chosen]).backward()
+            optimizer.step()
+        advance(epoch + 1, epochs, "training the model")
+
+
+def _stage(config: ModelConfig) -> str:
+    origin = f"weights from {Path(config.weights).name}" if config.weights else "untrained"
+    return f"{origin}, then {config.epochs} epochs here" if config.epochs else origin
+
+
+def _hash(*tensors: Tensor) -> str:
+    total = hashlib.sha256()
+    for tensor in tensors:
+        total.update(tensor.detach().contiguous().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return total.hexdigest()[:16]

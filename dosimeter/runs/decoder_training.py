@@ -1,0 +1,50 @@
+"""`dosimeter generator train`: from an audit's configuration to the decoder that its attacks draw with."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from dosimeter.config import construct
+from dosimeter.engines.decoder.cache import trained
+from dosimeter.engines.decoder.target import Target
+from dosimeter.engines.decoder.train import DecoderSettings
+from dosimeter.normalization import to_pixels
+from dosimeter.options import check_fields
+from dosimeter.runs.audit import AuditConfig
+from dosimeter.runs.audited_client import DataConfig, Experiment, ModelConfig, prepare
+
+
+@dataclass(frozen=True, kw_only=True)
+class GeneratorConfig:
+    """Whose features are to be drawn, the auxiliary images that teach it, and how."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    decoder: DecoderSettings = field(default_factory=DecoderSettings)
+    device: str = "cpu"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+def train_from(described: dict[str, Any], out: str | None) -> dict[str, Any]:
+    """Train the decoder for the model and the auxiliary images that an audit's configuration names, unless it is kept already.
+
+    What else an audit's or an experiment's file holds is left aside. `seconds` is what the training took, when it was done.
+    """
+    own = {item.name for item in fields(GeneratorConfig)}
+    aside = {item.name for kind in (AuditConfig, Experiment) for item in fields(kind)} - own
+    config = construct(GeneratorConfig, {key: value for key, value in described.items() if key not in aside})
+    subject = prepare(config.model, config.data, seed=config.seed, device=config.device)
+    if subject.auxiliary is None:
+        raise ValueError("data.auxiliary: expected at least one image that the server is granted, which the decoder learns from")
+    target = Target.from_model(subject.model, tuple(subject.batch.inputs.shape[1:]), subject.normalization)
+    pixels = to_pixels(subject.auxiliary.inputs, subject.normalization).clamp(0, 1)
+    found = trained(target, pixels, config.decoder, None if out is None else Path(out))
+    facts = {name: json.loads(found.facts[name]) for name in ("images", "error", "seconds")}
+    words = {name: found.facts[name] for name in ("mode", "notes")}
+    return {"path": str(found.path), "origin": found.origin, "feature_shape": list(target.feature_shape)} | facts | words

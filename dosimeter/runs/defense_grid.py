@@ -1,0 +1,262 @@
+"""Defenses with their price: for every defense and strength what leaks behind it, and what it costs, in one set of records."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields, replace
+from inspect import Parameter
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from dosimeter.attacks.dlg import DLG
+from dosimeter.config import construct, describe, digest, override
+from dosimeter.defenses.head_withheld import HeadWithheld
+from dosimeter.defenses.only_layer import OnlyLayer
+from dosimeter.defenses.simulated_head import SimulatedHead
+from dosimeter.interfaces import Attack, Defense, FeatureRecovery, LabelRecovery
+from dosimeter.options import OptionError, PositiveInt
+from dosimeter.progress import Listener, listening
+from dosimeter.randomness import generator
+from dosimeter.records import write_record
+from dosimeter.registry import DEFENSES, attack, defense, feature_recovery, label_recovery, options_of
+from dosimeter.runs.audit import Audit, AuditConfig, Progress, Suite, known_records, run_suite
+from dosimeter.runs.audited_client import DataConfig, ModelConfig, fingerprint
+from dosimeter.runs.measurement import AuditedClient, Protocol, facts_of, versions
+from dosimeter.runs.utility import Federation, Utility, measure_utility
+from dosimeter.surfaces.verdicts import UTILITY
+from dosimeter.types import Batch, Outcome, Record, Refused
+
+# Of each defense that `--defenses all` tries, a mild and a strong protocol.
+STRENGTHS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "gaussian_noise": ({"std": 1e-3}, {"std": 1e-2}),
+    "clipping": ({"max_norm": 1.0}, {"max_norm": 0.1}),
+    "pruning": ({"ratio": 0.9}, {"ratio": 0.99}),
+    "quantisation": ({"bits": 4}, {"bits": 2}),
+    "low_rank": ({"rank": 2}, {"rank": 1}),
+    "soteria": ({"ratio": 0.4, "probes": 8}, {"ratio": 0.9, "probes": 8}),
+    "dpsgd": ({"max_norm": 1.0, "noise_multiplier": 0.1}, {"max_norm": 1.0, "noise_multiplier": 1.0}),
+    "mixup": ({"alpha": 0.2}, {"alpha": 1.0}),
+    "random_labels": ({"epsilon": 3.0}, {"epsilon": 1.0}),
+    "local_iterations": ({"steps": 4, "learning_rate": 0.1}, {"steps": 16, "learning_rate": 0.1}),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SmallImages(DataConfig):
+    """As for any audit, with images so small that twenty trainings and attacks take minutes."""
+
+    name: str = "digits"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DefenseGrid(AuditConfig):
+    """An audit of many defenses as a TOML file describes it: each entry of `grid` is a list of defenses, tried together.
+
+    "all" stands for ten defenses at two strengths each. What `defenses` names is in force in every cell, before the cell's own.
+    Every cell is audited on `batches` private batches, so that no advice rests on one draw; those after the first are held-out
+    images, and each has its own seed. The methods default to a few strong ones and the data to small images, so that the whole
+    grid takes minutes.
+    """
+
+    labels: Literal["all"] | tuple[LabelRecovery, ...] = field(
+        default_factory=lambda: tuple(map(label_recovery, ("ilrg", "llg", "subspace")))
+    )
+    features: Literal["all"] | tuple[FeatureRecovery, ...] = field(
+        default_factory=lambda: tuple(map(feature_recovery, ("subspace", "quotient")))
+    )
+    attacks: Literal["all"] | tuple[Attack, ...] = field(default_factory=lambda: (attack("inverting_gradients", steps=200),))
+    model: ModelConfig = field(default_factory=lambda: ModelConfig(options={"activation": "relu"}))
+    data: SmallImages = field(default_factory=SmallImages)
+    grid: Literal["all"] | tuple[tuple[Defense, ...], ...] = "all"
+    batches: PositiveInt = 3
+    federation: Federation = field(default_factory=Federation)
+
+    @property
+    def cells(self) -> tuple[tuple[Defense, ...], ...]:
+        """The defenses of every cell; the first has none but those that all have."""
+        own = strengths(tuple(STRENGTHS)) if self.grid == "all" else self.grid
+        return tuple(dict.fromkeys((self.defenses, *((*self.defenses, *cell) for cell in own))))
+
+
+def grid_of(text: str) -> Literal["all"] | tuple[tuple[Defense, ...], ...]:
+    """The grid that `--defenses` names: all, or the defenses of a list, each with options of its own or in its usual strengths.
+
+    `pruning,gaussian_noise:std=0.1,dpsgd:max_norm=1:noise_multiplier=0.5`: commas part defenses, colons their options.
+    """
+    return "all" if text.strip() == "all" else strengths([item.strip() for item in text.split(",") if item.strip()])
+
+
+def strengths(items: Sequence[str]) -> tuple[tuple[Defense, ...], ...]:
+    """A cell for each protocol of each item: as its options say, else mild and strong, else as it is without options."""
+    if not items:
+        raise OptionError("defenses", "expected all, or defenses parted by commas, got none")
+    return tuple((built,) for item in items for built in _settings(item))
+
+
+def _settings(item: str) -> list[Defense]:
+    name, *words = item.split(":")
+    entry = DEFENSES.entry(name, "defenses")
+    if words:
+        return [construct(Defense, override({"name": name}, words), "defenses")]
+    if name in STRENGTHS:
+        return [defense(name, **options) for options in STRENGTHS[name]]
+    required = [option.name for option in options_of(entry) if option.default is Parameter.empty]
+    if required:
+        raise OptionError("defenses", f"{name!r} has no usual strength; say it, as in {name}:{':'.join(f'{one}=...' for one in required)}")
+    return [defense(name)]
+
+
+def run_grid(
+    subject: AuditedClient,
+    grid: DefenseGrid,
+    *,
+    out: str | Path | None = None,
+    progress: Callable[[Progress], None] | None = None,
+    checkpoint_every: float | None = None,
+) -> Audit:
+    """Audit the subject behind every cell's defenses and measure their cost; what the folder `out` holds already stays."""
+    folder = None if out is None else Path(out)
+    suite: dict[str, Any] = {item.name: getattr(grid, item.name) for item in fields(Suite)}
+    cells, records = grid.cells, []
+    subjects = _subjects(subject, grid)
+    undefended: Record | None = None
+    for number, defenses in enumerate(cells):
+        protocol = _with_counters(Suite(**{**suite, "defenses": defenses}))
+        shown = None if progress is None else _within(progress, number, len(cells), defenses)
+        refusal = ""
+        try:
+            for draw, drawn in enumerate(subjects):
+                seeded = replace(protocol, seed=protocol.seed + draw)
+                found = run_suite(drawn, seeded, out=folder, progress=shown, checkpoint_every=checkpoint_every, beside=subjects)
+                records.extend(found.records)
+        except Refused as refused:
+            if number == 0:
+                raise
+            refusal = str(refused)
+        cost = _utility_record(subjects, protocol, grid.federation, folder, undefended, refusal, shown)
+        undefended = undefended or cost
+        records.append(cost)
+    return Audit(records=tuple(records))
+
+
+def _with_counters(suite: Suite) -> Suite:
+    """The suite with the methods that do without the head, or without labels, where the defenses withhold or replace the head."""
+    if not suite.adaptive or not any(isinstance(one, (HeadWithheld, OnlyLayer, SimulatedHead)) for one in suite.defenses):
+        return suite
+    bridge, joint = label_recovery("gradient_bridge"), attack("dlg", **DLG.quick)
+    labels = suite.labels if suite.labels in ("all", ()) or bridge in suite.labels else (*suite.labels, bridge)
+    attacks = suite.attacks if suite.attacks in ("all", ()) or joint in suite.attacks else (*suite.attacks, joint)
+    return replace(suite, labels=labels, attacks=attacks)
+
+
+def _subjects(subject: AuditedClient, grid: DefenseGrid) -> list[AuditedClient]:
+    """The subject with its own batch, and with others drawn alike from the held-out images, as far as these reach."""
+    subjects, held_out, size = [subject], subject.held_out, len(subject.batch.inputs)
+    left = torch.arange(0 if held_out is None or held_out.targets.ndim != 1 else len(held_out.inputs))
+    while held_out is not None and len(subjects) < grid.batches and len(left) >= size:
+        labels, rng = held_out.targets[left].cpu(), generator(grid.seed + len(subjects), "private batch")
+        try:
+            chosen = left[grid.data.sampler(labels, size, int(held_out.targets.max()) + 1, rng)]
+        except ValueError:  # too few are left to draw alike
+            break
+        batch = Batch(held_out.inputs[chosen], held_out.targets[chosen])
+        subjects.append(replace(subject, batch=batch, description=subject.description | fingerprint(subject.model, batch)))
+        left = left[~torch.isin(left, chosen)]
+    return subjects
+
+
+def _utility_record(
+    subjects: Sequence[AuditedClient],
+    protocol: Suite,
+    federation: Federation,
+    folder: Path | None,
+    undefended: Record | None,
+    refusal: str,
+    progress: Callable[[Progress], None] | None,
+) -> Record:
+    """What these defenses cost, measured here or found in the folder."""
+    subject = subjects[0]
+    plain = Protocol(**{item.name: getattr(protocol, item.name) for item in fields(Protocol)})
+    config = {"subject": describe(subject.description), **describe(plain), UTILITY: describe(federation)}
+    record = known_records(folder, *subjects).get(digest(config))
+    if record is not None and record.outcome != Outcome.CRASHED:
+        return record
+    began = time.perf_counter()
+    with listening(None if progress is None else _listener(progress)):
+        found = _failure(Outcome.IMPOSSIBLE, refusal) if refusal else _measured(subject, plain, federation, undefended)
+    record = Record(
+        key=digest(config),
+        config=config,
+        surface=UTILITY,
+        method="federated training",
+        seed=protocol.seed,
+        threat_model=facts_of(subject, plain),
+        nulls={},
+        verdict="",
+        warnings=[],
+        seconds=time.perf_counter() - began,
+        versions=versions(),
+        **found,
+    )
+    if folder:
+        write_record(folder, record)
+    return record
+
+
+def _measured(subject: AuditedClient, protocol: Protocol, federation: Federation, undefended: Record | None) -> dict[str, Any]:
+    try:
+        return _told(measure_utility(subject, protocol, federation), undefended)
+    except Refused as refused:
+        return _failure(Outcome.IMPOSSIBLE, str(refused))
+    except Exception as error:  # as in an audit: one cell's defect must not cost the others
+        return _failure(Outcome.CRASHED, f"crashed with {type(error).__name__}: {error}")
+
+
+def _failure(outcome: Outcome, reason: str) -> dict[str, Any]:
+    return {"outcome": outcome.value, "reason": reason, "metrics": {}, "details": {}}
+
+
+def _told(cost: Utility, undefended: Record | None) -> dict[str, Any]:
+    """A utility as fields of a record, with its ratios to the undefended run."""
+    before = cost.accuracy if undefended is None else undefended.metrics.get("accuracy", [None])[0]
+    kept = cost.accuracy / before if before else None
+    epsilon = min((guarantee.epsilon for guarantee in cost.guarantees if guarantee.unit != "label"), default=None)
+    metrics: dict[str, list[float | None]] = {
+        "accuracy": [cost.accuracy],
+        "accuracy_kept": [kept],
+        "update_bytes": [cost.update_bytes],
+        "bytes_ratio": [cost.update_bytes / cost.dense_bytes],
+        "update_seconds": [cost.update_seconds],
+        "time_ratio": [cost.update_seconds / cost.undefended_seconds],
+        "epsilon": [epsilon],
+    }
+    promises = [f"ε = {g.epsilon:.3g} at δ = {g.delta:g} for each {g.unit} ({g.source})" for g in cost.guarantees]
+    reason = "; ".join(
+        [f"accuracy {cost.accuracy:.1%}" + (f", {kept:.1%} of the undefended run's" if undefended is not None and kept is not None else "")]
+        + [f"{cost.update_bytes} bytes an update", f"{cost.update_seconds / cost.undefended_seconds:.2f} times a client's time"]
+        + (promises or ["no ε"])
+        + ([f"diverged {cost.message}"] if cost.outcome is Outcome.DIVERGED else [])
+    )
+    return {
+        "outcome": cost.outcome.value,
+        "reason": reason,
+        "metrics": metrics,
+        "details": {"guarantees": [vars(guarantee) for guarantee in cost.guarantees], "guessing": cost.guessing},
+    }
+
+
+def _listener(progress: Callable[[Progress], None]) -> Listener:
+    return lambda done, steps, note: progress(Progress("utility", 0, 1, done, steps, note))
+
+
+def _within(progress: Callable[[Progress], None], number: int, cells: int, defenses: tuple[Defense, ...]) -> Callable[[Progress], None]:
+    """A cell's progress as that of the whole grid."""
+    name = defenses[-1].name if defenses else "no defense"
+
+    def show(inner: Progress) -> None:
+        progress(replace(inner, method=f"{name}: {inner.method}", position=number, methods=cells))
+
+    return show

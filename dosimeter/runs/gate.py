@@ -1,0 +1,96 @@
+"""A gate for continuous integration: `inputs.psnr.median > 20` is a condition under which an audit fails."""
+
+from __future__ import annotations
+
+import math
+import operator
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from dosimeter.registry import METRICS
+from dosimeter.surfaces.intervals import summarize
+from dosimeter.surfaces.verdicts import SURFACES, UTILITY
+from dosimeter.types import Record
+
+GRAMMAR = "surface.metric.statistic OP number, such as 'inputs.psnr.median > 20'"
+COSTS = {"accuracy": True, "accuracy_kept": True, "update_bytes": False, "bytes_ratio": False, "update_seconds": False}
+COSTS |= {"time_ratio": False, "epsilon": False}  # metrics of utility records, and whether more is better
+OPERATORS: dict[str, Callable[[float, float], bool]] = {">": operator.gt, ">=": operator.ge, "<": operator.lt, "<=": operator.le}
+STATISTICS = ("median", "min", "max")
+
+_CONDITION = re.compile(r"\s*(\w+)\.(\w+)\.(\w+)\s*(>=|<=|>|<)\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Condition:
+    """A statistic of one metric over the samples of a record, and the bound that it must not cross."""
+
+    surface: str
+    metric: str
+    statistic: str
+    comparison: str
+    bound: float
+
+    def __str__(self) -> str:
+        return f"{self.surface}.{self.metric}.{self.statistic} {self.comparison} {self.bound:g}"
+
+    def value(self, record: Record) -> float | None:
+        """The statistic of a record, or None where it has no such metric, or where that number is a miss."""
+        values = record.metrics.get(self.metric)
+        if record.surface != self.surface or not values:
+            return None
+        if self.metric == "epsilon" and record.threat_model.get("defenses"):
+            values = [math.inf if value is None else value for value in values]  # a defense that promises nothing
+        best = COSTS[self.metric] if self.surface == UTILITY else METRICS.build(self.metric).higher_is_better
+        if self.statistic == "median":
+            return summarize(values, best).median
+        known = [value for value in values if value is not None and not math.isnan(value)]
+        missed_end = "min" if best else "max"  # a miss is the worst score
+        if not known or (self.statistic == missed_end and len(known) < len(values)):
+            return None
+        return (min if self.statistic == "min" else max)(known)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trip:
+    """The record that met the condition first of all, by how far."""
+
+    condition: Condition
+    record: Record
+    value: float
+
+    def __str__(self) -> str:
+        defenses = ", ".join(str(part.get("name")) for part in self.record.threat_model.get("defenses") or []) or "no defense"
+        return f"failed on {self.condition}: {self.record.method} gave {self.value:.4g} (behind {defenses})"
+
+
+def parse_condition(text: str) -> Condition:
+    """The condition that a text spells out; a ValueError says what was expected in its place."""
+    found = _CONDITION.fullmatch(text)
+    if found is None:
+        raise ValueError(f"--fail-on: expected {GRAMMAR}, got {text!r}")
+    surface, metric, statistic, comparison, bound = found.groups()
+    if surface not in (*SURFACES, UTILITY):
+        raise ValueError(f"--fail-on: expected a surface out of {', '.join((*SURFACES, UTILITY))}, got {surface!r}")
+    known = list(COSTS) if surface == UTILITY else [name for name in METRICS if METRICS.build(name).surface == surface]
+    if metric not in known:
+        raise ValueError(f"--fail-on: expected a metric of {surface} out of {', '.join(known)}, got {metric!r}")
+    if statistic not in STATISTICS:
+        raise ValueError(f"--fail-on: expected a statistic out of {', '.join(STATISTICS)}, got {statistic!r}")
+    return Condition(surface=surface, metric=metric, statistic=statistic, comparison=comparison, bound=float(bound))
+
+
+def untested(condition: Condition, records: Sequence[Record]) -> bool:
+    """Whether nothing that ran could have met the condition, so that its silence says nothing."""
+    return all(record.surface != condition.surface for record in records)
+
+
+def tripped(condition: Condition, records: Sequence[Record]) -> Trip | None:
+    """The record that crosses the bound furthest, of all methods and settings; None where none does."""
+    crossed = [
+        Trip(condition=condition, record=record, value=value)
+        for record in records
+        if (value := condition.value(record)) is not None and OPERATORS[condition.comparison](value, condition.bound)
+    ]
+    return max(crossed, key=lambda trip: abs(trip.value - condition.bound), default=None)

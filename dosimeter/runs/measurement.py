@@ -1,0 +1,125 @@
+"""What is measured, on whom and under which protocol, and the words by which its record is known."""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from dosimeter.client.losses import CrossEntropy
+from dosimeter.client.training import FedSGD
+from dosimeter.config import describe, digest
+from dosimeter.interfaces import Attack, Defense, FeatureRecovery, LabelRecovery, Loss, Method, Tampering, Training
+from dosimeter.options import check_fields
+from dosimeter.types import Batch, Normalization
+from dosimeter.version import __version__
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditedClient:
+    """Who is audited: a model and a private batch, with what the nulls need and the words that describe them."""
+
+    model: nn.Module
+    batch: Batch
+    foreign: Batch | None = None  # another client's batch, for the null
+    auxiliary: Batch | None = None  # what the threat model grants the server
+    reference: Batch | None = None  # images for the nulls alone, where the server is granted none
+    pool: Batch | None = None  # what other clients hold: utility is measured by a training on it
+    held_out: Batch | None = None  # what that training is judged by
+    normalization: Normalization = field(default_factory=Normalization)
+    description: dict[str, Any] = field(default_factory=dict)  # model, data, accuracy, digests: plain JSON
+
+
+@dataclass(frozen=True, kw_only=True)
+class Protocol:
+    """How the client trains and what defends it."""
+
+    training: Training = field(default_factory=FedSGD)
+    loss: Loss = field(default_factory=CrossEntropy)
+    defenses: tuple[Defense, ...] = ()
+    declare_batch_size: bool = True
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurement(Protocol):
+    """A protocol and the methods that the server runs: the last one set is scored, those before it feed it."""
+
+    labels: LabelRecovery | Literal["given", "optimised"] = "given"  # optimised: the method finds its own
+    features: FeatureRecovery | None = None
+    attack: Attack | None = None
+    adaptive: bool = False  # the attack takes the defenses into account
+
+    @property
+    def method(self) -> Method | None:
+        """The method that is scored."""
+        return self.attack or self.features or (self.labels if isinstance(self.labels, LabelRecovery) else None)
+
+    @property
+    def tampering(self) -> Tampering | None:
+        """The method that changes the model before it is sent."""
+        return next((method for method in (self.attack, self.labels) if isinstance(method, Tampering)), None)
+
+    @property
+    def surface(self) -> str:
+        return "inputs" if self.attack else "features" if self.features else "labels"
+
+
+def key_of(subject: AuditedClient, measurement: Measurement) -> str:
+    """What an experiment is known by in the records."""
+    return digest(_config(subject, measurement))
+
+
+def identity_of(subject: AuditedClient, measurement: Measurement) -> dict[str, Any]:
+    method = measurement.method
+    assert method is not None
+    config = _config(subject, measurement)
+    return {
+        "key": digest(config),
+        "config": config,
+        "surface": measurement.surface,
+        "method": method.name,
+        "seed": measurement.seed,
+        "threat_model": _threat_model(subject, measurement),
+        "versions": versions(),
+    }
+
+
+def _config(subject: AuditedClient, measurement: Measurement) -> dict[str, Any]:
+    return {"subject": describe(subject.description), **describe(measurement)}
+
+
+def facts_of(subject: AuditedClient, protocol: Protocol) -> dict[str, Any]:
+    """The part of the threat model that all methods of one protocol share."""
+    return {
+        **subject.description,
+        "mode": "train" if subject.model.training else "eval",
+        "input_shape": list(subject.batch.inputs.shape[1:]),
+        "batch_size": len(subject.batch.inputs),
+        "batch_size_declared": protocol.declare_batch_size,
+        "training": describe(protocol.training),
+        "loss": describe(protocol.loss),
+        "defenses": describe(protocol.defenses),
+    }
+
+
+def versions() -> dict[str, str]:
+    return {"dosimeter": __version__, "torch": torch.__version__, "python": platform.python_version()}
+
+
+def _threat_model(subject: AuditedClient, measurement: Measurement) -> dict[str, Any]:
+    """Everything a reader must know to weigh the figures (DESIGN: labels, mode, accuracy, stage and steps are always said)."""
+    method, labels = measurement.method, measurement.labels
+    assert method is not None
+    return {
+        **facts_of(subject, measurement),
+        "labels": f"recovered by {labels.name}" if isinstance(labels, LabelRecovery) else labels,
+        "auxiliary": 0 if subject.auxiliary is None else len(subject.auxiliary.inputs),
+        "needs": sorted(need.value for need in method.needs),
+    }

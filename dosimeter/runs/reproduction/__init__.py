@@ -1,0 +1,1 @@
+"""The papers' tables, carried out again."""

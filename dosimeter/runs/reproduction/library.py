@@ -1,0 +1,144 @@
+"""Where a table's images, weights and trained models come from: one folder of data, the bundled sets, and a cache."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import os
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from dosimeter.config import describe, digest
+from dosimeter.data.dataset import ImageSet, select
+from dosimeter.data.load import load_images
+from dosimeter.data.parts import Part
+from dosimeter.models.loading import load_weights
+from dosimeter.normalization import from_pixels
+from dosimeter.registry import DATASETS
+from dosimeter.runs.audited_client import EVALUATED, ModelConfig, build_model, measure_accuracy, train_model
+from dosimeter.runs.reproduction.tables import RowData
+from dosimeter.types import Batch
+
+ENVIRONMENT = "DOSIMETER_DATA"
+ENDINGS = (".npz", ".zip", "")  # of a data set's file; "" is a folder
+
+
+def default_data() -> Path | None:
+    return Path(os.environ[ENVIRONMENT]) if os.environ.get(ENVIRONMENT) else None
+
+
+def default_cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dosimeter"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Library:
+    """Data sets and weights by name; whatever was read or trained once is kept."""
+
+    data: Path | None = field(default_factory=default_data)
+    cache: Path = field(default_factory=default_cache)
+    _read: dict[tuple[str, Part, int | None, int | None], ImageSet] = field(default_factory=dict, init=False, repr=False)
+    _models: dict[str, nn.Module] = field(default_factory=dict, init=False, repr=False)
+    _accuracies: dict[str, dict[str, Any]] = field(default_factory=dict, init=False, repr=False)
+
+    def available(self, name: str, stand_in: str | None) -> str:
+        """`name` where it is bundled or in the data folder, else its stand-in; without one, which file is missing."""
+        if name in DATASETS or self._find(name) is not None:
+            return name
+        if stand_in is not None:
+            return self.available(stand_in, None)
+        if self.data is None:
+            raise FileNotFoundError(f"{name}.npz: this table needs it; say where it lies with --data DIR or {ENVIRONMENT}")
+        raise FileNotFoundError(f"{self.data / name}.npz: this table needs it, and there is no such file (nor {name}.zip, nor a folder)")
+
+    def images(self, name: str, part: Part, data: RowData) -> ImageSet:
+        """A set's part, in the size and channels that a row asks for."""
+        key = (name, part, data.size, data.channels)
+        if key not in self._read:
+            source = name if name in DATASETS else self._find(name)
+            assert source is not None
+            self._read[key] = load_images(source, part=part, size=data.size, channels=data.channels)
+        return self._read[key]
+
+    def weights(self, name: str) -> Path:
+        """A weights file by its name, or by the start of it, under `weights` in the data folder."""
+        folder = self.data / "weights" if self.data is not None else None
+        found = sorted(folder.glob(f"{name}*")) if folder is not None else []
+        if not found:
+            raise FileNotFoundError(
+                f"{(folder or Path('DIR/weights')) / name}*: this table needs these weights; --data DIR or {ENVIRONMENT}"
+            )
+        return found[0]
+
+    def model(self, config: ModelConfig, data: RowData, images: ImageSet, seed: int) -> nn.Module:
+        """The model of a row: weights from the data folder, trained here (once), or drawn afresh from `seed`."""
+        if not is_trained(config):
+            return build_model(replace(config, seed=seed), images)
+        key = _model_key(config, data, images)
+        if key not in self._models and config.weights is not None:
+            self._models[key] = build_model(replace(config, weights=str(self.weights(config.weights))), images)
+        elif key not in self._models:
+            self._models[key] = self._trained(config, data, images)
+        return self._models[key]
+
+    def accuracy(self, config: ModelConfig, data: RowData, images: ImageSet) -> dict[str, Any]:
+        """Of a trained model on the test part, which none here was trained on."""
+        if not is_trained(config):
+            return {"accuracy": None, "accuracy_on": "not measured: untrained"}
+        key = _model_key(config, data, images)
+        if key not in self._accuracies:
+            tests = self.images(_name(images), "test", data)
+            judged = Batch(from_pixels(tests.images[:EVALUATED], data.normalization), tests.labels[:EVALUATED])
+            value = measure_accuracy(copy.deepcopy(self.model(config, data, images, config.seed)).cpu(), judged)
+            self._accuracies[key] = {"accuracy": value, "accuracy_on": f"{len(judged.inputs)} test images"}
+        return self._accuracies[key]
+
+    def _trained(self, config: ModelConfig, data: RowData, images: ImageSet) -> nn.Module:
+        """Trained on the train part as `train_model` does, and kept under a hash of all that it depends on."""
+        lessons = self.images(_name(images), "train", data)
+        if data.trained_on is not None:
+            lessons = select(lessons, torch.arange(min(data.trained_on, len(lessons))))
+        model = build_model(config, images)
+        depends = {"model": describe(config), "normalization": describe(data.normalization), "data": content_hash(lessons)}
+        path = self.cache / "models" / f"{config.name}-{digest(depends)}.safetensors"
+        if path.is_file():
+            load_weights(model, path)
+            return model
+        train_model(model, Batch(from_pixels(lessons.images, data.normalization), lessons.labels), config.epochs, config.seed)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = path.with_suffix(f".{os.getpid()}")
+        save_file({name: tensor.contiguous() for name, tensor in model.state_dict().items()}, unfinished)
+        unfinished.replace(path)
+        return model
+
+    def _find(self, name: str) -> Path | None:
+        if self.data is None:
+            return None
+        return next((path for ending in ENDINGS if (path := self.data / f"{name}{ending}").exists()), None)
+
+
+def is_trained(config: ModelConfig) -> bool:
+    return config.weights is not None or config.epochs > 0
+
+
+@lru_cache(maxsize=64)  # image sets are compared by identity
+def content_hash(images: ImageSet) -> str:
+    total = hashlib.sha256(images.images.numpy().tobytes())
+    total.update(images.labels.numpy().tobytes())
+    return total.hexdigest()[:16]
+
+
+def _model_key(config: ModelConfig, data: RowData, images: ImageSet) -> str:
+    normalization, name = describe(data.normalization), _name(images)
+    return digest({"model": describe(config), "data": [name, data.size, data.channels, data.trained_on], "normalization": normalization})
+
+
+def _name(images: ImageSet) -> str:
+    """The name by which the library knows a set that it has read."""
+    return images.name if images.name in DATASETS else Path(images.origin).stem

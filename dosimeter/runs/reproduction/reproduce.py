@@ -1,0 +1,157 @@
+"""Carry a table out: many random batches a row, every method on the same batches, one record each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from dosimeter.config import describe, digest
+from dosimeter.interfaces import Exposure
+from dosimeter.records import FILE_NAME, read_records, write_record
+from dosimeter.runs.experiment import expose, run
+from dosimeter.runs.measurement import AuditedClient, Measurement, Protocol
+from dosimeter.runs.reproduction.comparing import Cell, LawResult, compare_row, judge_laws
+from dosimeter.runs.reproduction.library import Library
+from dosimeter.runs.reproduction.quantities import check_quantity
+from dosimeter.runs.reproduction.tables import Row, Table
+from dosimeter.runs.reproduction.trials import subject_of, substitutions, trial_key
+from dosimeter.types import Record
+
+Progress = Callable[[int, int, str], None]  # trials done, in all, the row at work
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reproduction:
+    """A table carried out: every number and law with its verdict, and every departure from the paper."""
+
+    table: str
+    title: str
+    source: str
+    published: str
+    profile: str
+    departures: tuple[str, ...]
+    row_departures: dict[str, tuple[str, ...]]
+    accuracies: dict[str, float]  # of the trained models, on test images
+    cells: tuple[Cell, ...]
+    laws: tuple[LawResult, ...]
+    seconds: float  # spent in the methods themselves
+
+    def as_json(self) -> dict[str, Any]:
+        return {**vars(self), "cells": [vars(cell) for cell in self.cells], "laws": [vars(law) for law in self.laws]}
+
+
+def reproduce(
+    table: Table, library: Library, *, out: str | Path | None = None, device: str = "cpu", progress: Progress | None = None
+) -> Reproduction:
+    """Run what the folder `out` does not hold already; with `out`, each record is on disk as soon as it is made."""
+    table = replace(table, rows=tuple(_at_hand(row, library) for row in table.rows))
+    _check(table, library)
+    folder = None if out is None else Path(out)
+    known = _known(folder)
+    rows = [row for row in table.rows if not row.skip]
+    total, done = sum(row.repeats for row in rows), 0
+    records: dict[tuple[str, str], list[Record]] = {(row.name, column): [] for row in rows for column in row.methods}
+    for row in rows:
+        for repeat in range(row.repeats):
+            if progress:
+                progress(done, total, row.name)
+            for column, record in _trial(row, library, table.seed + repeat, device, known, folder).items():
+                records[row.name, column].append(record)
+            done += 1
+    everything = [record for found in records.values() for record in found]
+    return Reproduction(
+        table=table.key,
+        title=table.title,
+        source=table.source,
+        published=table.published,
+        profile=table.profile,
+        departures=table.departures,
+        row_departures={row.name: said for row in table.rows if (said := (*row.departures, *_substituted(row, library)))},
+        accuracies=_accuracies(everything),
+        cells=tuple(cell for row in table.rows for cell in compare_row(row, records)),
+        laws=tuple(judge_laws(table, records)),
+        seconds=sum(record.seconds for record in everything),
+    )
+
+
+def _trial(
+    row: Row, library: Library, seed: int, device: str, known: dict[tuple[str, str], Record], folder: Path | None
+) -> dict[str, Record]:
+    """One random batch of a row: the subject is made, and exposed, only where a record is missing."""
+    trial = trial_key(row, library, seed)
+    measurements = {column: replace(measurement, seed=seed) for column, measurement in row.methods.items()}
+    found = {column: known.get((trial, _method_key(measurement))) for column, measurement in measurements.items()}
+    subject: AuditedClient | None = None
+    exposures: dict[str, Exposure] = {}
+    for column, record in found.items():
+        if record is not None:
+            continue
+        subject = subject or subject_of(row, library, seed, device)
+        exposure = _exposed(subject, measurements[column], exposures)
+        found[column] = made = run(subject, measurements[column], exposure=exposure)
+        if folder is not None:
+            write_record(folder, made)
+    return {column: record for column, record in found.items() if record is not None}
+
+
+def _exposed(subject: AuditedClient, measurement: Measurement, exposures: dict[str, Exposure]) -> Exposure:
+    """What the server gets, computed once for all measurements of one setting."""
+    setting = {name: describe(getattr(measurement, name)) for name in Protocol.__dataclass_fields__}
+    key = digest({"setting": setting, "tampering": describe(measurement.tampering)})
+    if key not in exposures:
+        exposures[key] = expose(subject, measurement, subject.batch)
+    return exposures[key]
+
+
+def _method_key(measurement: Measurement) -> str:
+    return digest(describe(measurement))
+
+
+def _known(folder: Path | None) -> dict[tuple[str, str], Record]:
+    """The records that an earlier, perhaps killed, run left."""
+    if folder is None or not (folder / FILE_NAME).exists():
+        return {}
+    return {
+        (r.config["subject"].get("trial", ""), digest({k: v for k, v in r.config.items() if k != "subject"})): r
+        for r in read_records(folder)
+    }
+
+
+def _at_hand(row: Row, library: Library) -> Row:
+    """An optional row whose weights are missing says so and is skipped."""
+    if not row.optional or row.skip or row.model.weights is None:
+        return row
+    try:
+        library.weights(row.model.weights)
+    except FileNotFoundError:
+        return replace(row, skip=f"the weights {row.model.weights}* are not at hand")
+    return row
+
+
+def _check(table: Table, library: Library) -> None:
+    """Whatever a row lacks is said before the first row runs."""
+    names = [row.name for row in table.rows]
+    if len(set(names)) < len(names):
+        raise ValueError(f"{table.key}: two rows are called {next(name for name in names if names.count(name) > 1)!r}")
+    for row in table.rows:
+        for quantity in (*row.show, *(q for quantities in row.published.values() for q in quantities)):
+            check_quantity(quantity, f"{table.key}, {row.name}")
+        if row.skip:
+            continue
+        for wanted in (row.data, row.data.auxiliary):
+            if wanted is not None and wanted.name is not None:
+                library.available(wanted.name, wanted.stand_in)
+        if row.model.weights is not None:
+            library.weights(row.model.weights)
+
+
+def _substituted(row: Row, library: Library) -> list[str]:
+    return [] if row.skip else substitutions(row, library)
+
+
+def _accuracies(records: Iterable[Record]) -> dict[str, float]:
+    """The test accuracy of every trained model."""
+    subjects = [record.config["subject"] for record in records]
+    return {f"{s['model']} on {s['data']}, {s['stage']}": s["accuracy"] for s in subjects if s.get("accuracy") is not None}

@@ -1,0 +1,248 @@
+"""A paper's table as TOML describes it: rows with their settings, published numbers, laws and departures."""
+
+from __future__ import annotations
+
+import copy
+import sysconfig
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from dosimeter.config import construct, read_toml
+from dosimeter.data.samplers import Random
+from dosimeter.interfaces import Sampler
+from dosimeter.options import Fraction, NonNegativeFloat, OptionError, PositiveFloat, PositiveInt, check_fields
+from dosimeter.runs.audited_client import ModelConfig
+from dosimeter.runs.measurement import Measurement
+from dosimeter.types import Normalization
+
+FOLDERS = (  # here, beside the package's source, or where the wheel puts them
+    Path("papers"),
+    Path(__file__).resolve().parents[3] / "papers",
+    Path(sysconfig.get_path("data")) / "share" / "dosimeter" / "papers",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Softening:
+    """Labels made soft before training: a weight from U(low, high) a sample, for smoothing or for mixing with another class."""
+
+    kind: Literal["one_hot", "smoothing", "mixup"]
+    low: Fraction = 0.0
+    high: Fraction = 1.0
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Granted:
+    """The auxiliary samples that the server has: as many of each class as asked for, or as there are."""
+
+    name: str | None = None  # another data set than the client's
+    stand_in: str | None = None
+    part: Literal["train", "test", "all", "rest"] = "test"  # rest: of the client's own part, what is not in the batch
+    per_class: PositiveInt | None = None
+    total: PositiveInt | None = None  # where `per_class` is not given, spread over the classes
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if (self.per_class is None) == (self.total is None):
+            raise OptionError("", "expected either per_class or total")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowData:
+    """Which images a row draws its private batches from, and how."""
+
+    name: str
+    stand_in: str | None = None  # a bundled set in its place where the data folder lacks it; the result says so
+    part: Literal["train", "test", "all"] = "train"
+    size: PositiveInt | None = None
+    channels: PositiveInt | None = None
+    batch_size: PositiveInt
+    sampler: Sampler = field(default_factory=Random)
+    softening: Softening | None = None
+    auxiliary: Granted | None = None
+    normalization: Normalization = field(default_factory=Normalization)
+    relabelled: PositiveInt | None = None  # labels of so many of the model's classes at random, whatever the images show
+    trained_on: PositiveInt | None = None  # images that a model with epochs is trained on: a part of an epoch
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One setting, the methods run in it, and what the paper printed for them."""
+
+    name: str
+    model: ModelConfig
+    data: RowData
+    methods: dict[str, Measurement]  # by the column's name
+    published: dict[str, dict[str, float]]  # column -> quantity -> number
+    show: tuple[str, ...] = ()  # quantities measured for every column, published or not
+    repeats: PositiveInt
+    tolerance: NonNegativeFloat  # what still counts as reproduced, for quantities between 0 and 1
+    factor: PositiveFloat = 10.0  # and for errors, which are compared by their ratio
+    departures: tuple[str, ...] = ()
+    optional: bool = False  # left out where its weights are not at hand
+    skip: str = ""  # why the row is left out
+
+
+@dataclass(frozen=True, kw_only=True)
+class Law:
+    """What a figure shows where no number is printed: a bound, an order along the rows, or a rivalry of columns."""
+
+    says: str
+    quantity: str
+    column: str
+    rows: str = "*"  # a pattern of row names
+    at_least: float | None = None
+    at_most: float | None = None
+    order: Literal["rising", "falling"] | None = None  # along the rows as they are listed
+    above: tuple[str, ...] = ()  # columns that are beaten in every row
+    slack: NonNegativeFloat = 0.0
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.at_least is None and self.at_most is None and self.order is None and not self.above:
+            raise OptionError("", "expected one of at_least, at_most, order or above")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """A whole table in one profile."""
+
+    key: str  # paper/table
+    title: str
+    source: str
+    published: str  # what the printed numbers are
+    departures: tuple[str, ...]
+    rows: tuple[Row, ...]
+    laws: tuple[Law, ...]
+    profile: Literal["full", "quick"]
+    seed: int = 0
+
+
+def table_files() -> dict[str, Path]:
+    """Every table that there is, by its key `paper/table`."""
+    files: dict[str, Path] = {}
+    for folder in FOLDERS:
+        for file in sorted(folder.glob("*/*.toml")):
+            files.setdefault(f"{file.parent.name}/{file.stem}", file)
+    return files
+
+
+def summaries() -> list[dict[str, str]]:
+    """What each table is, without building its rows; that there is none is an error, since they come with the package."""
+    if not table_files():
+        raise FileNotFoundError(f"no tables, <paper>/<table>.toml, in {_searched()}")
+    contents = {key: read_toml(file) for key, file in table_files().items()}
+    return [{"table": key, "title": data.get("title", key), "source": data.get("source", "")} for key, data in contents.items()]
+
+
+def read_table(key: str, *, quick: bool = False) -> Table:
+    """The table by its key, or from a TOML file of one's own."""
+    files = table_files()
+    path = files.get(key) or Path(key)
+    if key not in files and not path.is_file():
+        there = ", ".join(files) or f"none in {_searched()}"
+        raise FileNotFoundError(f"{key}: no such table; there are: {there}")
+    try:
+        return parsed(read_toml(path), key if key in files else f"{path.parent.name}/{path.stem}", quick=quick)
+    except OptionError as error:
+        raise OptionError(f"{path}: {error.path}", error.problem) from None
+
+
+def parsed(data: dict[str, Any], key: str, *, quick: bool = False) -> Table:
+    """The table that TOML data describe. A row is the defaults, then its own keys, then (quick) the two quick tables."""
+    data = copy.deepcopy(data)
+    short, laws = data.pop("quick", {}), data.pop("laws", [])
+    defaults, rows = data.pop("defaults", {}), data.pop("rows", [])
+    known = {"title", "source", "published", "departures", "seed"}
+    if unknown := sorted(data.keys() - known):
+        raise OptionError(unknown[0], f"no such key in {key}; keys are: {', '.join(sorted(known))}, defaults, quick, rows, laws")
+    if not rows or not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise OptionError("rows", f"expected [[rows]] tables in {key}, got {'none' if not rows else type(rows).__name__}")
+    departures = [*data.get("departures", []), *(short.pop("departures", []) if quick else [])]
+    built: list[Row] = []
+    for position, own in enumerate(rows):
+        own_short = own.pop("quick", {})
+        merged = _merged(_merged(defaults, own), _merged(short, own_short)) if quick else _merged(defaults, own)
+        merged["departures"] = [*own.get("departures", []), *(own_short.get("departures", []) if quick else [])]
+        built += [_row(varied, f"rows[{position}]") for varied in _varied(merged, f"rows[{position}]")]
+    return Table(
+        key=key,
+        title=data.get("title", key),
+        source=data.get("source", ""),
+        published=data.get("published", ""),
+        departures=tuple(departures),
+        rows=tuple(built),
+        laws=tuple(construct(Law, law, f"laws[{position}]") for position, law in enumerate(laws)),
+        profile="quick" if quick else "full",
+        seed=data.get("seed", 0),
+    )
+
+
+def _row(data: dict[str, Any], path: str) -> Row:
+    methods, setting = data.pop("methods", {}), data.pop("setting", {})
+    wanted = data.pop("columns", list(methods))
+    if strangers := sorted({*wanted, *data.get("published", {})} - methods.keys()):
+        raise OptionError(f"{path}.methods", f"no column {strangers[0]!r}; there are: {', '.join(methods)}")
+    data["methods"] = {column: construct(Measurement, _merged(setting, methods[column]), f"{path}.methods.{column}") for column in wanted}
+    data["published"] = {column: numbers for column, numbers in data.get("published", {}).items() if column in wanted}
+    return construct(Row, data, path)
+
+
+def _varied(data: dict[str, Any], path: str) -> list[dict[str, Any]]:
+    """One row for each value of `vary = {"dotted.key" = [...]}` (of those in `keep`, where given), with its own of listed numbers."""
+    vary, keep = data.pop("vary", None), data.pop("keep", None)
+    if vary is None:
+        return [data]
+    ((key, values),) = vary.items()
+    for column, quantities in data.get("published", {}).items():
+        for quantity, numbers in quantities.items():
+            if isinstance(numbers, list) and len(numbers) != len(values):
+                raise OptionError(f"{path}.published.{column}.{quantity}", f"expected {len(values)} numbers, got {len(numbers)}")
+    rows = []
+    for position, value in enumerate(values):
+        word = _word(value)
+        if keep is not None and word not in keep:
+            continue
+        row = copy.deepcopy(data)
+        _set(row, key.split("."), value)
+        row["name"] = f"{data.get('name', '')}, {key.rpartition('.')[2].replace('_', ' ')} {word}".lstrip(", ")
+        row["published"] = {
+            column: {quantity: numbers[position] if isinstance(numbers, list) else numbers for quantity, numbers in quantities.items()}
+            for column, quantities in row.get("published", {}).items()
+        }
+        rows.append(row)
+    return rows
+
+
+def _word(value: Any) -> Any:
+    """A value in a row's name: a table by its name and options, a list by its members."""
+    if isinstance(value, dict):
+        return " ".join(str(part) for key, item in value.items() for part in ((item,) if key == "name" else (key, item)))
+    return " and ".join(str(_word(item)) for item in value) or "none" if isinstance(value, list) else value
+
+
+def _set(table: dict[str, Any], keys: list[str], value: Any) -> None:
+    for key in keys[:-1]:
+        table = table.setdefault(key, {})
+    table[keys[-1]] = value
+
+
+def _merged(below: Any, above: Any) -> Any:
+    """Tables merged key by key, `above` winning."""
+    if not isinstance(below, dict) or not isinstance(above, dict):
+        return copy.deepcopy(above)
+    result = copy.deepcopy(below)
+    for key, value in above.items():
+        result[key] = _merged(result[key], value) if key in result else copy.deepcopy(value)
+    return result
+
+
+def _searched() -> str:
+    return " or ".join(str(folder) for folder in FOLDERS)

@@ -1,0 +1,78 @@
+"""The server's side: what each method needs is checked, then it runs on an exposure and on nothing else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dosimeter.client.checks import check_exposure, check_soft_labels
+from dosimeter.engines.needs import check_needs
+from dosimeter.interfaces import Attack, Exposure, FeatureRecovery, LabelRecovery, Public
+from dosimeter.randomness import generator, seeded
+from dosimeter.registry import ATTACKS, FEATURES, LABELS
+from dosimeter.types import FeatureEstimate, LabelEstimate, Reconstruction
+
+Labels = LabelEstimate | Tensor | None
+
+
+def recover_labels(exposure: Exposure, method: str | LabelRecovery, *, seed: int = 0, **options: Any) -> LabelEstimate:
+    """Recover the batch's labels with a label recovery, by name and options or as an object."""
+    recovery = LABELS.resolve(method, **options)
+    check_exposure(exposure)
+    check_needs(recovery, exposure, None)
+    role = f"labels {recovery.name}"
+    with seeded(seed, role):
+        return recovery(exposure, _rng(exposure, seed, role))
+
+
+def recover_features(
+    exposure: Exposure, method: str | FeatureRecovery, *, labels: Labels = None, seed: int = 0, **options: Any
+) -> FeatureEstimate:
+    """Recover the inputs of the last linear layer; `labels` may be an estimate, a tensor, or None where the method can do without.
+
+    A tensor holds class ids (B,), -1 for a label that is not known where the method can do with some, or soft labels (B, C).
+    """
+    recovery = FEATURES.resolve(method, **options)
+    check_exposure(exposure)
+    known = as_label_estimate(labels, exposure.public)
+    check_needs(recovery, exposure, known)
+    role = f"features {recovery.name}"
+    with seeded(seed, role):
+        return recovery(exposure, known, _rng(exposure, seed, role))
+
+
+def reconstruct(exposure: Exposure, method: str | Attack, *, labels: Labels = None, seed: int = 0, **options: Any) -> Reconstruction:
+    """Recover the inputs; `labels` may be an estimate, a tensor, or None where the attack finds its own."""
+    attack = ATTACKS.resolve(method, **options)
+    check_exposure(exposure)
+    known = as_label_estimate(labels, exposure.public)
+    check_needs(attack, exposure, known)
+    role = f"attack {attack.name}"
+    with seeded(seed, role):
+        return attack(exposure, known, _rng(exposure, seed, role))
+
+
+def as_label_estimate(labels: Labels, public: Public) -> LabelEstimate | None:
+    """Class ids (B,), -1 where one is not known, or soft labels (B, C) as an estimate; an estimate or None as it is."""
+    if labels is None or isinstance(labels, LabelEstimate):
+        return labels
+    if not isinstance(labels, Tensor):
+        raise TypeError(f"labels: expected a LabelEstimate, a tensor or None, got {type(labels).__name__}")
+    classes = public.classes
+    soft = labels if labels.ndim == 2 else None
+    ids = labels.argmax(1) if labels.ndim == 2 else labels
+    if ids.ndim != 1 or (soft is not None and soft.shape[1] != classes) or ids.is_floating_point():
+        raise ValueError(
+            f"labels: expected (B,) class ids or (B, {classes}) soft labels, got {labels.dtype} of shape {tuple(labels.shape)}"
+        )
+    if soft is not None:
+        check_soft_labels(soft.double(), "labels", public.loss)
+    if len(ids) == 0 or int(ids.min()) < -1 or int(ids.max()) >= max(classes, 2):
+        raise ValueError(f"labels: expected at least one class id in 0..{classes - 1}, or -1 for an unknown one")
+    return LabelEstimate(counts=torch.bincount(ids[ids >= 0], minlength=classes), labels=ids, soft=soft)
+
+
+def _rng(exposure: Exposure, seed: int, role: str) -> torch.Generator:
+    return generator(seed, role, next(iter(exposure.update.values())).device)

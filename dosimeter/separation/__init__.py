@@ -1,1 +1,0 @@
-"""Takes the gradient of a linear layer apart into the samples that it is a sum of."""

@@ -1,0 +1,1 @@
+"""What can leak: each surface owns its score, nulls, verdict, headline and words."""

@@ -1,0 +1,71 @@
+"""Samples that share all their bins: settled exactly where linear algebra settles them, and not claimed where it does not."""
+
+import pytest
+import torch
+
+import dosimeter as dm
+from dosimeter.engines.bins.inserted_layer import moments_of
+from dosimeter.engines.bins.shared import separate
+from dosimeter.models.loading import load_model
+
+
+def filled(places: torch.Tensor, bins: list[int], seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Contents of the occupied bins, their functional, and for each sample (n, F) what it adds and its rows among the occupied."""
+    rng = torch.Generator().manual_seed(seed)
+    added = torch.randn(len(places), 90, generator=rng, dtype=torch.float64)
+    starts = torch.tensor([0, *bins]).cumsum(0)[:-1]
+    contents = torch.zeros(sum(bins), 90, dtype=torch.float64)
+    for column in (starts + places).T:
+        contents.index_add_(0, column, added)
+    occupied = torch.unique(starts + places)
+    functional = torch.bucketize(occupied, starts, right=True) - 1
+    return contents[occupied], functional, added, torch.searchsorted(occupied, starts + places)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_samples_of_which_none_lies_alone_come_apart(seed) -> None:
+    places = torch.stack(
+        [torch.arange(48)[torch.randperm(48, generator=torch.Generator().manual_seed(seed + k))] % 16 for k in range(4)], 1
+    )
+    contents, functional, added, rows = filled(places, [16] * 4, seed)  # three samples in every bin
+    found, where = separate(contents, functional, 1e-10)
+    assert len(found) >= 24
+    for content, place in zip(found, where):
+        sample = int((rows == place).all(1).nonzero()[0])
+        assert torch.allclose(content, added[sample], atol=1e-8)
+
+
+def test_two_samples_with_all_bins_in_common_are_one_to_the_equations() -> None:
+    places = torch.tensor([[0, 0, 0], [0, 0, 0], [1, 1, 1], [2, 1, 2], [1, 2, 3]])
+    contents, functional, added, rows = filled(places, [4, 4, 4], 3)
+    found, where = separate(contents, functional, 1e-10)
+    same = (where == rows[0]).all(1).nonzero().flatten()
+    assert len(same) == 1
+    assert torch.allclose(found[same[0]], added[0] + added[1])
+
+
+@pytest.mark.parametrize("functionals", [1, 2])
+def test_nothing_is_settled_where_there_are_more_samples_than_bins(functionals) -> None:
+    places = torch.randint(5, (30, functionals), generator=torch.Generator().manual_seed(1))
+    contents, functional, _, _ = filled(places, [5] * functionals, 1)
+    assert len(separate(contents, functional, 1e-10)[0]) == 0
+
+
+@pytest.mark.parametrize("on_levels", [True, False])
+@pytest.mark.parametrize("twins", [True, False])
+def test_a_filter_with_hardly_more_bins_than_targets_shows_nearly_all_and_no_mixture(on_levels, twins) -> None:
+    rng = torch.Generator().manual_seed(8)
+    coarse = torch.rand(60, 3, 5, 5, generator=rng)
+    inputs = torch.nn.functional.interpolate(coarse, (16, 16), mode="bilinear")
+    inputs = (inputs * 255).round() / 255 if on_levels else inputs
+    if twins:  # two samples so alike that all their bins are the same
+        inputs[1] = inputs[0]
+        inputs[1, 0, 0, 0] += 1 / 255
+    batch = dm.Batch(inputs, torch.full((60,), 3))
+    model = load_model("small_cnn", {"size": 16, "width": 4}, None, 3)
+    moments = moments_of(inputs, dm.Normalization())  # as an earlier round shows them
+    attack = dm.attack("gradfilt", targets=(3,), expected=60, bins=80, input_shape=(3, 16, 16), moments=moments)
+    found = dm.reconstruct(dm.observe(attack.tamper(model), batch), attack)
+    error = torch.cdist(found.inputs.double().flatten(1), inputs.double().flatten(1)).min(1).values / 768**0.5
+    assert float(error.max()) < 1e-2
+    assert len(found.inputs) >= (40 if twins else 50)

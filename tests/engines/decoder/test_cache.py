@@ -1,0 +1,116 @@
+"""Decoders on disk: found again under what they depend on, and refused where they do not fit."""
+
+import copy
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+
+from dosimeter.engines.decoder import cache as keeping
+from dosimeter.engines.decoder.cache import load_decoder, trained
+from dosimeter.engines.decoder.progress_file import ProgressFile
+from dosimeter.engines.decoder.target import Target
+from dosimeter.engines.decoder.train import DecoderSettings
+from dosimeter.progress import listening
+from dosimeter.types import Normalization, Refused
+
+SMALL = DecoderSettings(width=8, epochs=1)
+
+
+def view_of(model, shape=(1, 8, 8)):
+    return Target.from_model(model, shape, Normalization())
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path
+
+
+def test_the_same_question_is_answered_from_disk(normed_classifier, digits, monkeypatch):
+    view = view_of(normed_classifier)
+    first = trained(view, digits[0][:40], SMALL)
+    monkeypatch.setattr(keeping, "train_decoder", lambda *_: pytest.fail("trained again"))
+    again = trained(view, digits[0][:40], SMALL)
+    assert again.path == first.path
+    assert again.facts == first.facts
+    features = view.features(digits[0][50:53])
+    assert torch.equal(first.decoder(features), again.decoder(features))
+
+
+@pytest.mark.parametrize("change", ["model", "auxiliary", "settings"])
+def test_whatever_it_depends_on_has_a_decoder_of_its_own(normed_classifier, digits, change):
+    view, pixels, settings = view_of(normed_classifier), digits[0][:40], SMALL
+    first = trained(view, pixels, settings)
+    if change == "model":
+        other = copy.deepcopy(normed_classifier)
+        nn.init.normal_(other[0].weight)
+        view = view_of(other)
+    elif change == "auxiliary":
+        pixels = pixels.clone()
+        pixels[3, 0, 0, 0] = 1 - pixels[3, 0, 0, 0]
+    else:
+        settings = DecoderSettings(width=8, epochs=2)
+    assert trained(view, pixels, settings).path != first.path
+
+
+def test_a_decoder_of_another_model_is_refused_in_a_sentence(normed_classifier, classifier, digits, tmp_path):
+    path = tmp_path / "mine.safetensors"
+    trained(view_of(normed_classifier.eval()), digits[0][:40], SMALL, path)
+    assert load_decoder(path, view_of(normed_classifier)).path == path
+    with pytest.raises(Refused, match=r"from \(4, 8, 8\), but this model makes \(12, 1, 1\)"):
+        load_decoder(path, view_of(classifier))
+    with pytest.raises(Refused, match="in eval mode; the client's is in the other"):
+        load_decoder(path, view_of(copy.deepcopy(normed_classifier).train()))
+    other = copy.deepcopy(normed_classifier)
+    nn.init.normal_(other[0].weight)
+    with pytest.raises(Refused, match="other weights"):
+        load_decoder(path, view_of(other))
+
+
+def test_files_that_are_no_decoder_are_refused(normed_classifier, tmp_path):
+    from safetensors.torch import save_file
+
+    view = view_of(normed_classifier)
+    with pytest.raises(FileNotFoundError, match="dosimeter generator train"):
+        load_decoder(tmp_path / "none.safetensors", view)
+    torn, stranger = tmp_path / "torn.safetensors", tmp_path / "stranger.safetensors"
+    torn.write_bytes(b"nothing")
+    with pytest.raises(ValueError, match="truncated, damaged"):
+        load_decoder(torn, view)
+    save_file({"weight": torch.zeros(2)}, stranger)
+    with pytest.raises(ValueError, match="is not a decoder"):
+        load_decoder(stranger, view)
+
+
+def test_a_decoder_of_another_architecture_is_refused(normed_classifier, digits, tmp_path):
+    from safetensors.torch import save_file
+
+    view, path = view_of(normed_classifier), tmp_path / "old.safetensors"
+    found = trained(view, digits[0][:40], SMALL, path)
+    tensors = {name: tensor for name, tensor in found.decoder.state_dict().items() if not name.startswith("opening.")}
+    save_file(tensors, path, found.facts)
+    with pytest.raises(ValueError, match="another version of dosimeter; train it again"):
+        load_decoder(path, view)
+
+
+def test_a_killed_training_of_other_settings_is_not_gone_on_with(normed_classifier, digits, tmp_path, monkeypatch):
+    """The same file, killed after an epoch under one learning rate and begun anew under another."""
+    view, path = view_of(normed_classifier), tmp_path / "mine.safetensors"
+    first, other = (DecoderSettings(width=8, epochs=3, learning_rate=rate) for rate in (1e-3, 2e-3))
+
+    class Killed(Exception):
+        pass
+
+    def kill(done, total, note):
+        if done == 5:
+            raise Killed
+
+    monkeypatch.setattr(keeping, "ProgressFile", partial(ProgressFile, every=0.0))
+    with pytest.raises(Killed), listening(kill):
+        trained(view, digits[0][:40], first, path)
+    assert path.with_suffix(".progress").is_file()
+    expected = trained(view, digits[0][:40], other).decoder.state_dict()
+    found = trained(view, digits[0][:40], other, path).decoder.state_dict()
+    assert all(torch.equal(expected[name], tensor) for name, tensor in found.items())
