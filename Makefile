@@ -5,7 +5,7 @@ ONE_THREAD := OMP_NUM_THREADS=1  # for each test worker and whatever it starts: 
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup audit test test-slow check browser clean
+.PHONY: setup audit test test-slow check browser results clean
 
 setup: $(READY)
 
@@ -28,6 +28,10 @@ browser:
 	@command -v chromium >/dev/null || command -v google-chrome >/dev/null || \
 	{ test "$$(id -u)" = 0 && command -v apt-get >/dev/null && apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium >/dev/null; } || \
 	echo "no chromium here and no way to install it: the browser tests will be skipped"
+
+# The pages of docs/results from their records.
+results: setup
+	$(BIN)/python docs/results/build.py
 
 check: setup
 	$(BIN)/ruff check .
