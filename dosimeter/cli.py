@@ -133,7 +133,7 @@ def _run(options: argparse.Namespace) -> int:
     from pathlib import Path
 
     from dosimeter import terminal
-    from dosimeter.engines.matching.checkpoints import FOLDER, keeping
+    from dosimeter.artefacts import CHECKPOINT_FOLDER, save_checkpoints
     from dosimeter.progress import listening
     from dosimeter.records import write_record
     from dosimeter.runs.audited_client import Experiment, prepare
@@ -143,8 +143,8 @@ def _run(options: argparse.Namespace) -> int:
     _spare_cores()
     config = _configured(Experiment, options.words)
     subject = prepare(config.model, config.data, seed=config.seed, device=config.device)
-    folder = Path(options.out) / FOLDER if options.out else None
-    with terminal.step_bar() as listener, listening(listener), keeping(folder, options.checkpoint_every):
+    folder = Path(options.out) / CHECKPOINT_FOLDER if options.out else None
+    with terminal.step_bar() as listener, listening(listener), save_checkpoints(folder, options.checkpoint_every):
         record = run(subject, config.measurement(), raise_refusals=True)
     if options.out:
         write_record(options.out, record)

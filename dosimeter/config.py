@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import math
 import tomllib
@@ -15,6 +14,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, TypeVar
 
+from dosimeter.artefacts import fingerprint
 from dosimeter.interfaces import Method
 from dosimeter.options import OptionError, checked, mismatch, type_name
 from dosimeter.registry import METHODS, SAMPLERS, Registry, build
@@ -88,7 +88,7 @@ def to_toml(config: Any) -> str:
 def digest(config: Any) -> str:
     """A key for a configuration: the same for the same content, whatever the order of its fields."""
     canonical = json.dumps(describe(config), sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(canonical.encode()).hexdigest()[:16]
+    return fingerprint(canonical)
 
 
 def _described_fields(value: Any) -> dict[str, Any]:

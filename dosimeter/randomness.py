@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
 from torch import Generator
+
+from dosimeter.artefacts import fingerprint
 
 
 def generator(seed: int, role: str, device: torch.device | str = "cpu") -> Generator:
@@ -27,5 +28,4 @@ def seeded(seed: int, role: str) -> Iterator[None]:
 
 
 def _derived(seed: int, role: str) -> int:
-    digest = hashlib.sha256(f"{seed}/{role}".encode()).digest()
-    return int.from_bytes(digest[:8], "big") >> 1
+    return int(fingerprint(f"{seed}/{role}"), 16) >> 1  # 63 bits: PyTorch takes no seed beyond

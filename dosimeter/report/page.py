@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import functools
 import json
-import os
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dosimeter.artefacts import write_text
 from dosimeter.records import read_records
 from dosimeter.report import words
 from dosimeter.report.findings import findings, headline, state, verdict_matrix, warnings
@@ -68,16 +67,7 @@ def render(records: Sequence[Record], title: str | None = None) -> str:
 def write_report(folder: str | Path) -> Path:
     """Rebuild `report.html` from the folder's records alone; the page appears whole or not at all."""
     path = Path(folder) / FILE_NAME
-    text = render(read_records(folder))
-    handle, temporary = tempfile.mkstemp(dir=folder, prefix=".report-", suffix=".html")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    write_text(path, render(read_records(folder)))
     return path
 
 

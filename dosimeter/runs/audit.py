@@ -10,12 +10,12 @@ from typing import Any, Literal
 
 from torch import nn
 
+from dosimeter.artefacts import CHECKPOINT_FOLDER, save_checkpoints
 from dosimeter.client.checks import listed
 from dosimeter.client.losses import CrossEntropy
 from dosimeter.client.training import FedSGD
 from dosimeter.config import describe
 from dosimeter.engines.adaptation import adapt, trusted
-from dosimeter.engines.matching.checkpoints import FOLDER, keeping
 from dosimeter.engines.needs import check_needs
 from dosimeter.interfaces import ActiveAttack, Attack, Defense, Exposure, FeatureRecovery, LabelRecovery, Loss, Tampering, Training
 from dosimeter.network.head import locate_head
@@ -170,7 +170,7 @@ def run_suite(
         records.append(record)
         return record
 
-    with exclusive(folder), keeping(folder / FOLDER if folder else None, checkpoint_every):
+    with exclusive(folder), save_checkpoints(folder / CHECKPOINT_FOLDER if folder else None, checkpoint_every):
         protocol = {name: getattr(suite, name) for name in Protocol.__dataclass_fields__}
         attempts = [(recovery, carry_out(Measurement(**protocol, labels=recovery))) for recovery in labels]
         source = "given" if suite.attack_labels == "given" else _label_source(attempts, trusted(suite.defenses if suite.adaptive else ()))

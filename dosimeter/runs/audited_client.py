@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -10,6 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from dosimeter.artefacts import fingerprint
 from dosimeter.client.checks import check_batch
 from dosimeter.data.dataset import ImageSet
 from dosimeter.data.load import load_images
@@ -111,7 +111,7 @@ def prepare(model_config: ModelConfig, data_config: DataConfig, *, seed: int = 0
             "data": images.name,
             "accuracy": accuracy,
             "accuracy_on": f"{min(len(held_out), EVALUATED)} held-out images",
-            **fingerprint(model, batch(private)),
+            **fingerprints_of(model, batch(private)),
         },
     )
 
@@ -143,7 +143,7 @@ def client_from(
             "data": "handed over",
             "accuracy": measure_accuracy(model, judged),
             "accuracy_on": where,
-            **fingerprint(model, batch),
+            **fingerprints_of(model, batch),
         },
     )
 
@@ -165,12 +165,12 @@ def _stand_in(batch: Batch, auxiliary: Batch | None, normalization: Normalizatio
     return Batch(from_pixels(noise, normalization), batch.targets.roll(1, 0))
 
 
-def fingerprint(model: nn.Module, batch: Batch) -> dict[str, Any]:
+def fingerprints_of(model: nn.Module, batch: Batch) -> dict[str, Any]:
     """How large the model is, and hashes by which the records know this very model and batch again."""
     return {
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
-        "model_hash": _hash(*model.state_dict().values()),
-        "batch_hash": _hash(batch.inputs, batch.targets),
+        "model_hash": fingerprint(*model.state_dict().values()),
+        "batch_hash": fingerprint(batch.inputs, batch.targets),
     }
 
 
@@ -235,10 +235,3 @@ def train_model(model: nn.Module, data: Batch, epochs: int, seed: int) -> None:
 def _stage(config: ModelConfig) -> str:
     origin = f"weights from {Path(config.weights).name}" if config.weights else "untrained"
     return f"{origin}, then {config.epochs} epochs here" if config.epochs else origin
-
-
-def _hash(*tensors: Tensor) -> str:
-    total = hashlib.sha256()
-    for tensor in tensors:
-        total.update(tensor.detach().contiguous().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
-    return total.hexdigest()[:16]

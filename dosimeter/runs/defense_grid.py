@@ -23,7 +23,7 @@ from dosimeter.randomness import generator
 from dosimeter.records import write_record
 from dosimeter.registry import DEFENSES, attack, defense, feature_recovery, label_recovery, options_of
 from dosimeter.runs.audit import Audit, AuditConfig, Progress, Suite, known_records, run_suite
-from dosimeter.runs.audited_client import DataConfig, ModelConfig, fingerprint
+from dosimeter.runs.audited_client import DataConfig, ModelConfig, fingerprints_of
 from dosimeter.runs.measurement import AuditedClient, Protocol, facts_of, versions
 from dosimeter.runs.utility import Federation, Utility, measure_utility
 from dosimeter.surfaces.verdicts import UTILITY
@@ -163,7 +163,7 @@ def _subjects(subject: AuditedClient, grid: DefenseGrid) -> list[AuditedClient]:
         except ValueError:  # too few are left to draw alike
             break
         batch = Batch(held_out.inputs[chosen], held_out.targets[chosen])
-        subjects.append(replace(subject, batch=batch, description=subject.description | fingerprint(subject.model, batch)))
+        subjects.append(replace(subject, batch=batch, description=subject.description | fingerprints_of(subject.model, batch)))
         left = left[~torch.isin(left, chosen)]
     return subjects
 

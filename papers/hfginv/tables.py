@@ -36,12 +36,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 import dosimeter as dm
+from dosimeter.artefacts import save_checkpoints, write_tensors
 from dosimeter.data.load import load_images
-from dosimeter.engines.matching.checkpoints import keeping
 from dosimeter.metrics.lpips import VARIABLE
 from dosimeter.models.loading import fill, read_state
 from dosimeter.normalization import from_pixels, to_pixels
@@ -139,7 +138,7 @@ def reconstruct(options: argparse.Namespace, seed: int, row: str, name: str, set
     if name != "dlg":
         settings = settings | {"precision": options.precision}
     began = time.time()
-    with keeping(options.out / "checkpoints" / row, every=20):
+    with save_checkpoints(options.out / "checkpoints" / row, every=20):
         found = dm.reconstruct(
             exposure, name, labels=batch.targets, seed=seed, steps=options.steps, path=options.path, seconds=left, **settings
         )
@@ -155,9 +154,7 @@ def reconstruct(options: argparse.Namespace, seed: int, row: str, name: str, set
         "message": found.message,
     }
     pixels = (to_pixels(found.inputs, IMAGENET).clamp(0, 1) * 255).round().byte().cpu()
-    partial = file.with_suffix(".partial")
-    save_file({"pixels": pixels}, partial, {"facts": json.dumps(facts)})
-    os.replace(partial, file)
+    write_tensors(file, {"pixels": pixels}, {"facts": json.dumps(facts)})
     return json.dumps(facts)
 
 

@@ -4,6 +4,7 @@ from html.parser import HTMLParser
 
 import pytest
 
+from dosimeter import artefacts
 from dosimeter.records import write_record
 from dosimeter.report import page, render, write_report
 
@@ -173,7 +174,7 @@ def test_a_report_that_fails_leaves_the_old_page(tmp_path, make_record, monkeypa
     write_record(tmp_path, make_record("labels", "ilrg"))
     before = write_report(tmp_path).read_text(encoding="utf-8")
     monkeypatch.setattr(page, "render", lambda records: "half a page")
-    monkeypatch.setattr(page.os, "replace", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
+    monkeypatch.setattr(artefacts.os, "replace", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
     with pytest.raises(OSError, match="disk full"):
         write_report(tmp_path)
     assert (tmp_path / "report.html").read_text(encoding="utf-8") == before

@@ -19,11 +19,11 @@ def test_it_trains_once_and_tells_where(capsys, tmp_path):
 
 
 def test_the_attacks_of_the_same_audit_find_it(capsys, monkeypatch):
-    from dosimeter.engines.decoder import cache as keeping
+    from dosimeter.engines.decoder import cache
 
     assert main(["generator", "train", *WORDS, "decoder.epochs=2"]) == 0
     assert "auxiliary images" in capsys.readouterr().out
-    monkeypatch.setattr(keeping, "train_decoder", lambda *_: pytest.fail("trained again"))
+    monkeypatch.setattr(cache, "train_decoder", lambda *_: pytest.fail("trained again"))
     words = ["data.name=digits", "data.auxiliary=40", "attack.name=rgla", "attack.features=subspace", "attack.width=8", "attack.epochs=2"]
     assert main(["run", *words, "--json"]) == 0
     record = json.loads(capsys.readouterr().out)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from dataclasses import dataclass
@@ -10,12 +9,11 @@ from functools import lru_cache
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from dosimeter.artefacts import CheckpointFile, fingerprint, read_tensors, write_tensors
 from dosimeter.config import describe, digest
 from dosimeter.engines.decoder.network import Decoder, Shape
-from dosimeter.engines.decoder.progress_file import ProgressFile, write_whole
 from dosimeter.engines.decoder.target import Target
 from dosimeter.engines.decoder.train import DecoderSettings, train_decoder
 from dosimeter.interfaces import Exposure
@@ -23,6 +21,7 @@ from dosimeter.normalization import to_pixels
 from dosimeter.types import Refused
 
 KIND = "dosimeter decoder"
+SECONDS_BETWEEN_SAVES = 30.0  # of a training in progress
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +56,7 @@ def trained(
     target: Target, pixels: Tensor, settings: DecoderSettings, path: Path | None = None, *, start: Trained | None = None
 ) -> Trained:
     """Train a decoder on auxiliary pixels (N, channels, height, width), from `start` on where given, unless it is kept already."""
-    depends = {"backbone": target.fingerprint(), "auxiliary": _hash(pixels), "settings": describe(settings)}
+    depends = {"backbone": target.fingerprint(), "auxiliary": _fingerprint(pixels), "settings": describe(settings)}
     if start is not None:
         depends["start"] = start.facts
     path = path or default_folder() / f"decoder-{digest(depends)}.safetensors"
@@ -65,14 +64,13 @@ def trained(
         found = load_decoder(path, target)
         if all(found.facts.get(name) == json.dumps(value) for name, value in depends.items()):
             return found
-    keep = ProgressFile(path.with_suffix(".progress"), digest(depends))
+    keep = CheckpointFile(path.with_suffix(".progress"), SECONDS_BETWEEN_SAVES, digest(depends))
     lesson = train_decoder(target, pixels, settings, keep, start=None if start is None else start.decoder)
     shape = lesson.decoder.shape
     facts = {name: json.dumps(value) for name, value in depends.items()}
     facts |= {"kind": KIND, "shape": json.dumps(vars(shape)), "mode": "train" if target.train_mode else "eval"}
     facts |= {"images": str(len(pixels)), "error": repr(lesson.error), "seconds": f"{lesson.seconds:.1f}", "notes": "; ".join(lesson.notes)}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, lesson.decoder.state_dict(), facts)
+    write_tensors(path, lesson.decoder.state_dict(), facts)
     return Trained(decoder=lesson.decoder, path=path, facts=facts)
 
 
@@ -80,7 +78,7 @@ def load_decoder(path: Path, target: Target) -> Trained:
     """A decoder from its file; refused, in a sentence, where it was trained for another model."""
     if not path.is_file():
         raise FileNotFoundError(f"decoder: no file {path}; `dosimeter generator train` makes one")
-    facts, tensors = _read(path, os.stat(path).st_mtime_ns)
+    tensors, facts = _read(path, os.stat(path).st_mtime_ns)
     try:
         stored = json.loads(facts["shape"])
         shape = Shape(**stored | {"feature": tuple(stored["feature"]), "image": tuple(stored["image"])})
@@ -104,15 +102,14 @@ def load_decoder(path: Path, target: Target) -> Trained:
 
 
 @lru_cache(maxsize=2)
-def _read(path: Path, changed: int) -> tuple[dict[str, str], dict[str, Tensor]]:
-    """The facts and tensors of a file that was last written at `changed`."""
+def _read(path: Path, changed: int) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors and facts of a file that was last written at `changed`."""
     try:
-        with safe_open(path, framework="pt") as file:
-            return dict(file.metadata() or {}), {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError) as error:
+        return read_tensors(path)
+    except ValueError as error:
         raise ValueError(f"decoder: {path} is truncated, damaged or not a safetensors file; remove it to train a new one") from error
 
 
-def _hash(pixels: Tensor) -> str:
-    levels = (pixels.detach().clamp(0, 1) * 65535).round().to(torch.int32).cpu().contiguous()
-    return hashlib.sha256(repr(tuple(pixels.shape)).encode() + levels.numpy().tobytes()).hexdigest()[:16]
+def _fingerprint(pixels: Tensor) -> str:
+    """Of pixels in 16 bits, since their last bits differ between a GPU and a CPU."""
+    return fingerprint(repr(tuple(pixels.shape)), (pixels.detach().clamp(0, 1) * 65535).round().to(torch.int32))

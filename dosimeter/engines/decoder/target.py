@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from dosimeter.artefacts import fingerprint
 from dosimeter.data.pixels import square
 from dosimeter.interfaces import Exposure
 from dosimeter.network.head import input_of, locate_head
@@ -89,14 +89,13 @@ class Target:
 
     def fingerprint(self) -> str:
         """Of all that a feature depends on: every weight but the head's, the running statistics in eval mode, and the scale of inputs."""
-        digest = hashlib.sha256(repr((self.train_mode, self.feature_shape, self.image_shape, self.normalization)).encode())
+        parts: list[str | Tensor] = [repr((self.train_mode, self.feature_shape, self.image_shape, self.normalization))]
         own = {name for name, _ in self.model.named_parameters()}
         for name, tensor in self.model.state_dict().items():
             belongs_to_head = name.startswith(f"{self.head}.") or not self.head
             if not belongs_to_head and (name in own or not self.train_mode):
-                digest.update(name.encode())
-                digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
-        return digest.hexdigest()[:16]
+                parts += [name, tensor]
+        return fingerprint(*parts)
 
 
 def _feature_shape(model: nn.Module, head: str, image_shape: tuple[int, int, int]) -> tuple[int, int, int]:

@@ -12,9 +12,9 @@ from typing import Literal
 import torch
 from torch import Generator, Tensor
 
+from dosimeter.artefacts import CheckpointFile
 from dosimeter.engines.decoder.losses import fine_tuning, perceptual_reason, squared_error
 from dosimeter.engines.decoder.network import Decoder, Shape, default_width
-from dosimeter.engines.decoder.progress_file import ProgressFile
 from dosimeter.engines.decoder.target import Target
 from dosimeter.engines.decoder.training_set import Lot, Supply
 from dosimeter.options import Fraction, NonNegativeInt, PositiveFloat, PositiveInt, check_fields
@@ -71,7 +71,7 @@ def train_decoder(
     target: Target,
     pixels: Tensor,
     settings: DecoderSettings,
-    keep: ProgressFile | None = None,
+    keep: CheckpointFile | None = None,
     *,
     start: Decoder | None = None,
     compiled: bool = False,
@@ -91,8 +91,8 @@ def train_decoder(
         session.run(epoch)
         if session.progress > 1 and epoch + 1 < session.epochs:
             break  # out of time
-        if keep is not None and epoch + 1 < session.epochs:
-            keep.save(session.state, epoch + 1)
+        if keep is not None and keep.due and epoch + 1 < session.epochs:
+            keep.save(session.state(), {"epoch": str(epoch + 1)})
     if math.isnan(session.error):
         raise Refused(f"the decoder's training left the finite numbers; try a smaller learning_rate than {settings.learning_rate:g}")
     if math.isinf(session.error):
@@ -230,12 +230,12 @@ class _Session:
         kept |= {"elapsed": torch.tensor(self.elapsed), "error": torch.tensor(self.error)}
         return kept | {f"adam {index} {name}": torch.as_tensor(value) for index, part in moments.items() for name, value in part.items()}
 
-    def resume(self, keep: ProgressFile | None) -> int:
+    def resume(self, keep: CheckpointFile | None) -> int:
         """Go on after the last whole epoch of an earlier run; the number of the epoch to begin with."""
         found = keep.load() if keep is not None else None
         if found is None:
             return 0
-        tensors, epoch = found
+        tensors, facts = found
         weights = {name[8:]: tensor for name, tensor in tensors.items() if name.startswith("decoder ")}
         own = self.decoder.state_dict()
         if {name: tensor.shape for name, tensor in weights.items()} != {name: tensor.shape for name, tensor in own.items()}:
@@ -248,7 +248,7 @@ class _Session:
                 _, index, name = key.split(" ", 2)
                 moments.setdefault(int(index), {})[name] = tensor
         self.optimizer.load_state_dict({"state": moments, "param_groups": self.optimizer.state_dict()["param_groups"]})
-        return epoch
+        return int(facts["epoch"])
 
 
 def decode(decoder: Decoder, features: Tensor, piece: int = 64) -> Tensor:

@@ -1,102 +1,63 @@
-"""So that a killed run of hours resumes: its tensors on disk every so often, and a picture of where it stands."""
+"""The checkpoint of one matching run: under a name that says what the run depends on, and with a picture of where the run stands."""
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import math
-import os
-import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from contextvars import ContextVar
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from dosimeter.artefacts import atomic_write, checkpoint_file, fingerprint, saves_checkpoints
 from dosimeter.engines.matching.recipe import Recipe
 from dosimeter.interfaces import Exposure
 from dosimeter.normalization import to_pixels
 from dosimeter.types import Normalization, Update
 
-
-@dataclasses.dataclass(frozen=True)
-class Keeper:
-    """Where a run keeps its state, and how often."""
-
-    folder: Path
-    every: float  # seconds
-
-
-EVERY = 60.0  # seconds between two checkpoints, where nobody says otherwise
-FOLDER = "checkpoints"  # in a run's own folder
-NEAR = 1e-3  # of a layer's norm: updates no further apart are one update, computed twice
-
-_keeper: ContextVar[Keeper | None] = ContextVar("keeper", default=None)
-
-
-@contextmanager
-def keeping(folder: str | Path | None, every: float | None = None) -> Iterator[None]:
-    """Attacks inside this block write checkpoints and a preview into `folder`, and resume from what they find there; None: they do not."""
-    if every is not None and not 0 <= every < math.inf:
-        raise ValueError(f"checkpoint_every: expected seconds, 0 or more, got {every}")
-    token = _keeper.set(None if folder is None else Keeper(Path(folder), EVERY if every is None else every))
-    try:
-        yield
-    finally:
-        _keeper.reset(token)
+SAME_UPDATE = 1e-3  # of a layer's norm: updates no further apart are one update, computed twice
 
 
 class Checkpoint:
     """The checkpoint of one run, under a name that depends on everything that the run depends on but the update.
 
-    A GPU gives a gradient's last bits anew each time, so the update is held against a sketch of it in the file instead.
+    A GPU computes the last bits of a gradient differently each time. So the file holds a sketch of the update, and a run resumes
+    where the sketches agree. Outside of `save_checkpoints` nothing is written.
     """
 
     def __init__(self, exposure: Exposure, recipe: Recipe, start: Tensor, targets: Tensor | None) -> None:
-        keeper = _keeper.get()
-        self.every = keeper.every if keeper else 0.0
         self.normalization = exposure.public.normalization
-        self.file = keeper.folder / f"matching-{_fingerprint(exposure, recipe, start, targets)}.safetensors" if keeper else None
-        self.sketch = _sketch(exposure.update) if keeper else None  # (layers, 2)
-        self.last = time.monotonic()
+        self.file = self.sketch = None
+        if saves_checkpoints():
+            self.file = checkpoint_file(f"matching-{_fingerprint(exposure, recipe, start, targets)}.safetensors")
+            self.sketch = _sketch(exposure.update)  # (layers, 2)
 
     def load(self, device: torch.device) -> dict[str, Tensor] | None:
         """What an earlier run on the same update left, or None; a torn file counts as none."""
-        if self.file is None or self.sketch is None or not self.file.exists():
+        found = self.file.load(device) if self.file is not None else None
+        if found is None or self.sketch is None or "update" not in found[0]:
             return None
-        try:
-            # cloned, since sums over tensors that lie as in the file, unaligned, differ in the last bit
-            kept = {name: tensor.clone() for name, tensor in load_file(self.file, device=str(device)).items()}
-            apart = (kept.pop("update").cpu() - self.sketch).abs()
-        except (SafetensorError, OSError, KeyError):
-            return None
+        tensors, _ = found
+        difference = (tensors.pop("update").cpu() - self.sketch).abs()
         norms = self.sketch[:, :1]
-        return kept if bool((apart <= NEAR * (norms + NEAR * norms.max())).all()) else None
+        return tensors if bool((difference <= SAME_UPDATE * (norms + SAME_UPDATE * norms.max())).all()) else None
 
     @property
     def due(self) -> bool:
-        return self.file is not None and time.monotonic() - self.last >= self.every
+        return self.file is not None and self.file.due
 
     def save(self, tensors: dict[str, Tensor], samples: Tensor) -> None:
         """Write all or nothing, then the preview of the samples (B, *shape) beside it."""
         assert self.file is not None
-        self.file.parent.mkdir(parents=True, exist_ok=True)
-        partial = self.file.with_suffix(".partial")
         assert self.sketch is not None
-        save_file({name: tensor.contiguous() for name, tensor in {**tensors, "update": self.sketch}.items()}, partial)
-        os.replace(partial, self.file)
-        write_preview(samples, self.normalization, self.file.with_suffix(".png"))
-        self.last = time.monotonic()
+        self.file.save({**tensors, "update": self.sketch})
+        write_preview(samples, self.normalization, self.file.path.with_suffix(".png"))
 
     def remove(self) -> None:
         """The run is done: nothing is left to resume, and its pictures are in its record."""
         if self.file is not None:
-            self.file.unlink(missing_ok=True)
-            self.file.with_suffix(".png").unlink(missing_ok=True)
+            self.file.remove()
+            self.file.path.with_suffix(".png").unlink(missing_ok=True)
 
 
 def write_preview(samples: Tensor, normalization: Normalization, file: Path) -> None:
@@ -111,7 +72,8 @@ def write_preview(samples: Tensor, normalization: Normalization, file: Path) -> 
     pixels = torch.cat([pixels, pixels.new_ones(empty, *pixels.shape[1:])])
     rows = [torch.cat(list(pixels[i : i + columns]), dim=2) for i in range(0, len(pixels), columns)]
     grid = (torch.cat(rows, dim=1) * 255).round().byte().expand(3, -1, -1)
-    Image.fromarray(grid.permute(1, 2, 0).numpy()).save(file)
+    with atomic_write(file) as unfinished:
+        Image.fromarray(grid.permute(1, 2, 0).numpy()).save(unfinished, "PNG")
 
 
 def _fingerprint(exposure: Exposure, recipe: Recipe, start: Tensor, targets: Tensor | None) -> str:
@@ -119,10 +81,7 @@ def _fingerprint(exposure: Exposure, recipe: Recipe, start: Tensor, targets: Ten
     public = exposure.public
     protocol = (public.training, public.loss, public.train_mode, public.normalization)
     problem = (dataclasses.replace(recipe, seconds=None), protocol, tuple(exposure.update), exposure.model.state_dict(), targets, start)
-    digest = hashlib.sha256()
-    for part in _parts(problem):
-        digest.update(part)
-    return digest.hexdigest()[:16]
+    return fingerprint(*_parts(problem))
 
 
 def _sketch(update: Update) -> Tensor:
@@ -131,23 +90,23 @@ def _sketch(update: Update) -> Tensor:
     return torch.stack([torch.stack([layer.norm(), layer @ torch.arange(len(layer), dtype=torch.float64).cos()]) for layer in layers])
 
 
-def _parts(value: object) -> Iterator[bytes]:
+def _parts(value: object) -> Iterator[str | Tensor]:
     """All that a value is made of, tensors to the last bit: `repr` would round and shorten them."""
     if isinstance(value, Tensor):
-        yield f"{value.dtype} {tuple(value.shape)}".encode()
-        yield value.detach().cpu().flatten().contiguous().view(torch.uint8).numpy().tobytes()
+        yield f"{value.dtype} {tuple(value.shape)}"
+        yield value
     elif isinstance(value, Mapping):
         yield from _parts(tuple(value.items()))
     elif isinstance(value, float):
-        yield f"{value:.5g}".encode()  # a weight may come from a distance, and its last digits from a GPU
+        yield f"{value:.5g}"  # a weight may come from a distance, and its last digits from a GPU
     elif isinstance(value, frozenset):
         yield from _parts(tuple(sorted(value)))  # another process has another order
     elif isinstance(value, tuple):
-        yield f"{len(value)} parts".encode()
+        yield f"{len(value)} parts"
         for item in value:
             yield from _parts(item)
     elif dataclasses.is_dataclass(value):
-        yield type(value).__qualname__.encode()
+        yield type(value).__qualname__
         yield from _parts({field.name: getattr(value, field.name) for field in dataclasses.fields(value)})
     else:
-        yield repr(value).encode()
+        yield repr(value)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 import os
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -11,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import nn
 
+from dosimeter.artefacts import fingerprint, write_tensors
 from dosimeter.config import describe, digest
 from dosimeter.data.dataset import ImageSet, select
 from dosimeter.data.load import load_images
@@ -111,10 +110,7 @@ class Library:
             load_weights(model, path)
             return model
         train_model(model, Batch(from_pixels(lessons.images, data.normalization), lessons.labels), config.epochs, config.seed)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = path.with_suffix(f".{os.getpid()}")
-        save_file({name: tensor.contiguous() for name, tensor in model.state_dict().items()}, unfinished)
-        unfinished.replace(path)
+        write_tensors(path, model.state_dict())
         return model
 
     def _find(self, name: str) -> Path | None:
@@ -129,9 +125,7 @@ def is_trained(config: ModelConfig) -> bool:
 
 @lru_cache(maxsize=64)  # image sets are compared by identity
 def content_hash(images: ImageSet) -> str:
-    total = hashlib.sha256(images.images.numpy().tobytes())
-    total.update(images.labels.numpy().tobytes())
-    return total.hexdigest()[:16]
+    return fingerprint(images.images, images.labels)
 
 
 def _model_key(config: ModelConfig, data: RowData, images: ImageSet) -> str:

@@ -10,7 +10,7 @@ from dosimeter.config import describe, digest
 from dosimeter.data.dataset import ImageSet, by_class
 from dosimeter.normalization import from_pixels
 from dosimeter.randomness import generator
-from dosimeter.runs.audited_client import fingerprint
+from dosimeter.runs.audited_client import fingerprints_of
 from dosimeter.runs.measurement import AuditedClient
 from dosimeter.runs.reproduction.library import Library, content_hash
 from dosimeter.runs.reproduction.tables import Granted, Row, Softening
@@ -59,7 +59,7 @@ def subject_of(row: Row, library: Library, seed: int, device: str) -> AuditedCli
             "stage": _stage(row),
             "data": images.name,
             **library.accuracy(row.model, data, images),
-            **fingerprint(model, private),
+            **fingerprints_of(model, private),
         },
     )
 

@@ -1,15 +1,13 @@
 """Decoders on disk: found again under what they depend on, and refused where they do not fit."""
 
 import copy
-from functools import partial
 
 import pytest
 import torch
 from torch import nn
 
-from dosimeter.engines.decoder import cache as keeping
+from dosimeter.engines.decoder import cache
 from dosimeter.engines.decoder.cache import load_decoder, trained
-from dosimeter.engines.decoder.progress_file import ProgressFile
 from dosimeter.engines.decoder.target import Target
 from dosimeter.engines.decoder.train import DecoderSettings
 from dosimeter.progress import listening
@@ -23,7 +21,7 @@ def view_of(model, shape=(1, 8, 8)):
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
+def cache_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     return tmp_path
 
@@ -31,7 +29,7 @@ def cache(tmp_path, monkeypatch):
 def test_the_same_question_is_answered_from_disk(normed_classifier, digits, monkeypatch):
     view = view_of(normed_classifier)
     first = trained(view, digits[0][:40], SMALL)
-    monkeypatch.setattr(keeping, "train_decoder", lambda *_: pytest.fail("trained again"))
+    monkeypatch.setattr(cache, "train_decoder", lambda *_: pytest.fail("trained again"))
     again = trained(view, digits[0][:40], SMALL)
     assert again.path == first.path
     assert again.facts == first.facts
@@ -107,7 +105,7 @@ def test_a_killed_training_of_other_settings_is_not_gone_on_with(normed_classifi
         if done == 5:
             raise Killed
 
-    monkeypatch.setattr(keeping, "ProgressFile", partial(ProgressFile, every=0.0))
+    monkeypatch.setattr(cache, "SECONDS_BETWEEN_SAVES", 0.0)
     with pytest.raises(Killed), listening(kill):
         trained(view, digits[0][:40], first, path)
     assert path.with_suffix(".progress").is_file()

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from dosimeter.artefacts import CheckpointFile
 from dosimeter.engines.decoder import training_set
-from dosimeter.engines.decoder.progress_file import ProgressFile
 from dosimeter.engines.decoder.target import Target
 from dosimeter.engines.decoder.train import DecoderSettings, decode_without_slope, train_decoder
 from dosimeter.progress import listening
@@ -54,7 +54,7 @@ def test_a_killed_training_resumes_to_the_same_bits(view, digits, tmp_path):
         if done == 5:  # two steps an epoch: in the middle of the third
             raise Killed
 
-    keep = ProgressFile(tmp_path / "decoder.progress", every=0.0)
+    keep = CheckpointFile(tmp_path / "decoder.progress", every=0.0)
     with pytest.raises(Killed), listening(kill):
         train_decoder(view, digits[0][:50], SMALL, keep)
     assert keep.path.is_file()
@@ -67,7 +67,7 @@ def test_a_killed_training_resumes_to_the_same_bits(view, digits, tmp_path):
 
 
 def test_a_torn_progress_file_is_begun_anew(view, digits, tmp_path):
-    keep = ProgressFile(tmp_path / "decoder.progress", every=0.0)
+    keep = CheckpointFile(tmp_path / "decoder.progress", every=0.0)
     keep.path.write_bytes(b"torn")
     lesson = train_decoder(view, digits[0][:50], SMALL, keep)
     expected = train_decoder(view, digits[0][:50], SMALL).decoder.state_dict()
@@ -109,7 +109,7 @@ def test_it_ends_with_its_time_and_a_resumed_one_has_only_what_is_left(view, dig
     lesson = train_decoder(view, digits[0][:50], settings)
     assert 1.0 <= lesson.seconds < 5.0
     assert lesson.error < 0.2
-    keep = ProgressFile(tmp_path / "decoder.progress", every=0.0)
+    keep = CheckpointFile(tmp_path / "decoder.progress", every=0.0)
 
     def kill(done: int, total: int, note: str) -> None:
         if done == 21:
@@ -119,9 +119,9 @@ def test_it_ends_with_its_time_and_a_resumed_one_has_only_what_is_left(view, dig
         train_decoder(view, digits[0][:50], settings, keep)
     found = keep.load()
     assert found is not None
-    tensors, epoch = found
-    assert epoch == 10
-    keep.save(lambda: tensors | {"elapsed": torch.tensor(0.9)}, epoch)
+    tensors, facts = found
+    assert facts["epoch"] == "10"
+    keep.save(tensors | {"elapsed": torch.tensor(0.9)}, facts)
     steps = []
     with listening(lambda done, total, note: steps.append(done)):
         resumed = train_decoder(view, digits[0][:50], settings, keep)

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 import dosimeter as dm
-from dosimeter.engines.matching.checkpoints import FOLDER, keeping
+from dosimeter.artefacts import CHECKPOINT_FOLDER, save_checkpoints
 from dosimeter.progress import listening
 from dosimeter.records import read_records
 
@@ -30,7 +30,7 @@ def killed_in_the_middle(words: list[str], folder: Path) -> None:
     """Start the command and kill it, without a chance to tidy up, once an attack has saved itself after 50 steps."""
     process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     limit = time.monotonic() + 120
-    while all(int(load_file(file)["steps"][0]) < 50 for file in (folder / FOLDER).glob("*.safetensors")):
+    while all(int(load_file(file)["steps"][0]) < 50 for file in (folder / CHECKPOINT_FOLDER).glob("*.safetensors")):
         assert process.poll() is None, "it was over before it could be killed"
         assert time.monotonic() < limit
         time.sleep(0.02)
@@ -44,7 +44,7 @@ def test_a_killed_command_resumes_and_ends_as_if_it_had_not_been_killed(words: l
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     subprocess.run(command(whole, *words), check=True, capture_output=True)
     killed_in_the_middle(command(broken, *words), broken)
-    assert len(list((broken / FOLDER).glob("*.safetensors"))) == 1
+    assert len(list((broken / CHECKPOINT_FOLDER).glob("*.safetensors"))) == 1
     again = subprocess.run(command(broken, *words), check=True, capture_output=True)
     ((expected,), (found,)) = read_records(whole), read_records(broken)
     assert found.metrics == expected.metrics
@@ -52,7 +52,7 @@ def test_a_killed_command_resumes_and_ends_as_if_it_had_not_been_killed(words: l
     assert "resumed at step" in found.details["message"]
     assert "resumed" not in expected.details["message"]
     assert json.loads(again.stdout)
-    assert not list((broken / FOLDER).iterdir())
+    assert not list((broken / CHECKPOINT_FOLDER).iterdir())
 
 
 def test_a_checkpoint_has_the_same_name_in_every_process() -> None:
@@ -60,13 +60,13 @@ def test_a_checkpoint_has_the_same_name_in_every_process() -> None:
     told = """
 import torch, dosimeter as dm
 from dosimeter.attacks import stepwise
-from dosimeter.engines.matching.checkpoints import keeping
+from dosimeter.artefacts import save_checkpoints
 from dosimeter.engines.matching.solve import Run
 from dosimeter.registry import MODELS
 torch.manual_seed(0)
 batch = dm.Batch(torch.rand(1, 3, 32, 32), torch.tensor([3]))
-stepwise.solve = lambda exposure, labels, rng, recipe: print(Run(exposure, labels, rng, recipe).checkpoint.file)
-with keeping("folder"):
+stepwise.solve = lambda exposure, labels, rng, recipe: print(Run(exposure, labels, rng, recipe).checkpoint.file.path)
+with save_checkpoints("folder"):
     dm.reconstruct(dm.observe(MODELS.build("resnet20").eval(), batch), "stepwise", labels=batch.targets)
 """
     names = {
@@ -93,9 +93,9 @@ def test_an_update_computed_again_resumes_and_another_one_does_not(change: float
             raise KeyboardInterrupt
 
     settings = {"labels": batch.targets, "steps": 50}
-    with keeping(tmp_path, every=0), pytest.raises(KeyboardInterrupt), listening(kill):
+    with save_checkpoints(tmp_path, every=0), pytest.raises(KeyboardInterrupt), listening(kill):
         dm.reconstruct(exposure, "inverting_gradients", **settings)
     first: list[int] = []
-    with keeping(tmp_path, every=1e9), listening(lambda done, total, note: first.append(done)):
+    with save_checkpoints(tmp_path, every=1e9), listening(lambda done, total, note: first.append(done)):
         dm.reconstruct(again, "inverting_gradients", **settings)
     assert first[0] == begun

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, linear, scaled_dot_product_attention
 
 import dosimeter as dm
-from dosimeter.engines.matching.checkpoints import keeping
+from dosimeter.artefacts import save_checkpoints
 from dosimeter.engines.matching.choice import OneByOne
 from dosimeter.engines.matching.differentiable import in_one_precision, twice_differentiable
 from dosimeter.engines.matching.distances import SquaredError
@@ -137,7 +137,7 @@ def test_a_half_precision_model_is_attacked_as_its_update_in_single_precision_wo
     wide = in_one_precision(exposure)
     assert {tensor.dtype for tensor in (*wide.model.parameters(), *wide.update.values())} == {torch.float32}
     assert {parameter.dtype for parameter in exposure.model.parameters()} == {dtype}
-    with keeping(tmp_path, every=0):
+    with save_checkpoints(tmp_path, every=0):
         found = dm.reconstruct(exposure, "inverting_gradients", labels=data.targets, steps=100)
     expected = dm.reconstruct(wide, "inverting_gradients", labels=data.targets, steps=100)
     assert torch.equal(found.inputs, expected.inputs)

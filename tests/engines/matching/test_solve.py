@@ -8,8 +8,8 @@ import torch
 from torch import Generator, nn
 
 import dosimeter as dm
+from dosimeter.artefacts import save_checkpoints
 from dosimeter.engines.matching import solve as loop
-from dosimeter.engines.matching.checkpoints import keeping
 from dosimeter.engines.matching.consistency import consensus
 from dosimeter.engines.matching.distances import Cosine, SquaredError
 from dosimeter.engines.matching.features import FeatureMatch
@@ -116,11 +116,11 @@ def test_a_killed_run_resumes_bit_for_bit(made: Recipe, dropout: float, tmp_path
         if done >= 40:
             raise KeyboardInterrupt
 
-    with keeping(tmp_path, every=0), pytest.raises(KeyboardInterrupt), listening(kill):
+    with save_checkpoints(tmp_path, every=0), pytest.raises(KeyboardInterrupt), listening(kill):
         run(made, exposure, labels)
     assert len(list(tmp_path.glob("*.safetensors"))) == len(list(tmp_path.glob("*.png"))) == 1
     first: list[int] = []
-    with keeping(tmp_path, every=0), listening(lambda done, total, note: first.append(done)):
+    with save_checkpoints(tmp_path, every=0), listening(lambda done, total, note: first.append(done)):
         resumed = run(made, exposure, labels)
     assert first[0] == 40
     assert torch.equal(resumed.inputs, whole.inputs)
@@ -135,13 +135,13 @@ def test_another_seed_does_not_resume_from_this_ones_checkpoint_and_a_torn_one_i
         if done >= 20:
             raise KeyboardInterrupt
 
-    with keeping(tmp_path, every=0), pytest.raises(KeyboardInterrupt), listening(kill):
+    with save_checkpoints(tmp_path, every=0), pytest.raises(KeyboardInterrupt), listening(kill):
         run(recipe(), exposure, labels)
     for seed in (1, 0):
         for file in tmp_path.glob("*.safetensors"):
             file.write_bytes(file.read_bytes()[:100])
         first: list[int] = []
-        with keeping(tmp_path, every=1e9), listening(lambda done, total, note, seen=first: seen.append(done)):
+        with save_checkpoints(tmp_path, every=1e9), listening(lambda done, total, note, seen=first: seen.append(done)):
             run(recipe(), exposure, labels, seed)
         assert first[0] == 0
 
@@ -155,14 +155,14 @@ def test_other_labels_losses_and_trainings_do_not_resume_from_these_ones_checkpo
         if done >= 20:
             raise KeyboardInterrupt
 
-    with keeping(tmp_path, every=0), pytest.raises(KeyboardInterrupt), listening(kill):
+    with save_checkpoints(tmp_path, every=0), pytest.raises(KeyboardInterrupt), listening(kill):
         run(recipe(), exposure, labels)
     public, counts = exposure.public, []
     smoothed = dataclasses.replace(exposure, public=dataclasses.replace(public, loss=dm.CrossEntropy(smoothing=0.1)))
     local = dataclasses.replace(exposure, public=dataclasses.replace(public, training=dm.FedAvg(steps=2)))
     for sent, given in ((exposure, others), (exposure, soft), (smoothed, labels), (local, labels), (exposure, labels)):
         first: list[int] = []
-        with keeping(tmp_path, every=1e9), listening(lambda done, total, note, seen=first: seen.append(done)):
+        with save_checkpoints(tmp_path, every=1e9), listening(lambda done, total, note, seen=first: seen.append(done)):
             run(recipe(), sent, given)
         counts.append(first[0])
     assert counts == [0, 0, 0, 0, 20]
@@ -174,16 +174,16 @@ def test_features_to_the_last_bit_are_part_of_what_a_checkpoint_is_of() -> None:
     nearly = features.clone()
     nearly[1, 40] += 1e-6
     names = []
-    with keeping("unused"):
+    with save_checkpoints("unused"):
         for wanted in (features, nearly, features.clone()):
             match = FeatureMatch(weight=1.0, head="5", features=wanted, slots=torch.arange(2), distance=Cosine())
-            names.append(loop.Run(exposure, labels, Generator().manual_seed(0), recipe(priors=(match,))).checkpoint.file)
+            names.append(loop.Run(exposure, labels, Generator().manual_seed(0), recipe(priors=(match,))).checkpoint.file.path)
     assert names[0] == names[2] != names[1]
 
 
 @pytest.mark.parametrize("every", [-1.0, float("nan"), float("inf")])
 def test_checkpoints_at_no_time_are_refused(every: float, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="expected seconds, 0 or more"), keeping(tmp_path, every):
+    with pytest.raises(ValueError, match="expected seconds, 0 or more"), save_checkpoints(tmp_path, every):
         pass
 
 

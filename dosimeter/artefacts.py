@@ -1,0 +1,139 @@
+"""Files and their fingerprints: the one atomic writer, the one tensor hash, the one checkpoint file."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import get_ident
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+CHECKPOINT_FOLDER = "checkpoints"  # in a run's own folder
+SECONDS_BETWEEN_CHECKPOINTS = 60.0  # where nobody says otherwise
+FINGERPRINT_DIGITS = 16  # hexadecimal: 64 bits
+
+
+def fingerprint(*parts: str | Tensor) -> str:
+    """A hash of text and of tensors to the last bit, in this order: 16 hexadecimal digits of SHA-256.
+
+    A tensor counts by its bytes alone. A caller for whom shapes or types matter passes them as text.
+    """
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part.encode() if isinstance(part, str) else _bytes_of(part))
+    return digest.hexdigest()[:FINGERPRINT_DIGITS]
+
+
+@contextmanager
+def atomic_write(path: Path) -> Iterator[Path]:
+    """A path to write to; `path` becomes that file if the block ends well, and stays as it was if the block fails or is killed."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}-{get_ident()}")
+    try:
+        yield unfinished
+        os.replace(unfinished, path)
+    except BaseException:
+        unfinished.unlink(missing_ok=True)
+        raise
+
+
+def write_text(path: Path, text: str) -> None:
+    """A text file that is either complete or not there."""
+    with atomic_write(path) as unfinished:
+        unfinished.write_text(text, encoding="utf-8")
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, str] | None = None) -> None:
+    """A safetensors file, with `facts` in its header, that is either complete or not there."""
+    with atomic_write(path) as unfinished:
+        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, unfinished, dict(facts or {}) or None)
+
+
+def read_tensors(path: Path, device: torch.device | str = "cpu") -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors and the facts of a safetensors file; a torn or foreign file is a ValueError."""
+    try:
+        with safe_open(path, framework="pt", device=str(device)) as file:
+            # Cloned, since sums over tensors that lie unaligned, as in the file, differ in the last bit.
+            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
+            return tensors, dict(file.metadata() or {})
+    except (SafetensorError, OSError) as error:
+        raise ValueError(f"{path}: truncated, damaged or not a safetensors file") from error
+
+
+@dataclass
+class CheckpointFile:
+    """Where a long computation saves all of its state every so often, and from which it resumes after a kill."""
+
+    path: Path
+    every: float = SECONDS_BETWEEN_CHECKPOINTS
+    key: str = ""  # of what the computation depends on, where the file's name does not say it
+    _last_saved: float = field(default_factory=time.monotonic, init=False, repr=False)
+
+    @property
+    def due(self) -> bool:
+        return time.monotonic() - self._last_saved >= self.every
+
+    def save(self, tensors: Mapping[str, Tensor], facts: Mapping[str, str] | None = None) -> None:
+        write_tensors(self.path, tensors, {**(facts or {}), "key": self.key} if self.key else facts)
+        self._last_saved = time.monotonic()
+
+    def load(self, device: torch.device | str = "cpu") -> tuple[dict[str, Tensor], dict[str, str]] | None:
+        """What an earlier run of the same computation left, or None. A torn file, or one under another key, counts as none."""
+        if not self.path.is_file():
+            return None
+        try:
+            tensors, facts = read_tensors(self.path, device)
+        except ValueError:
+            return None
+        return (tensors, facts) if facts.get("key", "") == self.key else None
+
+    def remove(self) -> None:
+        self.path.unlink(missing_ok=True)
+
+
+@dataclass(frozen=True)
+class _Checkpoints:
+    folder: Path
+    every: float  # seconds
+
+
+_checkpoints: ContextVar[_Checkpoints | None] = ContextVar("checkpoints", default=None)
+
+
+@contextmanager
+def save_checkpoints(folder: str | Path | None, every: float | None = None) -> Iterator[None]:
+    """Long computations inside this block save themselves in `folder` and resume from what they find there. None: they do not."""
+    if every is not None and not 0 <= every < math.inf:
+        raise ValueError(f"checkpoint_every: expected seconds, 0 or more, got {every}")
+    every = SECONDS_BETWEEN_CHECKPOINTS if every is None else every
+    token = _checkpoints.set(None if folder is None else _Checkpoints(Path(folder), every))
+    try:
+        yield
+    finally:
+        _checkpoints.reset(token)
+
+
+def saves_checkpoints() -> bool:
+    """Whether the surrounding block wants checkpoints."""
+    return _checkpoints.get() is not None
+
+
+def checkpoint_file(name: str) -> CheckpointFile:
+    """The checkpoint file of this name in the folder of the surrounding `save_checkpoints`."""
+    checkpoints = _checkpoints.get()
+    assert checkpoints is not None, "asked for a checkpoint outside of save_checkpoints"
+    return CheckpointFile(checkpoints.folder / name, checkpoints.every)
+
+
+def _bytes_of(tensor: Tensor) -> bytes:
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
