@@ -24,7 +24,8 @@ from torch import Tensor, nn
 import dosimeter as dm
 from dosimeter.metrics.insacc import InstanceAccuracy
 from dosimeter.models.loading import load_model
-from dosimeter.network.head import input_of, locate_head
+from dosimeter.network.head import locate_head
+from dosimeter.network.probing import input_of
 from dosimeter.normalization import from_pixels
 from dosimeter.types import Normalization
 

@@ -18,7 +18,8 @@ from torch.nn.functional import one_hot, pad
 import dosimeter as dm
 from dosimeter.interfaces import Exposure
 from dosimeter.models.loading import load_model
-from dosimeter.network.head import find_head, input_of
+from dosimeter.network.head import find_head
+from dosimeter.network.probing import input_of
 from dosimeter.types import FeatureEstimate
 
 CERTIFIABLE = 1e-2  # the largest feature error, and the largest L1 error of a soft label, that a certificate may stand for

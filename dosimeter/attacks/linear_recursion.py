@@ -15,7 +15,8 @@ from dosimeter.engines.scalar.verdict import doubted
 from dosimeter.interfaces import Attack, Exposure
 from dosimeter.network.chain import Link, find_chain, walk_back
 from dosimeter.network.first_layer import find_first_layers
-from dosimeter.network.head import Head, find_head, input_of
+from dosimeter.network.head import Head, find_head
+from dosimeter.network.probing import input_of
 from dosimeter.normalization import input_bounds
 from dosimeter.registry import ATTACKS
 from dosimeter.types import Knowledge, LabelEstimate, Outcome, Reconstruction, Refused

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from dosimeter.interfaces import Defense, Exposure, Loss
+from dosimeter.network.probing import output_of
 from dosimeter.normalization import input_bounds
 from dosimeter.types import Batch, Normalization
 
@@ -96,10 +97,9 @@ def check_model(model: nn.Module) -> None:
 
 def count_classes(model: nn.Module, inputs: Tensor) -> int:
     """How many logits the model gives; found without touching its mode's side effects."""
-    state = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
     try:
-        with torch.no_grad(), torch.random.fork_rng():
-            output = torch.func.functional_call(model, state, (inputs,))
+        with torch.random.fork_rng():
+            output = output_of(model, inputs)
     except Exception as error:  # whatever a stranger's model does with inputs that it cannot take
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ValueError(f"model: cannot take {inputs.dtype} inputs of shape {tuple(inputs.shape[1:])}: {reason}") from error

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from dosimeter.interfaces import Loss, Training
+from dosimeter.network.probing import copied_buffers
 from dosimeter.options import Fraction, PositiveFloat, PositiveInt
 from dosimeter.registry import TRAININGS
 from dosimeter.types import Update
@@ -120,8 +121,3 @@ def functional_gradient(model: nn.Module, loss: Loss) -> Gradient:
 def leaves(model: nn.Module) -> Update:
     """The trainable parameters as fresh leaves, so that no caller's requires_grad or .grad is touched."""
     return {name: p.detach().requires_grad_() for name, p in model.named_parameters() if p.requires_grad}
-
-
-def copied_buffers(model: nn.Module) -> dict[str, Tensor]:
-    """Copies, since batch norm in train mode writes into its running statistics."""
-    return {name: buffer.detach().clone() for name, buffer in model.named_buffers()}

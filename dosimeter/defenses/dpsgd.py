@@ -11,11 +11,12 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from dosimeter.client.training import FedSGD, copied_buffers
+from dosimeter.client.training import FedSGD
 from dosimeter.defenses.clipping import clip_factor, norm
 from dosimeter.defenses.outgoing import standard_normal, with_noise, working_dtype
 from dosimeter.engines.privacy import Accountant, gaussian_epsilon
 from dosimeter.interfaces import Client, Defense, Loss, Training
+from dosimeter.network.probing import copied_buffers
 from dosimeter.options import FiniteFloat, OptionError, PositiveFloat
 from dosimeter.registry import DEFENSES
 from dosimeter.types import Refused, Update

@@ -11,6 +11,7 @@ from torch.nn.functional import dropout
 
 from dosimeter.interfaces import Client, Defense
 from dosimeter.network.head import locate_head
+from dosimeter.network.probing import change_input
 from dosimeter.options import Constraint
 from dosimeter.registry import DEFENSES
 from dosimeter.types import Refused
@@ -41,7 +42,7 @@ class Dropout(Defense):
             raise Refused("dropout acts in train mode only, and this client trains in eval mode: call model.train() first")
         head, _ = locate_head(client.model, tuple(client.batch.inputs.shape[1:]), client.loss.shift_invariant)
         model = copy.deepcopy(client.model)
-        model.get_submodule(head).register_forward_pre_hook(_DropFeatures(rate=self.rate))
+        change_input(model.get_submodule(head), _DropFeatures(rate=self.rate))
         return replace(client, model=model)
 
 

@@ -12,6 +12,7 @@ from torch import Generator, Tensor, nn
 
 from dosimeter.interfaces import Client, Defense
 from dosimeter.network.head import locate_head
+from dosimeter.network.probing import change_output
 from dosimeter.options import Constraint
 from dosimeter.registry import DEFENSES
 from dosimeter.types import Refused
@@ -47,7 +48,7 @@ class FewerChannels(Defense):
             raise Refused("fewer_channels needs convolutions, and this model has none")
         for module in model.modules():
             if isinstance(module, CHANNELLED):
-                module.register_forward_hook(_ShutChannels(kept=self.kept))
+                change_output(module, _ShutChannels(kept=self.kept))
         return replace(client, model=model)
 
 

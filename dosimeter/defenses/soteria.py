@@ -10,10 +10,10 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn.functional import one_hot
 
-from dosimeter.client.training import copied_buffers
 from dosimeter.defenses.outgoing import own_weight
 from dosimeter.interfaces import Client, Defense
 from dosimeter.network.head import locate_head
+from dosimeter.network.probing import input_of
 from dosimeter.options import Fraction, PositiveInt
 from dosimeter.registry import DEFENSES
 from dosimeter.types import Update
@@ -64,15 +64,9 @@ class Soteria(Defense):
 
 def feature_scores(model: nn.Module, head: str, inputs: Tensor, probes: int | None = None, rng: Generator | None = None) -> Tensor:
     """Σ over samples of |r_i| / ‖∂r_i/∂X‖ for every feature of the head: (H,); 0 for a feature that is zero."""
-    caught: list[Tensor] = []
-    hook = model.get_submodule(head).register_forward_hook(lambda _, received, __: caught.append(received[0]))
     leaf = inputs.detach().clone().requires_grad_()
-    try:
-        with torch.enable_grad(), torch.random.fork_rng():
-            torch.func.functional_call(model, copied_buffers(model), (leaf.clone(),))
-    finally:
-        hook.remove()
-    features = caught[-1]  # (B, H)
+    with torch.enable_grad(), torch.random.fork_rng():
+        features = input_of(model, head, leaf.clone(), differentiable=True)  # (B, H)
     slopes = _slopes(features, leaf) if probes is None or rng is None else _estimated_slopes(features, leaf, probes, rng)  # (B, H)
     sizes = features.detach().abs()
     return torch.where(sizes > 0, sizes / slopes.clamp_min(torch.finfo(sizes.dtype).tiny), 0).sum(0)

@@ -14,6 +14,7 @@ from dosimeter.engines.counting.batch_size import declared_or_inferred
 from dosimeter.engines.counting.counts import counted, nearest_counts, whole_number_confidence
 from dosimeter.interfaces import Exposure, Loss
 from dosimeter.network.head import Head, find_head
+from dosimeter.network.probing import record_calls
 from dosimeter.options import mismatch
 from dosimeter.randomness import generator
 from dosimeter.types import LabelEstimate, Outcome, Refused
@@ -67,11 +68,9 @@ def plant_filter(
 
 def require_filtering(model: nn.Module, head: str, input_shape: tuple[int, ...], targets: tuple[int, ...], bias: float) -> None:
     """Refuse a filter whose bias the targets' own logits overcome, on inputs of noise."""
-    probed, seen = copy.deepcopy(model).eval(), []
-    probed.get_submodule(head).register_forward_hook(lambda _, __, output: seen.append(output[..., list(targets)]))
-    with torch.no_grad():
-        probed(torch.randn(8, *input_shape, generator=generator(0, "gradfilt probes")).to(next(probed.parameters())))
-    strongest = float(seen[-1].nan_to_num(torch.inf, torch.inf).max())
+    probes = torch.randn(8, *input_shape, generator=generator(0, "gradfilt probes")).to(next(model.parameters()))
+    _, calls = record_calls(model, probes, lambda name, _: name == head, evaluate=True)
+    strongest = float(calls[-1].given[..., list(targets)].nan_to_num(torch.inf, torch.inf).max())
     if strongest > bias:
         raise mismatch("attack.scale", f"one that leaves the targets' logits below the bias {bias:g}", f"logits of up to {strongest:.3g}")
 

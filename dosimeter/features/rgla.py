@@ -13,6 +13,7 @@ from dosimeter.client.losses import CrossEntropy
 from dosimeter.features.quotient import quotient_features
 from dosimeter.interfaces import Exposure, FeatureRecovery
 from dosimeter.network.head import Head, find_head
+from dosimeter.network.probing import output_of
 from dosimeter.options import NonNegativeFloat, PositiveFloat, PositiveInt
 from dosimeter.progress import advance
 from dosimeter.registry import FEATURES
@@ -138,9 +139,7 @@ def _natural(exposure: Exposure, size: int, rng: Generator) -> Tensor:
         raise Refused("rgla: initialisation 'natural' needs auxiliary data; observe(..., auxiliary=dm.Batch(...)) grants it")
     inputs = exposure.auxiliary.inputs
     chosen = torch.randint(len(inputs), (size,), generator=rng, device=rng.device).to(inputs.device)
-    buffers = {name: buffer.clone() for name, buffer in exposure.model.named_buffers()}
-    with torch.no_grad():
-        return torch.func.functional_call(exposure.model, buffers, (inputs[chosen],))
+    return output_of(exposure.model, inputs[chosen])
 
 
 def _estimate(logits: Tensor, problem: _Problem, head: Head) -> FeatureEstimate:

@@ -12,8 +12,9 @@ from torch.nn.functional import interpolate
 from dosimeter.client.checks import check_batch
 from dosimeter.inspection.acting_head import find_acting_head, logits_of
 from dosimeter.inspection.layer import LinearLayer, bare_layers, linear_layer
-from dosimeter.network.head import input_of, locate_head
+from dosimeter.network.head import locate_head
 from dosimeter.network.input_shape import find_input_shape
+from dosimeter.network.probing import input_of, record_inputs
 from dosimeter.randomness import generator
 from dosimeter.types import Batch, Refused
 
@@ -64,18 +65,7 @@ def receive_model(model: nn.Module, batch: Batch | None, reference: nn.Module | 
     if batch is not None:
         check_batch(model, batch, "batch")
     inputs = _probes(model) if batch is None else batch.inputs.to(next(model.parameters()))
-    met: list[tuple[str, nn.Module, Tensor]] = []
-    hooks = [
-        module.register_forward_pre_hook(lambda m, x, name=name: met.append((name, m, x[0].detach())))
-        for name, module in model.named_modules()
-        if isinstance(getattr(module, "weight", None), Tensor)
-    ]
-    try:
-        with torch.no_grad():
-            outputs = model(inputs)
-    finally:
-        for hook in hooks:
-            hook.remove()
+    outputs, met = record_inputs(model, inputs, lambda _, module: isinstance(getattr(module, "weight", None), Tensor))
     applied = [layer for layer in (linear_layer(name, module, x) for name, module, x in met) if layer is not None]
     bare = bare_layers(model, inputs, applied)
     return Sent(

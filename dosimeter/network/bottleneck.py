@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
-import copy
-
 import torch
-from torch import Tensor, nn
+from torch import nn
+
+from dosimeter.network.probing import is_leaf, record_calls
 
 
 def narrowest(model: nn.Module, head: str, input_shape: tuple[int, ...]) -> int:
     """The fewest numbers a sample that a module without children gives before the module `head`, or that this one receives."""
-    model = copy.deepcopy(model).eval()
-    last, sizes = model.get_submodule(head), []
-    reached = False
 
-    def record(module: nn.Module, _: tuple, output: object) -> None:
-        if not reached and isinstance(output, Tensor) and output.ndim > 1:
-            sizes.append(output[0].numel())
+    def counts(name: str, module: nn.Module) -> bool:
+        return name == head or (is_leaf(name, module) and not name.startswith(f"{head}."))
 
-    def arrive(_: nn.Module, received: tuple) -> None:
-        nonlocal reached
-        reached = True
-        sizes.append(received[0][0].numel())
-
-    last.register_forward_pre_hook(arrive)
-    for module in model.modules():
-        if not any(True for _ in module.children()):
-            module.register_forward_hook(record)
-    with torch.no_grad():
-        model(next(model.parameters()).new_zeros(2, *input_shape))
+    probes = next(model.parameters()).new_zeros(2, *input_shape)
+    _, calls = record_calls(model, probes, counts, evaluate=True)
+    reached = next((index for index, call in enumerate(calls) if call.name == head), len(calls))
+    sizes = [call.given[0].numel() for call in calls[:reached] if call.given.ndim > 1]
+    sizes += [call.received[0].numel() for call in calls[reached:] if call.name == head]
     return min(sizes, default=torch.Size(input_shape).numel())

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from dosimeter.network.probing import is_leaf, record_calls
 from dosimeter.randomness import generator
 from dosimeter.types import Refused
 
@@ -32,23 +33,13 @@ class Link:
 
 def find_chain(model: nn.Module, input_shape: tuple[int, ...], output: str) -> list[Link]:
     """The layers from the input to the linear layer named `output`; refused where the model is anything but such a chain."""
-    seen: list[tuple[str, nn.Module, Tensor, Tensor]] = []
-    hooks = [
-        module.register_forward_hook(lambda m, x, z, name=name: seen.append((name, m, x[0].detach(), z.detach())))
-        for name, module in model.named_modules()
-        if not list(module.children())
-    ]
     like = next(model.parameters())
     probes = torch.rand(PROBES, *input_shape, generator=generator(0, "chain probes")).to(like)
-    try:
-        with torch.no_grad(), torch.random.fork_rng():
-            model(probes)
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with torch.random.fork_rng():
+        _, calls = record_calls(model, probes, is_leaf)
     links: list[Link] = []
     value, slope = probes.flatten(1), None
-    for name, module, received, result in seen:
+    for name, module, received, result in ((call.name, call.module, call.received, call.given) for call in calls):
         if isinstance(module, nn.Linear):
             if received.shape != value.shape or not torch.equal(received, value):
                 raise Refused(_NOT_A_CHAIN.format(name))

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -13,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from dosimeter.interfaces import Exposure
+from dosimeter.network.probing import evaluation_mode, input_of, record_calls
 from dosimeter.randomness import generator
 from dosimeter.types import Refused
 
@@ -147,14 +146,11 @@ def _entries(container: Any) -> list[object]:
 
 
 def _proved(model: nn.Module, input_shape: tuple[int, ...], allow_shift: bool) -> Proof:
-    seen: list[tuple[str, Tensor, Tensor]] = []
     inputs = _probe_inputs(model, input_shape)
-    with _probed(model, seen) as forward:
-        output = forward(inputs)
+    output, calls = record_calls(model, inputs, _has_matrix, evaluate=True)
     if not isinstance(output, Tensor) or output.ndim != 2:
         raise Refused(f"the model's output must be one (batch, classes) tensor of logits, got {_describe(output)}")
-    for name, features, logits in reversed(seen):
-        layer = model.get_submodule(name)
+    for name, layer, features, logits in ((call.name, call.module, call.received, call.given) for call in reversed(calls)):
         if logits.shape == output.shape and _is_affine(layer, features, logits) and _same(logits, output, allow_shift):
             precision = max(torch.finfo(kind).eps for kind in (_parameters(layer)[0].dtype, logits.dtype, output.dtype))
             return Proof(
@@ -163,11 +159,10 @@ def _proved(model: nn.Module, input_shape: tuple[int, ...], allow_shift: bool) -
                 alone=_is_alone(model, name, features, inputs, precision),
                 precision=precision,
             )
-    linear = [name for name, _, _ in seen]
-    if not linear:
+    if not calls:
         raise Refused("the model has no linear layer: there is no head whose gradient could be taken apart")
     raise Refused(
-        f"the output of the last linear layer {linear[-1]!r} is not the model's output: something follows it. "
+        f"the output of the last linear layer {calls[-1].name!r} is not the model's output: something follows it. "
         "Let the model return its logits, without softmax or scaling"
     )
 
@@ -194,52 +189,16 @@ def _is_alone(model: nn.Module, name: str, features: Tensor, inputs: Tensor, pre
         return True
     weight = parameters[key].clone().requires_grad_()
     tied = {other: weight for other, parameter in parameters.items() if parameter.data_ptr() == parameters[key].data_ptr()}
-    modes = {module: module.training for module in model.modules()}
     try:
-        with torch.enable_grad():
-            output = torch.func.functional_call(model.eval(), parameters | tied, (inputs,), tie_weights=False)
+        with torch.enable_grad(), evaluation_mode(model):
+            output = torch.func.functional_call(model, parameters | tied, (inputs,), tie_weights=False)
             slopes = torch.randn(output.shape, generator=generator(0, "output slopes")).to(output)
             slopes = slopes - slopes.mean(1, keepdim=True)
             (gradient,) = torch.autograd.grad(output, weight, slopes)
     except RuntimeError:
         return True
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
     own, size = slopes.double().T @ features.double(), slopes.double().abs().T @ features.double().abs()
     return bool(((gradient.double() - own).abs() <= ROUNDINGS * precision * (size + size.mean())).all())
-
-
-def input_of(model: nn.Module, name: str, inputs: Tensor) -> Tensor:
-    """What the layer `name` receives when the model, in its current mode, sees `inputs`: (B, H). Buffers stay as they are."""
-    caught: list[Tensor] = []
-    hook = model.get_submodule(name).register_forward_hook(lambda _, received, __: caught.append(received[0].detach()))
-    buffers = {key: buffer.detach().clone() for key, buffer in model.named_buffers()}
-    try:
-        with torch.no_grad():
-            torch.func.functional_call(model, buffers, (inputs,))
-    finally:
-        hook.remove()
-    return caught[-1]
-
-
-@contextmanager
-def _probed(model: nn.Module, seen: list[tuple[str, Tensor, Tensor]]) -> Iterator[nn.Module]:
-    """The model in eval mode with a hook on every layer that has a matrix as weight; all restored afterwards."""
-    modes = {module: module.training for module in model.modules()}
-    hooks = []
-    for name, module in model.named_modules():
-        if isinstance(getattr(module, "weight", None), Tensor) and module.weight.ndim == 2 and not isinstance(module, nn.Embedding):
-            hooks.append(module.register_forward_hook(lambda _, x, z, name=name: seen.append((name, x[0].detach(), z.detach()))))
-    model.eval()
-    try:
-        with torch.no_grad():
-            yield model
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
-        for hook in hooks:
-            hook.remove()
 
 
 def _probe_inputs(model: nn.Module, input_shape: tuple[int, ...]) -> Tensor:
@@ -249,9 +208,15 @@ def _probe_inputs(model: nn.Module, input_shape: tuple[int, ...]) -> Tensor:
     return noise.to(device=parameter.device, dtype=parameter.dtype)
 
 
-def _is_affine(layer: nn.Module, features: Tensor, logits: Tensor) -> bool:
+def _has_matrix(_: str, module: nn.Module) -> bool:
+    """Selects the layers whose weight is a matrix that multiplies their input."""
+    weight = getattr(module, "weight", None)
+    return isinstance(weight, Tensor) and weight.ndim == 2 and not isinstance(module, nn.Embedding)
+
+
+def _is_affine(layer: nn.Module, features: object, logits: Tensor) -> bool:
     weight, bias = _parameters(layer)
-    if features.ndim != 2 or features.shape[1] != weight.shape[1]:
+    if not isinstance(features, Tensor) or features.ndim != 2 or features.shape[1] != weight.shape[1]:
         return False
     kind = logits.dtype  # what autocast casts to
     product = nn.functional.linear(features.to(kind), weight.to(kind), None if bias is None else bias.to(kind))
@@ -259,7 +224,7 @@ def _is_affine(layer: nn.Module, features: Tensor, logits: Tensor) -> bool:
 
 
 def _parameters(layer: nn.Module) -> tuple[Tensor, Tensor | None]:
-    """The matrix and the bias, if there is one, of a layer that `_probed` picked."""
+    """The matrix and the bias, if there is one, of a layer that `_has_matrix` selected."""
     weight, bias = layer.weight, getattr(layer, "bias", None)
     assert isinstance(weight, Tensor)
     return weight, bias if isinstance(bias, Tensor) else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -10,6 +9,7 @@ from torch import Tensor, nn
 
 from dosimeter.interfaces import Exposure
 from dosimeter.network.head import PROBES
+from dosimeter.network.probing import record_calls
 from dosimeter.randomness import generator
 
 
@@ -45,28 +45,14 @@ def _feeds(output: Tensor, received: Tensor) -> bool:
 
 
 def _record(exposure: Exposure) -> dict[str, tuple[Tensor, Tensor]]:
-    """Every linear and convolutional layer's input and output on the probes."""
-    model = exposure.model
-    passed: dict[str, tuple[Tensor, Tensor]] = {}
+    """What every linear and convolutional layer receives and gives on the probes, by name; of several calls the last."""
+    probes = torch.randn(PROBES, *exposure.public.input_shape, generator=generator(0, "chain probes"))
+    _, calls = record_calls(exposure.model, probes.to(next(exposure.model.parameters())), _is_linear, evaluate=True)
+    return {call.name: (call.received, call.given) for call in calls}
 
-    def note(name: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
-        return lambda _, received, output: passed.__setitem__(name, (received[0].detach(), output.detach()))
 
-    layers = [(name, module) for name, module in model.named_modules() if isinstance(module, (nn.Linear, nn.Conv2d))]
-    hooks = [module.register_forward_hook(note(name)) for name, module in layers]
-    modes = {module: module.training for module in model.modules()}
-    parameter = next(model.parameters())
-    noise = torch.randn(PROBES, *exposure.public.input_shape, generator=generator(0, "chain probes"))
-    model.eval()
-    try:
-        with torch.no_grad():
-            model(noise.to(parameter))
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
-        for hook in hooks:
-            hook.remove()
-    return passed
+def _is_linear(_: str, module: nn.Module) -> bool:
+    return isinstance(module, (nn.Linear, nn.Conv2d))
 
 
 def _link(model: nn.Module, name: str) -> Link:

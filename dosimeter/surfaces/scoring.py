@@ -13,7 +13,8 @@ from torch.nn.functional import pad
 from dosimeter.client.losses import as_distribution
 from dosimeter.interfaces import Exposure, Metric
 from dosimeter.metrics.insacc import InstanceAccuracy
-from dosimeter.network.head import find_head, input_of
+from dosimeter.network.head import find_head
+from dosimeter.network.probing import input_of
 from dosimeter.normalization import to_pixels
 from dosimeter.randomness import generator
 from dosimeter.registry import METRICS

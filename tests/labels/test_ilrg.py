@@ -9,7 +9,7 @@ from dosimeter.client.losses import BinaryCrossEntropy, CrossEntropy, Focal
 from dosimeter.client.observe import observe
 from dosimeter.defenses.pruning import Pruning
 from dosimeter.labels.ilrg import ILRG, _least_squares
-from dosimeter.network.head import input_of
+from dosimeter.network.probing import input_of
 from dosimeter.runs.server import recover_labels
 from dosimeter.types import Batch, Refused
 

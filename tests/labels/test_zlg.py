@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.functional import softmax
 
 from dosimeter.client.losses import BinaryCrossEntropy, CrossEntropy, Focal
-from dosimeter.network.head import input_of
+from dosimeter.network.probing import input_of
 from dosimeter.runs.server import recover_labels
 from dosimeter.types import Batch, Outcome, Refused
 

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import batch_norm, conv2d
 
-from dosimeter.network.head import input_of
+from dosimeter.network.probing import input_of
 from dosimeter.options import OptionError
 from dosimeter.registry import MODELS
 

@@ -3,7 +3,8 @@ import torch
 from torch import nn
 
 from dosimeter.client.observe import observe
-from dosimeter.network.head import copy_of, find_head, input_of, locate_head
+from dosimeter.network.head import copy_of, find_head, locate_head
+from dosimeter.network.probing import input_of
 from dosimeter.runs.server import recover_labels
 from dosimeter.types import Batch, Refused
 

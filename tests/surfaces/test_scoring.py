@@ -10,7 +10,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 
 import dosimeter as dm
-from dosimeter.network.head import input_of
+from dosimeter.network.probing import input_of
 from dosimeter.normalization import from_pixels
 from dosimeter.surfaces.intervals import beats, summarize
 from dosimeter.surfaces.scoring import Scores

@@ -7,12 +7,13 @@ import copy
 import torch
 from torch import Tensor, nn
 
-from dosimeter.client.training import FedAvg, copied_buffers, sends_one_gradient
+from dosimeter.client.training import FedAvg, sends_one_gradient
 from dosimeter.defenses.secure_aggregation import MeanOfClients
 from dosimeter.engines.bins.inserted_layer import STRENGTH, InsertedLayer
 from dosimeter.engines.matching.differentiable import twice_differentiable
 from dosimeter.engines.recursion.levels import snapped
 from dosimeter.interfaces import Exposure, Training
+from dosimeter.network.probing import copied_buffers
 
 ONE_LABEL = 5e-3  # the more labels there are, the nearer a mixture's weight comes to one of theirs: 1 in 100 by chance
 TELLING = 3e-3  # relative difference up to which a label is told by its weight

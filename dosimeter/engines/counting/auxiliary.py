@@ -10,7 +10,8 @@ import torch
 from torch import Generator, Tensor
 
 from dosimeter.interfaces import Exposure, Loss
-from dosimeter.network.head import Head, input_of
+from dosimeter.network.head import Head
+from dosimeter.network.probing import input_of
 from dosimeter.normalization import from_pixels
 from dosimeter.types import Refused
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.func import functional_call
 
 from dosimeter.engines.decoder.network import Decoder
 from dosimeter.engines.decoder.target import Target
 from dosimeter.engines.decoder.train import decode_without_slope
+from dosimeter.network.probing import input_of
 from dosimeter.normalization import from_pixels
 from dosimeter.progress import advance
 
@@ -31,14 +30,13 @@ class Refinement:
 
     def __call__(self, target: Target, start: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
         """(n, *image) pixels and the features (n, H) that they should have; pixels and the relative feature errors left, (n,)."""
-        model = _Watching(target)
         wanted = features.to(start)
         size = wanted.square().sum(1).clamp_min(1e-30)
         pixels = start.detach().clone().requires_grad_()
         optimizer = torch.optim.Adam([pixels], lr=self.learning_rate)
         best, lowest = start.detach().clone(), torch.full_like(size, torch.inf)
         for step in range(self.steps + 1):
-            error = (model(pixels) - wanted).square().sum(1) / size  # (n,)
+            error = (_features(target, pixels) - wanted).square().sum(1) / size  # (n,)
             objective = error + self.total_variation * _variation(pixels) + self.anchor * (pixels - start).square().mean((1, 2, 3))
             better = (objective < lowest).detach() & objective.isfinite()
             best = torch.where(better[:, None, None, None], pixels.detach(), best)
@@ -53,7 +51,7 @@ class Refinement:
                 pixels.clamp_(0, 1)
             advance(step + 1, self.steps, "refining")
         with torch.no_grad():
-            left = ((model(best) - wanted).square().sum(1) / size).sqrt()
+            left = ((_features(target, best) - wanted).square().sum(1) / size).sqrt()
         return best, left
 
 
@@ -70,19 +68,9 @@ def gain(refinement: Refinement, target: Target, decoder: Decoder, pixels: Tenso
     return float((10 * (before / after).log10()).mean())
 
 
-class _Watching:
-    """The features of pixels, differentiable, by a hook on a copy of the target."""
-
-    def __init__(self, target: Target) -> None:
-        self.target, self.model = target, copy.deepcopy(target.model)
-        self.caught: list[Tensor] = []
-        self.model.get_submodule(target.head).register_forward_pre_hook(lambda _, received: self.caught.append(received[0]))
-
-    def __call__(self, pixels: Tensor) -> Tensor:
-        self.caught.clear()
-        buffers = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
-        functional_call(self.model, buffers, (from_pixels(pixels, self.target.normalization),))
-        return self.caught[-1]
+def _features(target: Target, pixels: Tensor) -> Tensor:
+    """What the head receives of pixels (n, *image), differentiable: (n, H)."""
+    return input_of(target.model, target.head, from_pixels(pixels, target.normalization), differentiable=True)
 
 
 def _variation(pixels: Tensor) -> Tensor:

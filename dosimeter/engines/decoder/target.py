@@ -15,7 +15,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from dosimeter.artefacts import fingerprint
 from dosimeter.data.pixels import square
 from dosimeter.interfaces import Exposure
-from dosimeter.network.head import input_of, locate_head
+from dosimeter.network.head import locate_head
+from dosimeter.network.probing import input_of, record_calls
 from dosimeter.normalization import from_pixels
 from dosimeter.types import Normalization, Refused
 
@@ -100,12 +101,10 @@ class Target:
 
 def _feature_shape(model: nn.Module, head: str, image_shape: tuple[int, int, int]) -> tuple[int, int, int]:
     """(channels, height, width) of the last map that has as many entries as the head takes; (H, 1, 1) where there is none."""
-    maps: list[tuple[int, ...]] = []
     like = next(model.parameters())
-    with _watched(model, maps):
-        feature = input_of(model, head, torch.zeros(2, *image_shape, device=like.device, dtype=like.dtype))
-    entries = feature.shape[1]
-    for shape in reversed(maps):
+    _, calls = record_calls(model, torch.zeros(2, *image_shape, device=like.device, dtype=like.dtype), lambda *_: True)
+    entries = next(call.received for call in reversed(calls) if call.name == head).shape[1]
+    for shape in (tuple(call.given.shape) for call in reversed(calls)):
         if shape[0] == 2 and len(shape) == 4 and shape[1] * shape[2] * shape[3] == entries:
             return shape[1], shape[2], shape[3]
     return entries, 1, 1
@@ -135,17 +134,3 @@ def _normalise_apart(norm: _BatchNorm, size: int, input: Tensor) -> Tensor:
         weight, bias = (tensor.reshape(-1, *[1] * (batches.ndim - 3)) for tensor in (norm.weight, norm.bias))
         scale, offset = scale * weight, offset * weight + bias
     return torch.addcmul(offset, batches, scale).to(input.dtype).flatten(0, 1)
-
-
-@contextmanager
-def _watched(model: nn.Module, shapes: list[tuple[int, ...]]) -> Iterator[None]:
-    """Note the shape of every module's output."""
-    hooks = [
-        module.register_forward_hook(lambda _, __, output: shapes.append(tuple(output.shape)) if isinstance(output, Tensor) else None)
-        for module in model.modules()
-    ]
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()

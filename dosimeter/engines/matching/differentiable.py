@@ -12,13 +12,14 @@ from torch import Tensor
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from dosimeter.client.training import copied_buffers, leaves
+from dosimeter.client.training import leaves
 from dosimeter.engines.matching.distances import SquaredError
 from dosimeter.engines.matching.guess import Guess
 from dosimeter.engines.matching.objective import Objective, Terms
 from dosimeter.engines.matching.paths import Eager, Evaluation
 from dosimeter.engines.matching.recipe import Recipe
 from dosimeter.interfaces import Exposure
+from dosimeter.network.probing import copied_buffers
 
 
 @contextmanager

@@ -7,14 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
-from torch.func import functional_call
+from torch import Tensor
 
-from dosimeter.client.training import FedSGD, Replayable, copied_buffers, eager_gradient, functional_gradient
-from dosimeter.engines.matching.priors import Seen
+from dosimeter.client.training import FedSGD, Replayable, eager_gradient, functional_gradient
 from dosimeter.engines.matching.recipe import Recipe
 from dosimeter.engines.matching.second_order import lighten
 from dosimeter.interfaces import Exposure
+from dosimeter.network.probing import InputWatch, copied_buffers
 from dosimeter.types import Update
 
 Buffers = dict[str, Tensor]
@@ -48,7 +47,7 @@ class Objective:
         self.lengths: dict[tuple[str, ...], Tensor] = {}  # by the matched layers, (L,): how many entries each has
         self.sizes = {name: _wide(target).square().sum() for name, target in self.target.items()}
         watched = sorted({name for prior in recipe.priors for name in prior.watched(self.model)})
-        self.watch = _Watch(copy.deepcopy(self.model), watched) if watched else None
+        self.watch = InputWatch(copy.deepcopy(self.model), watched) if watched else None
         if self.replayable:
             self.model.requires_grad_(False)
 
@@ -138,28 +137,6 @@ class Objective:
                 return training.replay(functional_gradient(self.model, loss), parameters, dict(buffers), inputs, targets)
             leaves = {name: p.detach().requires_grad_() for name, p in parameters.items()}
             return training.replay(eager_gradient(self.model, loss, create_graph=True), leaves, buffers, inputs, targets)
-
-
-class _Watch:
-    """What chosen modules of a model, its own, receive in a forward pass, by hooks."""
-
-    def __init__(self, model: nn.Module, names: Sequence[str]) -> None:
-        self.model, self.caught = model.requires_grad_(False), {}
-        for name in names:
-            self.model.get_submodule(name).register_forward_pre_hook(self._catcher(name))
-
-    def _catcher(self, name: str):
-        def catch(_: nn.Module, received: tuple[Tensor, ...]) -> None:
-            self.caught[name] = received[0]
-
-        return catch
-
-    def __call__(self, parameters: Update, buffers: Buffers, inputs: Tensor) -> Seen:
-        written = {name: buffer.clone() for name, buffer in buffers.items()}
-        functional_call(self.model, (parameters, written), (inputs.clone(),))
-        seen = dict(self.caught)
-        self.caught.clear()  # a tensor left behind would outlive the transform that made it, which compilation cannot allow
-        return seen
 
 
 def _wide(tensor: Tensor) -> Tensor:

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from dosimeter.interfaces import Exposure
-from dosimeter.network.head import Head, input_of
+from dosimeter.network.head import Head
+from dosimeter.network.probing import input_of
 from dosimeter.normalization import from_pixels
 from dosimeter.randomness import generator
 

@@ -9,6 +9,7 @@ from torch.nn.functional import cross_entropy
 from dosimeter.inspection.finding import Measured
 from dosimeter.inspection.layer import LinearLayer, rows_of
 from dosimeter.inspection.received_model import Sent
+from dosimeter.network.probing import outputs_with
 
 DOMINATED = 0.99  # share of a row's gradient from which it is one sample's
 FEWEST = 8  # samples, and rows that get a gradient: with fewer, honest rows are often one sample's
@@ -45,16 +46,8 @@ def _slopes(sent: Sent, layer: LinearLayer) -> Tensor:
     assert sent.targets is not None
     if not layer.applied:
         return torch.stack([_of_parameter(sent, layer, i) for i in range(len(sent.inputs))])
-    caught: list[Tensor] = []
-    module = sent.model.get_submodule(layer.name)
-    hook = module.register_forward_hook(lambda _, __, z: caught.append(z))  # pyright: ignore[reportArgumentType]
-    try:
-        with torch.enable_grad():
-            loss = cross_entropy(sent.model(sent.inputs.requires_grad_()), sent.targets)
-            return torch.autograd.grad(loss, caught[0])[0].flatten(1).abs()
-    finally:
-        hook.remove()
-        sent.inputs.requires_grad_(False)
+    outputs, products = outputs_with(sent.model, layer.name, sent.inputs.detach().requires_grad_())
+    return torch.autograd.grad(cross_entropy(outputs, sent.targets), products)[0].flatten(1).abs()
 
 
 def _of_parameter(sent: Sent, layer: LinearLayer, index: int) -> Tensor:

@@ -6,7 +6,8 @@ from torch import nn
 
 import dosimeter as dm
 from dosimeter.engines.subspace.feature_prior import typical_feature, typical_of
-from dosimeter.network.head import find_head, input_of
+from dosimeter.network.head import find_head
+from dosimeter.network.probing import input_of
 
 
 def exposed(auxiliary=None, shape=(3, 8, 8)):

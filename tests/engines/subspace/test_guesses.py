@@ -6,7 +6,8 @@ from torch import Tensor, nn
 
 import dosimeter as dm
 from dosimeter.interfaces import Exposure
-from dosimeter.network.head import find_head, input_of
+from dosimeter.network.head import find_head
+from dosimeter.network.probing import input_of
 from dosimeter.types import Outcome
 
 SIZE, CLASSES = 6, 80

@@ -1,0 +1,152 @@
+"""What passes through a model's modules in a forward pass: the one place that registers hooks.
+
+A pass leaves the caller's model as it was. Hooks are removed, modes restored, and the pass writes into copies of the buffers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.utils.hooks import RemovableHandle
+
+Selection = Callable[[str, nn.Module], bool]  # which modules are recorded, by name and by module
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a module whose output is a tensor."""
+
+    name: str
+    module: nn.Module
+    received: Any  # the first argument, mostly a tensor
+    given: Tensor  # the output
+
+
+def copied_buffers(model: nn.Module) -> dict[str, Tensor]:
+    """Copies that a forward pass may write into, as batch norm in train mode does."""
+    return {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
+
+
+def is_leaf(_: str, module: nn.Module) -> bool:
+    """Selects the modules that have no modules inside."""
+    return next(module.children(), None) is None
+
+
+@contextmanager
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """Every module is in eval mode inside, and in its own mode again afterwards."""
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+
+
+def output_of(model: nn.Module, inputs: Tensor) -> Any:
+    """The model's output in its current mode, without gradients."""
+    with torch.no_grad():
+        return functional_call(model, copied_buffers(model), (inputs,))
+
+
+def input_of(model: nn.Module, name: str, inputs: Tensor, *, differentiable: bool = False) -> Tensor:
+    """What the module `name` receives when the model, in its current mode, sees `inputs`: (B, H) for a linear layer."""
+    received: list[Tensor] = []
+    hook = model.get_submodule(name).register_forward_hook(lambda _, arguments, __: received.append(arguments[0]))
+    with _removed([hook]), torch.set_grad_enabled(differentiable):
+        functional_call(model, copied_buffers(model), (inputs,))
+    return received[-1] if differentiable else received[-1].detach()
+
+
+def outputs_with(model: nn.Module, name: str, inputs: Tensor) -> tuple[Any, Any]:
+    """The model's output, and the module's that the model's is made from, so that one can be differentiated by the other."""
+    given: list[Any] = []
+    hook = model.get_submodule(name).register_forward_hook(lambda _, __, output: given.append(output))
+    with _removed([hook]), torch.enable_grad():
+        output = functional_call(model, copied_buffers(model), (inputs,))
+    return output, given[0]
+
+
+def record_calls(model: nn.Module, inputs: Tensor, selected: Selection, *, evaluate: bool = False) -> tuple[Any, list[Call]]:
+    """The model's output, and the selected modules' calls in the order in which they end; without gradients.
+
+    The model runs in its current mode, or in eval mode with `evaluate`.
+    """
+    calls: list[Call] = []
+
+    def recorder(name: str) -> Callable[[nn.Module, tuple[Any, ...], Any], None]:
+        def record(module: nn.Module, arguments: tuple[Any, ...], output: Any) -> None:
+            if isinstance(output, Tensor):
+                received = arguments[0] if arguments else None
+                calls.append(Call(name, module, received.detach() if isinstance(received, Tensor) else received, output.detach()))
+
+        return record
+
+    hooks = [module.register_forward_hook(recorder(name)) for name, module in model.named_modules() if selected(name, module)]
+    with _removed(hooks), evaluation_mode(model) if evaluate else nullcontext():
+        return output_of(model, inputs), calls
+
+
+def record_inputs(model: nn.Module, inputs: Tensor, selected: Selection) -> tuple[Any, list[tuple[str, nn.Module, Tensor]]]:
+    """The model's output, and what each selected module receives, in the order in which they begin; without gradients."""
+    received: list[tuple[str, nn.Module, Tensor]] = []
+    hooks = [
+        module.register_forward_pre_hook(lambda module, arguments, name=name: received.append((name, module, arguments[0].detach())))
+        for name, module in model.named_modules()
+        if selected(name, module)
+    ]
+    with _removed(hooks):
+        return output_of(model, inputs), received
+
+
+class InputWatch:
+    """What chosen modules of a model receive in every forward pass, differentiable.
+
+    The model belongs to the watch. Its hooks stay, since a compiled or transformed pass cannot register any.
+    """
+
+    def __init__(self, model: nn.Module, names: Sequence[str]) -> None:
+        self.model, self.received = model.requires_grad_(False), {}
+        for name in names:
+            self.model.get_submodule(name).register_forward_pre_hook(self._recorder(name))
+
+    def _recorder(self, name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
+        def record(_: nn.Module, arguments: tuple[Tensor, ...]) -> None:
+            self.received[name] = arguments[0]
+
+        return record
+
+    def __call__(self, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], inputs: Tensor) -> dict[str, Tensor]:
+        """The inputs of the chosen modules by name; the pass writes into copies of the buffers and of the inputs."""
+        written = {name: buffer.clone() for name, buffer in buffers.items()}
+        functional_call(self.model, (dict(parameters), written), (inputs.clone(),))
+        received = dict(self.received)
+        self.received.clear()  # a tensor left behind would outlive the transform that made it, which compilation cannot allow
+        return received
+
+
+def change_input(module: nn.Module, change: Callable[[nn.Module, tuple[Tensor, ...]], tuple[Any, ...]]) -> None:
+    """Let `change` replace what the module receives, for good; an object, not a closure, lets the model be copied and pickled."""
+    module.register_forward_pre_hook(change)
+
+
+def change_output(module: nn.Module, change: Callable[[nn.Module, tuple[Any, ...], Tensor], Tensor]) -> None:
+    """Let `change` replace what the module gives, for good; an object, not a closure, lets the model be copied and pickled."""
+    module.register_forward_hook(change)
+
+
+@contextmanager
+def _removed(hooks: Sequence[RemovableHandle]) -> Iterator[None]:
+    """The hooks are removed afterwards, whatever happens."""
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
