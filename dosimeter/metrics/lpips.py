@@ -20,7 +20,7 @@ from dosimeter.registry import METRICS
 
 VARIABLE = "DOSIMETER_LPIPS_WEIGHTS"
 SHIFT, SCALE = (-0.030, -0.088, -0.188), (0.458, 0.448, 0.450)  # of inputs in [-1, 1]
-SMALLEST = 31  # below it the second pooling has nothing left to pool
+SMALLEST_SIDE = 31  # pixels: with fewer the second pooling has nothing left to pool
 LAYERS = ((4, 2, False), (1, 2, True), (1, 1, True), (1, 1, False), (1, 1, False))  # stride, padding, pooled before: AlexNet
 IN_TORCHVISION = (0, 3, 6, 8, 10)  # where those convolutions stand in torchvision's AlexNet
 PIECE = 64  # images at a time
@@ -34,10 +34,10 @@ class PerceptualSimilarity(Metric):
     """Distance of two images in the features of AlexNet, weighted by what people see.
 
     Zhang et al., "The Unreasonable Effectiveness of Deep Features as a Perceptual Metric", CVPR 2018: Eq. (1), version 0.1.
-    The weights come from a file with conv0..4.weight, conv0..4.bias and lin0..4.weight: the option `weights`, else the
-    environment variable DOSIMETER_LPIPS_WEIGHTS, else torchvision's AlexNet in PyTorch's download folder together with the
-    linear layers that torchmetrics carries. Nothing is downloaded: without a file the metric is unavailable.
-    Gray images are repeated over three channels, as the network has no other way to see them.
+    The weights come from a file with conv0..4.weight, conv0..4.bias and lin0..4.weight. The option `weights` names the file, else
+    the environment variable DOSIMETER_LPIPS_WEIGHTS. Without either, torchvision's AlexNet in PyTorch's download folder is
+    joined with the linear layers that an installed torchmetrics carries. Nothing is downloaded: without a file the metric is
+    unavailable. A gray image is repeated over the network's three channels.
     """
 
     surface: ClassVar = "inputs"
@@ -59,8 +59,8 @@ class PerceptualSimilarity(Metric):
             _load(*_sources(self.weights))
         except (OSError, ValueError) as error:
             return str(error)
-        if shape is not None and (len(shape) != 3 or shape[0] not in (1, 3) or min(shape[1:]) < SMALLEST):
-            return f"needs images of 1 or 3 channels and at least {SMALLEST}×{SMALLEST} pixels, got samples of shape {shape}"
+        if shape is not None and (len(shape) != 3 or shape[0] not in (1, 3) or min(shape[1:]) < SMALLEST_SIDE):
+            return f"needs images of 1 or 3 channels and at least {SMALLEST_SIDE}×{SMALLEST_SIDE} pixels, got samples of shape {shape}"
         return None
 
 
@@ -84,7 +84,7 @@ def _activations(pixels: Tensor, weights: Weights) -> Iterator[Tensor]:
 
 
 def _unit(activation: Tensor) -> Tensor:
-    return activation / ((activation.square().sum(1, keepdim=True) + 1e-20).sqrt() + 1e-10)  # where all is 0 the root has no slope
+    return activation / ((activation.square().sum(1, keepdim=True) + 1e-20).sqrt() + 1e-10)  # inside the root too: at 0 a root has no slope
 
 
 def _sources(option: str | None) -> tuple[Path, ...]:

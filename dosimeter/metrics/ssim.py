@@ -14,7 +14,7 @@ from dosimeter.metrics import check_paired
 from dosimeter.registry import METRICS
 
 WINDOW = 11  # pixels, with a Gaussian of σ = 1.5 (Wang et al., section III-B)
-SMALLEST = 3  # the least side on which a window still sees structure
+SMALLEST_SIDE = 3  # pixels: on fewer no window sees any structure
 STABILISERS = (0.01**2, 0.03**2)
 PIECE = 64  # images at a time
 
@@ -25,8 +25,9 @@ class StructuralSimilarity(Metric):
     """Structural similarity of each image: luminance, contrast and structure in a sliding Gaussian window.
 
     Wang et al., "Image Quality Assessment: From Error Visibility to Structural Similarity", IEEE TIP 2004: Eq. (13) with
-    K = (.01, .03), as torchmetrics has it (reflected borders, mean over all pixels and channels), in plain PyTorch.
-    Departure: images with a side below 11 take the largest odd window that fits, its σ shrunk in proportion.
+    K = (.01, .03). As in torchmetrics, borders are reflected and the value is the mean over all pixels and channels. It is
+    plain PyTorch, since GPU machines often have no more, and differentiable, since decoders are trained with it.
+    Departure: an image with a side below 11 pixels takes the largest odd window that fits, with σ shrunk in proportion.
     """
 
     surface: ClassVar = "inputs"
@@ -34,12 +35,12 @@ class StructuralSimilarity(Metric):
 
     def __call__(self, recovered: Tensor, truth: Tensor) -> Tensor:
         check_paired(self.name, recovered, truth, dimensions=4)
-        pieces = zip(recovered.split(PIECE), truth.split(PIECE))  # in double precision, as a variance is a difference of squares
+        pieces = zip(recovered.split(PIECE), truth.split(PIECE))  # in double precision: a variance is a difference of squares
         return torch.cat([structural_similarity(first.double(), second.double()) for first, second in pieces])  # (B,)
 
     def unavailable(self, shape: tuple[int, ...] | None = None) -> str | None:
         if shape is not None and (len(shape) != 3 or min(shape[1:]) < SMALLEST):
-            return f"needs images (channels, height, width) with sides of at least {SMALLEST}, got samples of shape {shape}"
+            return f"needs images (channels, height, width) with sides of at least {SMALLEST_SIDE}, got samples of shape {shape}"
         return None
 
 

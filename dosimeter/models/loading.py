@@ -8,16 +8,17 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from dosimeter.options import OptionError
+from dosimeter.options import NonNegativeInt, OptionError, check_fields
 from dosimeter.randomness import generator
 from dosimeter.registry import MODELS, build
 
@@ -25,6 +26,21 @@ TORCH_SUFFIXES = (".pt", ".pth", ".th")
 WRAPPERS = ("state_dict", "model", "model_state_dict")  # keys under which training scripts put the state dict
 PREFIXES = ("module.", "_orig_mod.")  # left by DataParallel and by torch.compile
 SHOWN = 3  # parameter names in a message
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """Which model: a bundled architecture or `module:function`, its weights and mode; other keys go to its builder."""
+
+    name: str = "small_cnn"
+    weights: str | None = None
+    mode: Literal["train", "eval"] = "eval"
+    epochs: NonNegativeInt = 0  # of training on the images that are not private, before the audit
+    seed: int = 0
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
 
 def load_model(name: str, options: Mapping[str, Any], weights: str | Path | None, seed: int) -> nn.Module:

@@ -18,11 +18,12 @@ from dosimeter.config import describe
 from dosimeter.engines.adaptation import adapt, trusted
 from dosimeter.engines.needs import check_needs
 from dosimeter.interfaces import ActiveAttack, Attack, Defense, Exposure, FeatureRecovery, LabelRecovery, Loss, Tampering, Training
+from dosimeter.models.loading import ModelConfig
 from dosimeter.network.head import locate_head
 from dosimeter.progress import Listener, listening
 from dosimeter.records import FILE_NAME, exclusive, read_records, write_record
 from dosimeter.registry import ATTACKS, DEFENSES, FEATURES, LABELS, LOSSES, TRAININGS, Registry, options_of
-from dosimeter.runs.audited_client import DataConfig, ModelConfig, client_from
+from dosimeter.runs.audited_client import DataConfig, client_from
 from dosimeter.runs.experiment import expose, failed, run
 from dosimeter.runs.measurement import AuditedClient, Measurement, Protocol, key_of
 from dosimeter.surfaces.verdicts import SurfaceVerdict, judge_surfaces

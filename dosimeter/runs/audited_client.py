@@ -15,7 +15,7 @@ from dosimeter.data.dataset import ImageSet
 from dosimeter.data.load import load_images
 from dosimeter.data.samplers import Random
 from dosimeter.interfaces import Sampler
-from dosimeter.models.loading import load_model
+from dosimeter.models.loading import ModelConfig, load_model
 from dosimeter.normalization import from_pixels
 from dosimeter.options import NonNegativeInt, OptionError, PositiveInt, check_fields
 from dosimeter.progress import advance
@@ -27,21 +27,6 @@ from dosimeter.types import Batch, Normalization
 HELD_OUT = 0.2  # of the images that are not private: never trained on, for the accuracy
 EVALUATED = 512  # images that the accuracy is measured on at most
 POOLED = 4096  # images of other clients that a utility run trains on at most
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelConfig:
-    """Which model: a bundled architecture or `module:function`, its weights and mode; other keys go to its builder."""
-
-    name: str = "small_cnn"
-    weights: str | None = None
-    mode: Literal["train", "eval"] = "eval"
-    epochs: NonNegativeInt = 0  # of training on the images that are not private, before the audit
-    seed: int = 0
-    options: dict[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
 
 @dataclass(frozen=True, kw_only=True)

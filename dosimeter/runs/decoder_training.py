@@ -11,10 +11,11 @@ from dosimeter.config import construct
 from dosimeter.engines.decoder.cache import trained
 from dosimeter.engines.decoder.target import Target
 from dosimeter.engines.decoder.train import DecoderSettings
+from dosimeter.models.loading import ModelConfig
 from dosimeter.normalization import to_pixels
 from dosimeter.options import check_fields
 from dosimeter.runs.audit import AuditConfig
-from dosimeter.runs.audited_client import DataConfig, Experiment, ModelConfig, prepare
+from dosimeter.runs.audited_client import DataConfig, Experiment, prepare
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,13 +17,14 @@ from dosimeter.defenses.head_withheld import HeadWithheld
 from dosimeter.defenses.only_layer import OnlyLayer
 from dosimeter.defenses.simulated_head import SimulatedHead
 from dosimeter.interfaces import Attack, Defense, FeatureRecovery, LabelRecovery
+from dosimeter.models.loading import ModelConfig
 from dosimeter.options import OptionError, PositiveInt
 from dosimeter.progress import Listener, listening
 from dosimeter.randomness import generator
 from dosimeter.records import write_record
 from dosimeter.registry import DEFENSES, attack, defense, feature_recovery, label_recovery, options_of
 from dosimeter.runs.audit import Audit, AuditConfig, Progress, Suite, known_records, run_suite
-from dosimeter.runs.audited_client import DataConfig, ModelConfig, fingerprints_of
+from dosimeter.runs.audited_client import DataConfig, fingerprints_of
 from dosimeter.runs.measurement import AuditedClient, Protocol, facts_of, versions
 from dosimeter.runs.utility import Federation, Utility, measure_utility
 from dosimeter.surfaces.verdicts import UTILITY

@@ -5,9 +5,10 @@ import pytest
 
 import dosimeter as dm
 from dosimeter.engines.adaptation import Countered, adapt, trusted
+from dosimeter.models.loading import ModelConfig
 from dosimeter.registry import ATTACKS, DEFENSES
 from dosimeter.runs.audit import Suite, run_suite
-from dosimeter.runs.audited_client import DataConfig, ModelConfig, prepare
+from dosimeter.runs.audited_client import DataConfig, prepare
 from dosimeter.runs.experiment import run
 from dosimeter.runs.measurement import Measurement
 

@@ -98,7 +98,7 @@ def test_takes_torchvisions_backbone_with_torchmetrics_linear_layers(tmp_path):
 def test_says_which_images_it_cannot_take():
     metric = METRICS.build("lpips", weights=str(WEIGHTS))
     assert metric.unavailable((3, 31, 31)) is None
-    assert metric.unavailable((1, 8, 8)) == "needs images of 1 or 3 channels and at least 31×31 pixels, got samples of shape (1, 8, 8)"
+    assert "at least 31×31 pixels" in metric.unavailable((1, 8, 8))
     assert "(4, 64, 64)" in metric.unavailable((4, 64, 64))
 
 
@@ -107,8 +107,8 @@ def test_without_weights_it_is_unavailable_and_never_faked(tmp_path):
     assert "DOSIMETER_LPIPS_WEIGHTS" in metric.unavailable()
     with pytest.raises(ValueError, match="lpips: no weights here"):
         metric(torch.zeros(1, 3, 32, 32), torch.zeros(1, 3, 32, 32))
-    assert METRICS.build("lpips", weights=str(tmp_path / "no.pth")).unavailable() == f"{tmp_path / 'no.pth'}: no such file of LPIPS weights"
+    assert "no such file" in METRICS.build("lpips", weights=str(tmp_path / "no.pth")).unavailable()
     (tmp_path / "text.pth").write_text("not tensors")
-    assert METRICS.build("lpips", weights=str(tmp_path / "text.pth")).unavailable().endswith("cannot be read as a file of tensors")
+    assert METRICS.build("lpips", weights=str(tmp_path / "text.pth")).unavailable().endswith("a file of tensors")
     torch.save({"conv0.weight": torch.zeros(1)}, tmp_path / "other.pth")
     assert METRICS.build("lpips", weights=str(tmp_path / "other.pth")).unavailable().endswith("conv0.bias is missing")

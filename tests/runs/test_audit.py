@@ -3,9 +3,10 @@ import torch
 from torch import nn
 
 import dosimeter as dm
+from dosimeter.models.loading import ModelConfig
 from dosimeter.records import FILE_NAME, read_records
 from dosimeter.runs.audit import Suite, run_suite
-from dosimeter.runs.audited_client import DataConfig, ModelConfig, prepare
+from dosimeter.runs.audited_client import DataConfig, prepare
 from dosimeter.types import Refused
 
 QUICK = {"labels": ["idlg", "ilrg"], "features": [], "attacks": [dm.attack("inverting_gradients", steps=3)]}

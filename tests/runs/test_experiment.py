@@ -5,7 +5,8 @@ import torch
 
 import dosimeter as dm
 from dosimeter.engines.matching.run import Run
-from dosimeter.runs.audited_client import DataConfig, ModelConfig, client_from, prepare
+from dosimeter.models.loading import ModelConfig
+from dosimeter.runs.audited_client import DataConfig, client_from, prepare
 from dosimeter.runs.experiment import run
 from dosimeter.runs.measurement import Measurement, key_of
 from dosimeter.surfaces.verdicts import Verdict

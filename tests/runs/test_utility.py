@@ -7,7 +7,8 @@ from torch import nn
 
 import dosimeter as dm
 from dosimeter.defenses.guarantees import guarantees
-from dosimeter.runs.audited_client import DataConfig, ModelConfig, measure_accuracy, prepare
+from dosimeter.models.loading import ModelConfig
+from dosimeter.runs.audited_client import DataConfig, measure_accuracy, prepare
 from dosimeter.runs.measurement import AuditedClient, Protocol
 from dosimeter.runs.utility import Federation, measure_utility, update_bytes
 from dosimeter.types import Outcome, Refused

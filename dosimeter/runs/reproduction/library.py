@@ -17,10 +17,10 @@ from dosimeter.config import describe, digest
 from dosimeter.data.dataset import ImageSet, select
 from dosimeter.data.load import load_images
 from dosimeter.data.parts import Part
-from dosimeter.models.loading import load_weights
+from dosimeter.models.loading import ModelConfig, load_weights
 from dosimeter.normalization import from_pixels
 from dosimeter.registry import DATASETS
-from dosimeter.runs.audited_client import EVALUATED, ModelConfig, build_model, measure_accuracy, train_model
+from dosimeter.runs.audited_client import EVALUATED, build_model, measure_accuracy, train_model
 from dosimeter.runs.reproduction.tables import RowData
 from dosimeter.types import Batch
 

@@ -11,8 +11,8 @@ from typing import Any, Literal
 from dosimeter.config import construct, read_toml
 from dosimeter.data.samplers import Random
 from dosimeter.interfaces import Sampler
+from dosimeter.models.loading import ModelConfig
 from dosimeter.options import Fraction, NonNegativeFloat, OptionError, PositiveFloat, PositiveInt, check_fields
-from dosimeter.runs.audited_client import ModelConfig
 from dosimeter.runs.measurement import Measurement
 from dosimeter.types import Normalization
 

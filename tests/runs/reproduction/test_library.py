@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from dosimeter.runs.audited_client import ModelConfig
+from dosimeter.models.loading import ModelConfig
 from dosimeter.runs.reproduction import library as library_module
 from dosimeter.runs.reproduction.library import Library, content_hash
 from dosimeter.runs.reproduction.tables import RowData
