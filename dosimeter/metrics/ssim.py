@@ -39,7 +39,7 @@ class StructuralSimilarity(Metric):
         return torch.cat([structural_similarity(first.double(), second.double()) for first, second in pieces])  # (B,)
 
     def unavailable(self, shape: tuple[int, ...] | None = None) -> str | None:
-        if shape is not None and (len(shape) != 3 or min(shape[1:]) < SMALLEST):
+        if shape is not None and (len(shape) != 3 or min(shape[1:]) < SMALLEST_SIDE):
             return f"needs images (channels, height, width) with sides of at least {SMALLEST_SIDE}, got samples of shape {shape}"
         return None
 
