@@ -19,7 +19,7 @@ Sent = npt.NDArray[np.floating]  # in the client's own precision
 
 @dataclass(frozen=True, kw_only=True)
 class ScalarProblem:
-    """∇W = (p − y) fᵀ / τ of one sample, seen from row r: f = g_r / s, with s = (p_r − y_r) / τ unknown (Eqs. 2-4)."""
+    """∇W = (p − y) fᵀ / τ of one sample, seen from row r: f = g_r / s, with s = (p_r − y_r) / τ unknown (soft-labels Eqs. 2-4)."""
 
     row: Array  # (H,) g_r
     ratios: Array  # (C,) (p_i − y_i) / (p_r − y_r)
@@ -47,7 +47,7 @@ class ScalarProblem:
         return logits
 
     def labels(self, errors: Array) -> Array:
-        """ŷ at each guess of s (Eq. 4): (n,) -> (n, C)."""
+        """ŷ at each guess of s (soft-labels Eq. 4): (n,) -> (n, C)."""
         return self.probabilities(errors) - self.temperature * errors[:, None] * self.ratios
 
 

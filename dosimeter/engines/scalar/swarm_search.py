@@ -21,7 +21,7 @@ Objective = Callable[[Tensor], Tensor]
 
 
 def published_search(problem: ScalarProblem, column: Array, rng: Generator) -> Candidates:
-    """Algorithms 1 and 2 with the released code's constants: λ is what the row, divided by SCALES, is multiplied with.
+    """Soft-labels Algorithms 1 and 2 with the released code's constants: λ is what the row, divided by SCALES, is multiplied with.
 
     `column` (C,) holds ∇W_i / ∇W_r at the coordinate where |g_r| is largest, from which the paper reads the ratios.
     """
