@@ -5,7 +5,7 @@ ONE_THREAD := OMP_NUM_THREADS=1  # for each test worker and whatever it starts: 
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup audit test test-slow check browser results clean
+.PHONY: setup audit test test-slow check browser results docs clean
 
 setup: $(READY)
 
@@ -32,6 +32,10 @@ browser:
 # The pages of docs/results from their records.
 results: setup
 	$(BIN)/python docs/results/build.py
+
+# Every page that is written by a command: the results, and the guide's page of equations.
+docs: results
+	$(BIN)/python docs/guide/build_equations.py
 
 check: setup
 	$(BIN)/ruff check .

@@ -1,6 +1,7 @@
 """The page "paper, equation, file" is what docs/guide/build_equations.py reads off the docstrings."""
 
 import importlib.util
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ SPEC = importlib.util.spec_from_file_location("build_equations", ROOT / "docs/gu
 assert SPEC is not None
 assert SPEC.loader is not None
 build = importlib.util.module_from_spec(SPEC)
+sys.modules["build_equations"] = build  # dataclasses look their module up
 SPEC.loader.exec_module(build)
 
 COMPUTED = {  # equations of each paper that the code must name

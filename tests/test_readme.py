@@ -4,8 +4,6 @@ import re
 import shlex
 from pathlib import Path
 
-import pytest
-
 from dosimeter.cli import main
 
 README = (Path(__file__).resolve().parents[1] / "README.md").read_text(encoding="utf-8")
@@ -57,8 +55,3 @@ def test_the_make_targets_exist():
     makefile = (Path(__file__).resolve().parents[1] / "Makefile").read_text(encoding="utf-8")
     for target in re.findall(r"^make (\w+)", README, re.MULTILINE):
         assert re.search(rf"^{target}:", makefile, re.MULTILINE)
-
-
-@pytest.mark.parametrize("link", sorted(set(re.findall(r"\]\((?!http)([^)#]+)\)", README))))
-def test_links_lead_somewhere(link):
-    assert (Path(__file__).resolve().parents[1] / link).exists()

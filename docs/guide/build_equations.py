@@ -125,7 +125,7 @@ def _paper_before(passage: str, kind: str, number: tuple[int, ...]) -> str | Non
 
 
 def _numbers(text: str) -> list[tuple[int, ...]]:
-    """"(1)-(3), (5.9)" as single numbers."""
+    """ "(1)-(3), (5.9)" as single numbers."""
     numbers: list[tuple[int, ...]] = []
     for part in re.split(r", | and ", text):
         ends = [tuple(int(digit) for digit in end.strip("()").split(".")) for end in re.split(r"[-–]", part)]

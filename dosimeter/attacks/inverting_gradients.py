@@ -35,7 +35,7 @@ class InvertingGradients(Attack):
     cosine distance over the whole update plus total variation; Adam on the gradient's sign or on the gradient itself (their
     `--unsigned`), step .1 cut to a tenth at 3/8, 5/8 and 7/8 of the steps, inputs boxed to the data range after every step. Labels stay
     fixed, soft estimates as they are. Unless it is said, the sign is taken in runs of fewer than 4,000 steps: it gets somewhere sooner, and
-    the gradient itself ends lower, at a batch of four by 2 dB and more (docs/matching.md).
+    the gradient itself ends lower, at a batch of four by 2 dB and more (docs/results/matching.md).
     Departures: the published runs weigh total variation by 1e-6 to 1e-1, chosen by setting, and the released command line by 1e-4. Here
     the weight is, unless given, .01 or, if less, a tenth of the distance at the start, which a server can measure: on untrained
     networks in eval mode that distance runs from 5e-4 to .5, and one weight drowns the match in one of them and does nothing in

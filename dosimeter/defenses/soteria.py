@@ -33,7 +33,7 @@ class Soteria(Defense):
     where it is listed, so list it after the defenses of either.
     The paper takes one backward pass a feature, which costs tens of times the client's own step. `probes` (ours) estimates all
     norms at once from that many random directions v instead, as E (∂r_i/∂X · v)² = ‖∂r_i/∂X‖² where v has independent signs; eight
-    choose nearly the same columns (docs/defenses.md). Batch norm in train mode lets a feature hang on all samples, whose
+    choose nearly the same columns (docs/results/defenses.md). Batch norm in train mode lets a feature hang on all samples, whose
     slopes the estimate then has too.
     """
 
