@@ -3,7 +3,7 @@
     python benchmarks/distorted_heads.py run --shard 0 --shards 4 --seconds 400 --seeds 10 --data ../shared/data > shard-0.jsonl
     python benchmarks/distorted_heads.py table shard-*.jsonl
 
-The errors behind rgla's Tables 2 and 12, in the table of docs/results/defenses.md: noise of .01, clipping to 4, and 80 to 99.9 % of each layer's
+The errors behind rgla's Tables 2 and 12, as in docs/results/defenses.md: noise of .01, clipping to 4, and 80 to 99.9 % of each layer's
 entries pruned. A line is printed for each method on each batch, so that a killed run loses nothing; where a method is run again, the last
 line counts. The table has the median over the batches of the mean relative feature error and of the mean cosine, the samples' cosine to
 their batch's mean beside it, and in how many batches `subspace` is closer than RGLA; what is not finite counts as infinitely far.
