@@ -10,13 +10,17 @@ features are nearly collinear. Needed where a sample's own equations do not suff
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Generator, Tensor
 
+from dosimeter.engines.least_squares import Damping, Parts, Problem, minimise
 from dosimeter.engines.subspace.certificate import DEVIATIONS, forward_variance, with_floor
 from dosimeter.engines.subspace.equations import Equations, probabilities, slopes, weighed_errors, whole
+
+DAMPING = Damping(first=1e-4, shrink=0.1, grow=10.0, least=1e-15, ridge=0.0)
+REST = 1e-9  # relative length of a step that no longer moves a feature
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,10 +39,10 @@ def fit(equations: Equations, t: Tensor, labels: Tensor, mass: float, *, free_sc
 
     With `free_scale` that scale is one more unknown, as after clipping.
     """
-    state = _descend(equations, t, labels, mass, _even_weights(equations), free_scale, iterations, patience=3)
-    weights = _column_weights(equations, state)  # only a solution tells the columns' noise
-    state = _descend(equations, state.t, labels, state.mass, weights, free_scale, iterations)
-    return _summary(equations, state, labels, weights, free_scale)
+    problem = _WholeBatch(equations=equations, labels=labels, weights=_even_weights(equations), mass=mass, free_scale=free_scale)
+    rough = _descend(problem, t, iterations, patience=3)
+    problem = replace(problem, weights=_column_weights(equations, rough), mass=rough.mass)  # only a solution tells the columns' noise
+    return _summary(problem, _descend(problem, rough.t, iterations, patience=10))
 
 
 def guess(equations: Equations, start: Tensor, labels: Tensor, mass: float, spread: float, rng: Generator) -> Tensor:
@@ -56,53 +60,72 @@ def guess(equations: Equations, start: Tensor, labels: Tensor, mass: float, spre
     return t + torch.where(twins[:, None], noise, 0.1 * noise)
 
 
-def _descend(
-    equations: Equations,
-    t: Tensor,
-    labels: Tensor,
-    mass: float,
-    weights: Tensor,
-    free_scale: bool,
-    iterations: int,
-    patience: int = 10,
-) -> _State:
-    """Levenberg–Marquardt until nothing moves, or until `patience` steps in a row gain less than a percent."""
-    state = _evaluate(equations, t, labels, mass, weights)
-    damping, idle = 1e-4, 0
-    eye = torch.eye(t.numel() + free_scale, dtype=t.dtype, device=t.device)
-    for _ in range(iterations):
-        normal, gradient = _normal_equations(equations, state, weights, free_scale)
-        scale = normal.diagonal().clamp_min(torch.finfo(t.dtype).tiny).rsqrt()
-        normal = normal * scale[:, None] * scale
-        trial = None
-        while damping < 1e4:
-            lower, failed = torch.linalg.cholesky_ex(normal + damping * eye)
-            if int(failed) == 0:
-                step, growth = _step(lower, scale, gradient, t)
-                tried = _evaluate(equations, state.t - step, labels, state.mass * math.exp(-max(-1.0, min(1.0, growth))), weights)
-                if tried.value < state.value:
-                    trial, damping = tried, max(damping * 0.1, 1e-15)
-                    break
-            damping = max(damping * 10, 1e-14)
-        if trial is None:
-            break
-        moved = _length(equations, trial.t - state.t)
-        idle = idle + 1 if trial.value > 0.99 * state.value else 0
-        state = trial
-        if idle >= patience or bool((moved < 1e-9 * _length(equations, state.t)).all()):
-            break
-    return state
-
-
 @dataclass(frozen=True, kw_only=True)
 class _State:
+    """A batch, and what it leaves of the gradient."""
+
     t: Tensor  # (B, B)
     p: Tensor  # (B, C)
     error: Tensor  # (B, C) w∘d
     x: Tensor  # (B, B) S t, columns weighed; with a bias, a column of ones besides
     residual: Tensor  # (C, B), or (C, B + 1) with a bias
     mass: float
-    value: float
+
+    @property
+    def value(self) -> float:
+        return float(self.residual.square().sum())
+
+
+@dataclass(frozen=True, kw_only=True)
+class _WholeBatch(Problem):
+    """One problem, the residual of the whole gradient; the unknowns are all coordinates and, where the scale is free, the mass."""
+
+    equations: Equations
+    labels: Tensor  # (B,)
+    weights: Tensor  # (B,) or (B + 1,) of the residual's columns
+    mass: float
+    free_scale: bool
+
+    def start(self, t: Tensor) -> Tensor:
+        """(B, B) -> (1, k)."""
+        flat = t.reshape(1, -1)
+        return torch.cat([flat, flat.new_full((1, 1), self.mass)], 1) if self.free_scale else flat
+
+    def state(self, unknowns: Tensor, parts: Parts) -> _State:
+        t, mass = self._split(unknowns)
+        p, error, x, residual = (part[0] for part in parts)
+        return _State(t=t, p=p, error=error, x=x, residual=residual, mass=mass)
+
+    def evaluate(self, unknowns: Tensor, rows: Tensor) -> tuple[Tensor, Parts]:
+        t, mass = self._split(unknowns)
+        state = _evaluate(self.equations, t, self.labels, mass, self.weights)
+        return state.residual.square().sum()[None], (state.p[None], state.error[None], state.x[None], state.residual[None])
+
+    def normal_equations(self, unknowns: Tensor, rows: Tensor, parts: Parts) -> tuple[Tensor, Tensor]:
+        normal, gradient = _normal_equations(self.equations, self.state(unknowns, parts), self.weights, self.free_scale)
+        return normal[None], gradient[None]
+
+    def move(self, unknowns: Tensor, steps: Tensor) -> Tensor:
+        """The step of the mass is one of its logarithm, and at most by a factor of e."""
+        moved = unknowns - steps
+        if self.free_scale:
+            moved[0, -1] = float(unknowns[0, -1]) * math.exp(-max(-1.0, min(1.0, float(steps[0, -1]))))
+        return moved
+
+    def at_rest(self, unknowns: Tensor, steps: Tensor, trial: Tensor, better: Tensor) -> Tensor:
+        """Whether an accepted step moves no feature by more than REST of its length; a rejected one is damped more."""
+        (before, _), (after, _) = self._split(unknowns), self._split(trial)
+        moved = _length(self.equations, after - before)
+        return better & (moved < REST * _length(self.equations, after)).all()
+
+    def _split(self, unknowns: Tensor) -> tuple[Tensor, float]:
+        rank = self.equations.rank
+        return unknowns[0, : rank * rank].view(rank, rank), float(unknowns[0, -1]) if self.free_scale else self.mass
+
+
+def _descend(problem: _WholeBatch, t: Tensor, iterations: int, patience: int) -> _State:
+    found = minimise(problem, problem.start(t), DAMPING, iterations=iterations, count_rejected=False, patience=patience)
+    return problem.state(found.unknowns, found.parts)
 
 
 def _evaluate(equations: Equations, t: Tensor, labels: Tensor, mass: float, weights: Tensor) -> _State:
@@ -114,8 +137,7 @@ def _evaluate(equations: Equations, t: Tensor, labels: Tensor, mass: float, weig
         x = torch.cat([x, torch.ones_like(x[:, :1])], 1)
         target = torch.cat([target, equations.bias_target[:, None]], 1)
     x = x * weights
-    residual = error.T @ x / mass - target * weights
-    return _State(t=t, p=p, error=error, x=x, residual=residual, mass=mass, value=float(residual.square().sum()))
+    return _State(t=t, p=p, error=error, x=x, residual=error.T @ x / mass - target * weights, mass=mass)
 
 
 def _normal_equations(equations: Equations, state: _State, weights: Tensor, free_scale: bool) -> tuple[Tensor, Tensor]:
@@ -171,50 +193,68 @@ def _column_weights(equations: Equations, state: _State) -> Tensor:
     return even * spectrum.noise / (spectrum.noise**2 + extra).sqrt()
 
 
-def _summary(equations: Equations, state: _State, labels: Tensor, weights: Tensor, free_scale: bool) -> Fit:
-    rank, spectrum = equations.rank, equations.spectrum
+def _summary(problem: _WholeBatch, state: _State) -> Fit:
+    equations, rank, spectrum = problem.equations, problem.equations.rank, problem.equations.spectrum
     columns = rank + (equations.bias_target is not None)
-    freedom = columns * (spectrum.informative - 1) - rank * rank - free_scale
+    freedom = columns * (spectrum.informative - 1) - rank * rank - problem.free_scale
     misfit = state.value / (spectrum.noise**2 * max(freedom, 1))
-    factorised = _factorised(equations, state, weights, free_scale)
-    if factorised is None or freedom < 2:
+    system = _factor_normal_equations(problem, state)
+    if system is None or freedom < 2:
         infinite = torch.full_like(state.t[:, 0], torch.inf)
         return Fit(t=state.t, mass=state.mass, misfit=misfit, error_bar=infinite, isolated=torch.isfinite(infinite))
-    lower, scale, gradient = factorised
-    covariance = torch.cholesky_inverse(lower).diagonal() * scale.square()  # of each unknown, in units of the noise
+    covariance = torch.cholesky_inverse(system.lower).diagonal() * system.scale.square()  # of each unknown, in units of the noise
     noise = spectrum.noise * max(misfit * (1 + 3 * (2 / freedom) ** 0.5), 1.0) ** 0.5
     inside = noise**2 * (covariance[: rank * rank].view(rank, rank) * spectrum.values.square()).sum(1)
     outside = spectrum.noise**2 * state.t.square().sum(1) * equations.weight.shape[1]
-    rest, _ = _step(lower, scale, gradient, state.t)
-    isolated = _length(equations, rest) < inside.sqrt()  # at rest, to within the noise
-    for seed in (0, 1):  # and a Gauss–Newton step leads back from three standard deviations away
-        draw = torch.randn(len(lower), 1, dtype=lower.dtype, generator=torch.Generator().manual_seed(seed)).to(lower.device)
-        away = 3 * noise * torch.linalg.solve_triangular(lower.T, draw, upper=True)[:, 0] * scale
-        away = away[: rank * rank].view(rank, rank)
-        again = _factorised(equations, _evaluate(equations, state.t + away, labels, state.mass, weights), weights, free_scale)
-        if again is None:
-            isolated = torch.zeros_like(isolated)
-            break
-        back = _length(equations, away - _step(*again, state.t)[0])
-        isolated &= back < 0.5 * torch.maximum(_length(equations, away), inside.sqrt())
     bar = DEVIATIONS * (inside + outside).sqrt() / _length(equations, state.t)
+    isolated = _is_isolated(problem, state, system, noise, inside.sqrt())
     return Fit(t=state.t, mass=state.mass, misfit=misfit, error_bar=with_floor(equations, bar), isolated=isolated)
 
 
-def _factorised(equations: Equations, state: _State, weights: Tensor, free_scale: bool) -> tuple[Tensor, Tensor, Tensor] | None:
-    """Cholesky factor of the equilibrated normal matrix, the scale, and the gradient; None where it is singular."""
-    normal, gradient = _normal_equations(equations, state, weights, free_scale)
+def _is_isolated(problem: _WholeBatch, state: _State, system: _System, noise: float, deviation: Tensor) -> Tensor:
+    """Whether each sample is at rest to within its standard `deviation` (B,), and comes back from three of them away: (B,) bool.
+
+    Each of two random displacements of the whole batch is followed by one Gauss–Newton step.
+    """
+    equations = problem.equations
+    isolated = _length(equations, system.newton_step(state.t)) < deviation
+    for seed in (0, 1):
+        lower = system.lower
+        draw = torch.randn(len(lower), 1, dtype=lower.dtype, generator=torch.Generator().manual_seed(seed)).to(lower.device)
+        away = 3 * noise * torch.linalg.solve_triangular(lower.T, draw, upper=True)[:, 0] * system.scale
+        away = away[: state.t.numel()].view_as(state.t)
+        displaced = _evaluate(equations, state.t + away, problem.labels, state.mass, problem.weights)
+        there = _factor_normal_equations(problem, displaced)
+        if there is None:
+            return torch.zeros_like(isolated)
+        back = _length(equations, away - there.newton_step(state.t))
+        isolated &= back < 0.5 * torch.maximum(_length(equations, away), deviation)
+    return isolated
+
+
+@dataclass(frozen=True, kw_only=True)
+class _System:
+    """The normal equations at one state, scaled to a diagonal of ones and factored."""
+
+    lower: Tensor  # (k, k) Cholesky factor
+    scale: Tensor  # (k,)
+    gradient: Tensor  # (k,)
+
+    def newton_step(self, like: Tensor) -> Tensor:
+        """The Gauss–Newton step of the coordinates: (B, B)."""
+        step = torch.cholesky_solve((self.gradient * self.scale)[:, None], self.lower)[:, 0] * self.scale
+        return step[: like.numel()].view_as(like)
+
+
+def _factor_normal_equations(problem: _WholeBatch, state: _State) -> _System | None:
+    """None where the normal matrix is singular."""
+    normal, gradient = _normal_equations(problem.equations, state, problem.weights, problem.free_scale)
     scale = normal.diagonal().clamp_min(torch.finfo(normal.dtype).tiny).rsqrt()
     eye = torch.eye(len(normal), dtype=normal.dtype, device=normal.device)
     lower, failed = torch.linalg.cholesky_ex(normal * scale[:, None] * scale + 1e-15 * eye)
-    return (lower, scale, gradient) if int(failed) == 0 else None
-
-
-def _step(lower: Tensor, scale: Tensor, gradient: Tensor, like: Tensor) -> tuple[Tensor, float]:
-    """The Gauss–Newton step of the coordinates, and that of log mass."""
-    step = torch.cholesky_solve((gradient * scale)[:, None], lower)[:, 0] * scale
-    return step[: like.numel()].view_as(like), float(step[-1]) if len(step) > like.numel() else 0.0
+    return _System(lower=lower, scale=scale, gradient=gradient) if int(failed) == 0 else None
 
 
 def _length(equations: Equations, t: Tensor) -> Tensor:
+    """The lengths of the features at coordinates (n, B): (n,)."""
     return torch.linalg.vector_norm(t * equations.spectrum.values, dim=1)

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from dosimeter.engines.least_squares import Damping, Parts, Problem, minimise
 from dosimeter.engines.subspace.equations import Equations, Span, off_space, probabilities, slopes, weighed_errors, whole
 
 ELEMENTS = {"cpu": 2**24, "cuda": 2**27}  # entries of one (starts, classes, rank) tensor
 MOST_PAIRS = 512  # that a scan returns where labels blend
-GIVE_UP = 1e4  # damping at which a start is at a minimum or lost
+LEAST_ERROR = 1e-150  # length of an error row below which the relative residual counts as zero over this
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,8 +81,11 @@ def solve(equations: Equations, span: Span, t: Tensor, labels: Tensor, *, iterat
     Relative, because the plain residual vanishes trivially where softmax(z) reaches the label (rgla's "twin data").
     """
     chunk = _chunk(span, t)
-    pieces = [_solve(equations, span, a, b, iterations) for a, b in zip(t.split(chunk), labels.split(chunk))]
-    return torch.cat([piece[0] for piece in pieces]), torch.cat([piece[1] for piece in pieces])
+    pieces = [
+        minimise(_RelativeResidual(equations=equations, span=span, labels=names), starts, Damping(), iterations=iterations)
+        for starts, names in zip(t.split(chunk), labels.split(chunk))
+    ]
+    return torch.cat([piece.unknowns for piece in pieces]), torch.cat([piece.value for piece in pieces])
 
 
 def polish(equations: Equations, span: Span, t: Tensor, labels: Tensor, *, steps: int = 2) -> tuple[Tensor, Tensor]:
@@ -118,39 +122,24 @@ def _chunk(span: Span, t: Tensor) -> int:
     return max(1, ELEMENTS.get(t.device.type, 2**24) // max(span.logits.numel(), 1))
 
 
-def _solve(equations: Equations, span: Span, t: Tensor, labels: Tensor, iterations: int) -> tuple[Tensor, Tensor]:
-    eye = torch.eye(t.shape[1], dtype=t.dtype, device=t.device)
-    best_t, damping = t.clone(), torch.full((len(t),), 1e-3, dtype=t.dtype, device=t.device)
-    p = probabilities(equations, span, t)
-    residual, error, size = _relative(equations, span, p, labels)
-    value = residual.square().sum(1)
-    live = torch.arange(len(t), device=t.device)
-    for _ in range(iterations):
-        if len(live) == 0:
-            break
-        hessian, slope = _normal_equations(equations, span, p[live], labels[live], residual[live], error[live], size[live])
-        scale = hessian.diagonal(dim1=1, dim2=2).clamp_min(torch.finfo(t.dtype).tiny).rsqrt()
-        hessian = hessian * scale[:, :, None] * scale[:, None, :] + (damping[live][:, None, None] + 1e-14) * eye
-        lower, failed = torch.linalg.cholesky_ex(hessian)
-        step = torch.cholesky_solve((slope * scale)[:, :, None], lower)[:, :, 0] * scale
-        step = torch.where((failed == 0)[:, None], step, torch.zeros_like(step))
-        trial = best_t[live] - step
-        trial_p = probabilities(equations, span, trial)
-        trial_residual, trial_error, trial_size = _relative(equations, span, trial_p, labels[live])
-        trial_value = trial_residual.square().sum(1)
-        better = trial_value < value[live]
-        moved, stays = live[better], torch.linalg.vector_norm(step, dim=1) <= 1e-8 * torch.linalg.vector_norm(trial, dim=1)
-        best_t[moved], p[moved], residual[moved] = trial[better], trial_p[better], trial_residual[better]
-        error[moved], size[moved], value[moved] = trial_error[better], trial_size[better], trial_value[better]
-        damping[live] = torch.where(better, damping[live] * 0.05, damping[live] * 8).clamp_min(1e-16)
-        live = live[~stays & (damping[live] < GIVE_UP)]
-    return best_t, value
+@dataclass(frozen=True, kw_only=True)
+class _RelativeResidual(Problem):
+    """ρ = (I − UUᵀ) w∘d / ‖w∘d‖ of one sample a row; the unknowns are its coordinates."""
 
+    equations: Equations
+    span: Span
+    labels: Tensor  # (n,)
 
-def _relative(equations: Equations, span: Span, p: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    error = weighed_errors(equations, span, p, labels)
-    size = torch.linalg.vector_norm(error, dim=1, keepdim=True).clamp_min(1e-150)
-    return off_space(span, error) / size, error, size
+    def evaluate(self, unknowns: Tensor, rows: Tensor) -> tuple[Tensor, Parts]:
+        p = probabilities(self.equations, self.span, unknowns)
+        error = weighed_errors(self.equations, self.span, p, self.labels[rows])
+        size = torch.linalg.vector_norm(error, dim=1, keepdim=True).clamp_min(LEAST_ERROR)
+        residual = off_space(self.span, error) / size
+        return residual.square().sum(1), (p, residual, error, size)
+
+    def normal_equations(self, unknowns: Tensor, rows: Tensor, parts: Parts) -> tuple[Tensor, Tensor]:
+        p, residual, error, size = parts
+        return _normal_equations(self.equations, self.span, p, self.labels[rows], residual, error, size)
 
 
 def _normal_equations(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from dosimeter.engines.least_squares import Damping, Parts, Problem, minimise
 from dosimeter.engines.subspace.equations import Equations, Span, off_space, probabilities, slopes, weighed_errors, whole
 from dosimeter.engines.subspace.single import linear_scan
 
@@ -31,40 +32,32 @@ def estimate_smoothing(equations: Equations, start: Tensor) -> float:
         smoothed = with_smoothing(equations, guess)
         scan = linear_scan(smoothed, span, start)
         for label in scan.score.argsort()[:CLASSES]:
-            strength, value = _solve(equations, span, scan.reached[label], label[None], guess)
+            begin = torch.cat([scan.reached[label], scan.reached.new_tensor([guess])])[None]
+            problem = _FreeSmoothing(equations=equations, span=span, label=label[None])
+            found = minimise(problem, begin, Damping(), iterations=ITERATIONS)
+            strength, value = float(found.unknowns[0, -1]), float(found.value)
             if value < lowest and 0 <= strength < 1:
                 best, lowest = strength, value
     return best
 
 
-def _solve(equations: Equations, span: Span, t: Tensor, label: Tensor, strength: float) -> tuple[float, float]:
-    """Damped Gauss–Newton on (t, ε) for one sample: ε and the squared relative residual."""
-    value, damping = torch.inf, 1e-3
-    for _ in range(ITERATIONS):
-        residual, jacobian, size = _linearised(equations, span, t, label, strength)
-        value = float(residual.square().sum() / size)
-        scale = torch.linalg.vector_norm(jacobian, dim=0).clamp_min(torch.finfo(t.dtype).tiny)
-        level = jacobian / scale
-        eye = torch.eye(level.shape[1], dtype=t.dtype, device=t.device)
-        solved, failed = torch.linalg.solve_ex(level.T @ level + (damping + 1e-14) * eye, level.T @ residual)
-        step = torch.where(failed > 0, torch.nan, solved) / scale  # a singular one is damped more, as one that leads uphill
-        trial, wanted = t - step[:-1], strength - float(step[-1])
-        after, _, after_size = _linearised(equations, span, trial, label, wanted)
-        if float(after.square().sum() / after_size) < value:
-            t, strength, damping = trial, wanted, damping * 0.05
-        else:
-            damping *= 8
-        if damping > 1e4:
-            break
-    return strength, value
+@dataclass(frozen=True, kw_only=True)
+class _FreeSmoothing(Problem):
+    """One sample's own residual; the unknowns are its coordinates and ε. The value is relative to the size of the error."""
 
+    equations: Equations
+    span: Span
+    label: Tensor  # (1,)
 
-def _linearised(equations: Equations, span: Span, t: Tensor, label: Tensor, strength: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Residual (C,), Jacobian (C, B + 1) and squared size of the error at (t, ε)."""
-    smoothed = with_smoothing(equations, strength)
-    p = probabilities(equations, span, t[None])
-    error = weighed_errors(smoothed, span, p, label)
-    even, sharp = (weighed_errors(with_smoothing(equations, end), span, p, label) for end in (1.0, 0.0))
-    by_strength = even - sharp
-    rows = torch.cat([slopes(equations, span, p)[0].T, by_strength])  # (B + 1, C)
-    return off_space(span, error)[0], off_space(span, rows).T, error.square().sum()
+    def evaluate(self, unknowns: Tensor, rows: Tensor) -> tuple[Tensor, Parts]:
+        equations, span, t, strength = self.equations, self.span, unknowns[:, :-1], float(unknowns[0, -1])
+        p = probabilities(equations, span, t)
+        error = weighed_errors(with_smoothing(equations, strength), span, p, self.label)
+        even, sharp = (weighed_errors(with_smoothing(equations, end), span, p, self.label) for end in (1.0, 0.0))
+        rows = torch.cat([slopes(equations, span, p)[0].T, even - sharp])  # (B + 1, C)
+        residual = off_space(span, error)
+        return residual.square().sum(1) / error.square().sum(1), (residual, off_space(span, rows)[None])
+
+    def normal_equations(self, unknowns: Tensor, rows: Tensor, parts: Parts) -> tuple[Tensor, Tensor]:
+        residual, transposed = parts  # (1, C), (1, B + 1, C)
+        return transposed @ transposed.transpose(1, 2), (transposed @ residual[:, :, None])[:, :, 0]
