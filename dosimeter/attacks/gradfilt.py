@@ -10,7 +10,7 @@ from torch import Generator, nn
 
 from dosimeter.attacks.imprint import read_inserted_layer
 from dosimeter.attacks.inverting_gradients import InvertingGradients
-from dosimeter.engines.bins.inserted_layer import Functional, InsertedLayer, Moments, insert_layer, moments_of
+from dosimeter.engines.bins.inserted_layer import Functional, InsertedLayer, Moments, insert_layer, measure_moments
 from dosimeter.engines.head_filter import BIAS, calibrate, plant_filter, require_filtering, restore_labels
 from dosimeter.engines.matching.distances import SquaredError
 from dosimeter.engines.matching.optimisers import Adam
@@ -125,7 +125,7 @@ class GradFilt(ActiveAttack):
 
     def after(self, found: Reconstruction) -> GradFilt:
         """The attack of the next round, with bins for the kind of data that this round showed."""
-        moments = moments_of(found.inputs, found.normalization) if len(found.inputs) > 1 else self.moments
+        moments = measure_moments(found.inputs, found.normalization) if len(found.inputs) > 1 else self.moments
         return replace(self, moments=moments, round=self.round + 1)
 
     def calibrate(self, exposure: Exposure) -> tuple[Exposure, LabelEstimate]:

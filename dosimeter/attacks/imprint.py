@@ -9,9 +9,9 @@ import torch
 from torch import Generator, nn
 
 from dosimeter.client.training import FedAvg
-from dosimeter.engines.bins.contents import decode
-from dosimeter.engines.bins.inserted_layer import Functional, InsertedLayer, Moments, insert_layer, moments_of
-from dosimeter.engines.bins.replay import of_one_client, replayer_for, takes_local_steps
+from dosimeter.engines.bins.contents import decode_bins
+from dosimeter.engines.bins.inserted_layer import Functional, InsertedLayer, Moments, insert_layer, measure_moments
+from dosimeter.engines.bins.replay import replayer_for, takes_local_steps, training_of_one_client
 from dosimeter.interfaces import ActiveAttack, Exposure
 from dosimeter.network.input_shape import find_input_shape
 from dosimeter.options import NonNegativeInt, PositiveInt
@@ -63,7 +63,7 @@ class Imprint(ActiveAttack):
 
     def after(self, found: Reconstruction) -> Imprint:
         """The attack of the next round: sorted anew, with bins for the kind of data that this round showed."""
-        moments = moments_of(found.inputs, found.normalization) if len(found.inputs) > 1 else self.moments
+        moments = measure_moments(found.inputs, found.normalization) if len(found.inputs) > 1 else self.moments
         return replace(self, moments=moments, round=self.round + 1)
 
     def __call__(self, exposure: Exposure, labels: LabelEstimate | None, rng: Generator) -> Reconstruction:
@@ -85,11 +85,11 @@ def read_inserted_layer(exposure: Exposure, layer: InsertedLayer, labels: torch.
     public = exposure.public
     weight, bias = exposure.update["rows.weight"], exposure.update["rows.bias"]
     replay = replayer_for(exposure, layer, labels)
-    found = decode(layer, weight, bias, public.normalization, public.input_shape, replay)
+    found = decode_bins(layer, weight, bias, public.normalization, public.input_shape, replay)
     inputs = found.inputs.reshape(-1, *public.input_shape).to(weight)
     guessed = torch.full((len(inputs),), -1, device=inputs.device)
     if replay is not None and len(inputs):
-        guessed = replay.labels_of(found.inputs, found.weights)
+        guessed = replay.find_labels(found.inputs, found.weights)
     missed = 0 if count is None else max(count - len(inputs), 0)
     notes = [f"{len(inputs)} samples found alone"]
     if found.occupied:
@@ -100,7 +100,7 @@ def read_inserted_layer(exposure: Exposure, layer: InsertedLayer, labels: torch.
         notes.append("nothing is left in any bin")
     if takes_local_steps(public.training):
         notes.append("local steps move the layer, so that samples no longer cancel between its rows")
-    elif isinstance(of_one_client(public.training), FedAvg) and found.occupied:
+    elif isinstance(training_of_one_client(public.training), FedAvg) and found.occupied:
         notes.append("a change of weights is rounded as the weights are, which hides what samples add to them")
     if len(layer.bins) == 1 and replay is None:
         notes.append("with one functional only the pixels' levels can confirm a sample here")

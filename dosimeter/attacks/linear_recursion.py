@@ -9,8 +9,8 @@ import torch
 from torch import Generator, Tensor
 
 from dosimeter.client.losses import as_distribution
-from dosimeter.engines.recursion.feature_scale import Scaled, scale_feature
-from dosimeter.engines.recursion.row_quotients import SLACK, lone_samples
+from dosimeter.engines.recursion.feature_scale import ScaledFeature, scale_feature
+from dosimeter.engines.recursion.row_quotients import RANGE_SLACK, find_lone_samples
 from dosimeter.engines.scalar.verdict import doubted
 from dosimeter.interfaces import Attack, Exposure
 from dosimeter.network.chain import Link, find_chain, walk_back
@@ -91,7 +91,7 @@ def _one_sample(exposure: Exposure, weight: Tensor, bias: Tensor, labels: LabelE
 
 def _lone_samples(exposure: Exposure, weight: Tensor, bias: Tensor) -> Reconstruction:
     public = exposure.public
-    quotients, certain = lone_samples(weight, bias, public.input_shape, public.normalization)
+    quotients, certain = find_lone_samples(weight, bias, public.input_shape, public.normalization)
     inputs = quotients[certain].to(weight)
     count = len(inputs)
     enough = public.batch_size is not None and count >= public.batch_size
@@ -136,14 +136,14 @@ def _walk(exposure: Exposure, links: list[Link], error: Tensor) -> Tensor:
     return walk_back(links, exposure.update, error).reshape(1, *exposure.public.input_shape)
 
 
-def _settled(exposure: Exposure, head: Head, links: list[Link], scaled: list[Scaled]) -> tuple[Tensor, Scaled, int]:
+def _settled(exposure: Exposure, head: Head, links: list[Link], scaled: list[ScaledFeature]) -> tuple[Tensor, ScaledFeature, int]:
     """The input (1, *shape) of the first scale that nothing speaks against, that scale, and how many others are as good."""
     inputs = torch.cat([_walk(exposure, links, one.error) for one in scaled])  # (n, *shape)
     features = torch.stack([one.feature for one in scaled])  # (n, H)
     given = input_of(exposure.model, head.name, inputs.to(head.weight)).double()
     consistent = (given - features).norm(dim=1) <= CONSISTENT * features.norm(dim=1)
     low, high = input_bounds(exposure.public.normalization, inputs)
-    slack = SLACK * (high - low)
+    slack = RANGE_SLACK * (high - low)
     inside = ((inputs >= low - slack) & (inputs <= high + slack)).flatten(1).all(1)
     left = torch.ones_like(consistent)
     for passed in (consistent, inside):

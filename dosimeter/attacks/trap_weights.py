@@ -8,8 +8,8 @@ from typing import ClassVar
 import torch
 from torch import Generator, nn
 
-from dosimeter.engines.bins.trap_rows import TrapLayer, first_linear, plant_traps
-from dosimeter.engines.recursion.row_quotients import lone_samples
+from dosimeter.engines.bins.trap_rows import TrapLayer, find_first_linear, plant_traps
+from dosimeter.engines.recursion.row_quotients import find_lone_samples
 from dosimeter.interfaces import ActiveAttack, Exposure
 from dosimeter.network.input_shape import find_input_shape
 from dosimeter.options import Fraction, NonNegativeInt, PositiveInt
@@ -51,7 +51,7 @@ class TrapWeights(ActiveAttack):
         if f"{name}.weight" not in exposure.update or f"{name}.bias" not in exposure.update:
             raise Refused(f"trap_weights reads the gradient of {name!r}, and the client withholds it")
         weight, bias = exposure.update[f"{name}.weight"], exposure.update[f"{name}.bias"]
-        quotients, certain = lone_samples(weight, bias, public.input_shape, public.normalization)
+        quotients, certain = find_lone_samples(weight, bias, public.input_shape, public.normalization)
         inputs = quotients[certain].to(weight)
         left = int((~certain).sum())
         return Reconstruction(
@@ -67,7 +67,7 @@ class TrapWeights(ActiveAttack):
 def _trapped_layer(exposure: Exposure) -> str:
     """The name of the layer with trap rows in the model as it was sent."""
     model = exposure.model
-    name = "rows" if isinstance(model, TrapLayer) else first_linear(model, torch.Size(exposure.public.input_shape).numel())
+    name = "rows" if isinstance(model, TrapLayer) else find_first_linear(model, torch.Size(exposure.public.input_shape).numel())
     if name is not None:
         weight = model.get_submodule(name).weight
         assert isinstance(weight, torch.Tensor)

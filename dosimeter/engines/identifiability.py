@@ -81,9 +81,9 @@ def _layer(name: str, module: nn.Module, change: Tensor, *, is_head: bool, size:
     rng = generator(0, "identifiability", matrix.device)
     if is_head:
         spectrum = factor(matrix, rounding_unit(change), rng, at_most=size)
-        rank, kept, dropped, floor = _summary(spectrum)
+        rank, kept, dropped, floor = _summarise(spectrum)
     else:
-        rank, kept, dropped, floor = _plain(matrix, rounding_unit(change))
+        rank, kept, dropped, floor = _rank_above_rounding(matrix, rounding_unit(change))
     words = _head_sentence(rank, bound, rows, columns, size) if is_head else _inner_sentence(kind, rank, bound, size)
     return LayerIdentifiability(
         name=name,
@@ -98,14 +98,14 @@ def _layer(name: str, module: nn.Module, change: Tensor, *, is_head: bool, size:
     )
 
 
-def _summary(spectrum: Spectrum) -> tuple[int, float, float, float]:
+def _summarise(spectrum: Spectrum) -> tuple[int, float, float, float]:
     if spectrum.rank == 0:
         return 0, 0.0, 1.0, 1.0
     largest = float(spectrum.values[0])
     return spectrum.rank, float(spectrum.values[-1]) / largest, spectrum.below / largest, spectrum.edge / largest
 
 
-def _plain(matrix: Tensor, unit: float) -> tuple[int, float, float, float]:
+def _rank_above_rounding(matrix: Tensor, unit: float) -> tuple[int, float, float, float]:
     """Rank against the rounding of the entries, for layers whose rows need not sum to zero."""
     values = torch.linalg.svdvals(matrix)
     if len(values) == 0 or float(values[0]) == 0:

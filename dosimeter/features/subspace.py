@@ -8,7 +8,7 @@ import torch
 from torch import Generator
 
 from dosimeter.client.training import sends_one_gradient
-from dosimeter.engines.subspace.guesses import with_likely_guesses
+from dosimeter.engines.subspace.guesses import add_likely_guesses
 from dosimeter.engines.subspace.problem import Targets, separate_head
 from dosimeter.engines.subspace.verdict import Separation
 from dosimeter.interfaces import Exposure, FeatureRecovery
@@ -53,7 +53,7 @@ class Subspace(FeatureRecovery):
         proved = separate_head(
             exposure, head, labels, rng, method=self.name, attempts=self.attempts, starts=self.starts, targets=self.targets
         )
-        found, likely = with_likely_guesses(proved, exposure, head, labels)
+        found, likely = add_likely_guesses(proved, exposure, head, labels)
         outcome, message = _verdict(found, proved.rank, exposure, head)
         message = message if likely is None else f"{message}; {likely.sentence}"
         each = torch.repeat_interleave(torch.arange(len(found.labels), device=found.labels.device), found.times)

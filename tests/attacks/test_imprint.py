@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import dosimeter as dm
-from dosimeter.engines.bins.inserted_layer import NATURAL
+from dosimeter.engines.bins.inserted_layer import NATURAL_MOMENTS
 from dosimeter.models.loading import load_model
 
 
@@ -157,7 +157,7 @@ def test_a_model_without_derivatives_along_a_direction_is_read_by_levels_and_agr
 def test_one_functional_finds_about_as_many_as_lie_alone(model) -> None:
     batch = pictures(30, 3)
     found, distance = attacked(model, batch, functionals=("brightness",), bins=60)
-    mean, deviation = NATURAL["brightness"]
+    mean, deviation = NATURAL_MOMENTS["brightness"]
     brightness = (batch.inputs.flatten(1).mean(1) - mean) / deviation
     edges = torch.special.ndtri(torch.arange(1, 60) / 60)
     bins = torch.bucketize(brightness, edges)

@@ -1,4 +1,4 @@
-"""Would the model have given this input that weight? A sample's δ at an inserted layer, computed for every label."""
+"""The weight δ that a model gives an input at an inserted layer, computed for every label as the client computes it."""
 
 from __future__ import annotations
 
@@ -9,43 +9,45 @@ from torch import Tensor, nn
 
 from dosimeter.client.training import FedAvg, sends_one_gradient
 from dosimeter.defenses.secure_aggregation import MeanOfClients
-from dosimeter.engines.bins.inserted_layer import STRENGTH, InsertedLayer
+from dosimeter.engines.bins.inserted_layer import LAYER_STRENGTH, InsertedLayer
 from dosimeter.engines.matching.differentiable import twice_differentiable
-from dosimeter.engines.recursion.levels import snapped
+from dosimeter.engines.recursion.levels import snap_to_levels
 from dosimeter.interfaces import Exposure, Training
 from dosimeter.network.probing import copied_buffers
 
-ONE_LABEL = 5e-3  # the more labels there are, the nearer a mixture's weight comes to one of theirs: 1 in 100 by chance
-TELLING = 3e-3  # relative difference up to which a label is told by its weight
+CHANCE_TOLERANCE = 5e-3  # over the number of labels: a mixture's weight comes this near to one of theirs once in 100 mixtures
+LABEL_TOLERANCE = 3e-3  # relative difference of weights up to which a label is named
 
 
 class Replayer:
-    """Computes δ = (STRENGTH / k) · ∂ℓ/∂x̃ · 1 / B of inputs under every label, as the client did for its own samples."""
+    """Computes δ = (strength / k) · ∂ℓ/∂x̃ · 1 / B of inputs under every label, as the client does for its own samples."""
 
     def __init__(self, exposure: Exposure, layer: InsertedLayer, labels: Tensor | None = None) -> None:
         public = exposure.public
         assert public.batch_size is not None
         self.layer, self.loss, self.shape = copy.deepcopy(layer), public.loss, public.input_shape
         self.normalization = public.normalization
-        self.labels = torch.arange(public.classes) if labels is None else labels  # those that a sample may have
-        self.exact = ONE_LABEL / len(self.labels)  # relative difference up to which a weight confirms a sample
-        self.factor = STRENGTH / sum(layer.bins) / public.batch_size
+        self.labels = torch.arange(public.classes) if labels is None else labels  # that a sample may have
+        self.exact = CHANCE_TOLERANCE / len(self.labels)  # relative difference up to which a weight confirms a sample
+        self.factor = LAYER_STRENGTH / sum(layer.bins) / public.batch_size
 
     def __call__(self, inputs: Tensor, weights: Tensor) -> Tensor:
-        """How far the weight is from the one that the best label gives the input, relative: (n,)."""
+        """Relative difference between each weight and the nearest that any label gives the input: (n,)."""
         return self.mismatch(inputs, weights).amin(1)
 
-    def labels_of(self, inputs: Tensor, weights: Tensor) -> Tensor:
+    def find_labels(self, inputs: Tensor, weights: Tensor) -> Tensor:
         """The label that fits each sample's weight best, −1 where none does: (n,)."""
         difference, best = self.mismatch(inputs, weights).min(1)
         labels = self.labels.to(best.device)[best]
-        return torch.where(difference <= TELLING, labels, -1)
+        return torch.where(difference <= LABEL_TOLERANCE, labels, -1)
 
     def mismatch(self, inputs: Tensor, weights: Tensor) -> Tensor:
         """Relative difference between each label's weight and the one seen: (n, labels)."""
         like = self.layer.rows.weight
-        samples = snapped(inputs.reshape(-1, *self.shape), self.normalization).to(like)  # ties must fall as the client's did
-        reached = [self._reached(piece) for piece in samples.split(64)]
+        samples = snap_to_levels(inputs.reshape(-1, *self.shape), self.normalization).to(
+            like
+        )  # exactly on the levels: kinks must fall as they did for the client
+        reached = [self._logits_and_slopes(piece) for piece in samples.split(64)]
         logits, slopes = (torch.cat(parts).double() for parts in zip(*reached))  # (n, C)
         ids = torch.ones(len(samples), dtype=torch.int64, device=logits.device)
         columns = [(self.loss.logit_gradient(logits, int(label) * ids) * slopes).sum(1) for label in self.labels]
@@ -53,50 +55,52 @@ class Replayer:
         return (expected - weights[:, None]).abs() / weights[:, None].abs()
 
     @torch.no_grad()
-    def _reached(self, samples: Tensor) -> tuple[Tensor, ...]:
+    def _logits_and_slopes(self, samples: Tensor) -> tuple[Tensor, ...]:
         """The logits of samples (n, *shape), and their derivatives along the added constant: (n, C) each."""
         buffers = copied_buffers(self.layer.body)
-        shifted = self.layer.shifted(samples)
-        with twice_differentiable():  # derivatives along a direction need the plain forms too
+        shifted = self.layer.shift(samples)
+        with twice_differentiable():  # forward-mode derivatives need the same plain layers
             return torch.func.jvp(
                 lambda moved: torch.func.functional_call(self.layer.body, buffers, (moved,)), (shifted,), (torch.ones_like(shifted),)
             )
 
-    def possible(self) -> bool:
-        """Whether the model can be differentiated along a direction at all."""
+    def is_possible(self) -> bool:
+        """Whether forward-mode derivatives of the model exist."""
         try:
-            self._reached(self.layer.rows.weight.new_zeros(2, *self.shape))
+            self._logits_and_slopes(self.layer.rows.weight.new_zeros(2, *self.shape))
         except (RuntimeError, NotImplementedError):
             return False
         return True
 
 
 def replayer_for(exposure: Exposure, layer: InsertedLayer, labels: Tensor | None = None) -> Replayer | None:
-    """A replayer where a sample's weight depends on itself alone: one gradient step, no batch statistics, nothing random.
+    """A replayer, if each sample's weight depends on that sample alone: one gradient step, no batch statistics, no dropout.
 
-    None too where the model cannot be differentiated along a direction.
+    None otherwise, and where the model has no forward-mode derivatives.
     """
     public = exposure.public
-    if public.batch_size is None or not one_gradient(public.training) or _mixes_samples(layer.body):
+    if public.batch_size is None or not sends_gradient_at_model(public.training) or _mixes_samples(layer.body):
         return None
     replayer = Replayer(exposure, layer, labels)
-    return replayer if replayer.possible() else None
+    return replayer if replayer.is_possible() else None
 
 
-def one_gradient(training: Training) -> bool:
-    """Whether the update is the gradient at the model as it was sent, of one client or of several together."""
-    return sends_one_gradient(of_one_client(training))
+def sends_gradient_at_model(training: Training) -> bool:
+    """Whether the update is the gradient at the received model, of one client or averaged over several."""
+    return sends_one_gradient(training_of_one_client(training))
 
 
 def takes_local_steps(training: Training) -> bool:
     """Whether the model moves while the client trains."""
-    return isinstance(of_one_client(training), FedAvg) and not one_gradient(training)
+    return isinstance(training_of_one_client(training), FedAvg) and not sends_gradient_at_model(training)
 
 
-def of_one_client(training: Training) -> Training:
+def training_of_one_client(training: Training) -> Training:
+    """What each client does under secure aggregation, else the training itself."""
     return training.each if isinstance(training, MeanOfClients) else training
 
 
 def _mixes_samples(model: nn.Module) -> bool:
+    """Whether batch statistics or dropout make one sample's slope depend on more than the sample."""
     normed = (nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd)
     return any(isinstance(module, normed) and module.training for module in model.modules())

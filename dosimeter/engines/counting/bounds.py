@@ -12,7 +12,7 @@ from dosimeter.client.losses import CrossEntropy
 from dosimeter.client.training import FedSGD
 from dosimeter.engines.counting.auxiliary import logits_in_chunks
 from dosimeter.engines.counting.counts import feigned, least_counts
-from dosimeter.engines.subspace.problem import sure_samples
+from dosimeter.engines.subspace.problem import find_sure_samples
 from dosimeter.interfaces import Exposure
 from dosimeter.network.head import Head
 
@@ -140,7 +140,7 @@ def _by_samples(exposure: Exposure, head: Head, rng: Generator, size: int, *, me
     assert isinstance(loss, CrossEntropy)
     assert head.weight_gradient is not None
     assert head.bias_gradient is not None
-    features, labels = sure_samples(exposure, head, rng, method=method)
+    features, labels = find_sure_samples(exposure, head, rng, method=method)
     counts, left = torch.bincount(labels, minlength=head.classes).double(), size - len(labels)
     errors = softmax(head.logits(features) / loss.temperature, 1) - one_hot(labels, head.classes)  # (n, C)
     weight = size * loss.temperature * head.weight_gradient.double() - errors.T @ features

@@ -9,16 +9,16 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softmax
 
-POINTS = 4000  # of the first grid
-ROUNDS = 40  # of narrowing
-MINIMA = 24  # of the first grid that are narrowed down
-WIDEST = 1e4  # logits beyond which no scale is tried
-SEVERAL = 6  # classes from which on equal entries beside two free ones are no chance
-DISTINCT = 1e-3  # relative distance from which two scales are two answers
+GRID_POINTS = 4000  # of the first grid
+NARROWINGS = 40  # of narrowing
+MINIMA_NARROWED = 24  # of the first grid that are narrowed down
+LARGEST_LOGIT = 1e4  # logits beyond which no scale is tried
+FREE_PAIR_CLASSES = 6  # classes from which on equal entries beside two free ones are no chance
+DISTINCT_SCALES = 1e-3  # relative distance from which two scales are two answers
 
 
 @dataclass(frozen=True)
-class Scaled:
+class ScaledFeature:
     """A feature with its scale, and the label that goes with it."""
 
     feature: Tensor  # (H,)
@@ -28,7 +28,7 @@ class Scaled:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Form:
+class LabelForm:
     """What a label may look like: all its entries but `free` are equal, and zero where the rest is `empty`; or it is known."""
 
     free: int = 0
@@ -36,7 +36,9 @@ class Form:
     known: Tensor | None = None  # (C,)
 
 
-def scale_feature(weight_gradient: Tensor, weight: Tensor, bias: Tensor | None, non_negative: bool, label: Tensor | None) -> list[Scaled]:
+def scale_feature(
+    weight_gradient: Tensor, weight: Tensor, bias: Tensor | None, non_negative: bool, label: Tensor | None
+) -> list[ScaledFeature]:
     """f = s v with ∇W = u σ vᵀ and softmax(s W v + b) − y = (σ/s) u (soft-labels Eqs. 2-4), all in float64: every s that fits.
 
     With `label` (C,) given, s is where the two sides agree. Without, the label must be smoothed, one-hot or a mixture of
@@ -52,40 +54,40 @@ def scale_feature(weight_gradient: Tensor, weight: Tensor, bias: Tensor | None, 
     slope = weight.double() @ v  # (C,)
     offset = torch.zeros_like(slope) if bias is None else bias.double()
     signs = (1.0,) if non_negative else (1.0, -1.0)
-    reach = WIDEST / float(slope.abs().max().clamp_min(1e-30))
-    grid = torch.cat([sign * torch.logspace(-9, 0, POINTS, dtype=torch.float64, device=u.device) * reach for sign in signs])
+    reach = LARGEST_LOGIT / float(slope.abs().max().clamp_min(1e-30))
+    grid = torch.cat([sign * torch.logspace(-9, 0, GRID_POINTS, dtype=torch.float64, device=u.device) * reach for sign in signs])
 
     def labels(scales: Tensor) -> Tensor:
         return softmax(scales[:, None] * slope + offset, 1) - (size / scales)[:, None] * u
 
-    def scaled(form: Form) -> list[Scaled]:
+    def scaled(form: LabelForm) -> list[ScaledFeature]:
         minima = _minimise(lambda s: _misfit(labels(s), form) * (s / size).abs(), grid)
         return [
-            Scaled(feature=scale * v, error=size / scale * u, label=labels(scale[None])[0], misfit=float(misfit))
+            ScaledFeature(feature=scale * v, error=size / scale * u, label=labels(scale[None])[0], misfit=float(misfit))
             for scale, misfit in zip(*minima, strict=True)
         ]
 
     noise = 1e-5 if weight_gradient.dtype == torch.float32 else 1e-9
-    found = [one for form in _forms(len(slope), label, u) for one in scaled(form)]
-    if label is None and len(slope) >= SEVERAL and not any(one.misfit <= noise for one in found):
-        found += scaled(Form(free=2))
-    fitting: list[Scaled] = []
+    found = [one for form in _label_forms(len(slope), label, u) for one in scaled(form)]
+    if label is None and len(slope) >= FREE_PAIR_CLASSES and not any(one.misfit <= noise for one in found):
+        found += scaled(LabelForm(free=2))
+    fitting: list[ScaledFeature] = []
     for one in (one for one in found if one.misfit <= noise):
-        if all(float((one.feature - other.feature).norm()) > DISTINCT * float(other.feature.norm()) for other in fitting):
+        if all(float((one.feature - other.feature).norm()) > DISTINCT_SCALES * float(other.feature.norm()) for other in fitting):
             fitting.append(one)
     return fitting or [min(found, key=lambda one: one.misfit)]
 
 
-def _forms(classes: int, label: Tensor | None, like: Tensor) -> list[Form]:
+def _label_forms(classes: int, label: Tensor | None, like: Tensor) -> list[LabelForm]:
     """The label itself where it is known, a hard one of two classes, else a smoothed one and a mixture."""
     if label is not None:
-        return [Form(known=label)]
+        return [LabelForm(known=label)]
     if classes == 2:
-        return [Form(known=hard) for hard in torch.eye(2).to(like)]
-    return [Form(free=1), Form(free=2, empty=True)]
+        return [LabelForm(known=hard) for hard in torch.eye(2).to(like)]
+    return [LabelForm(free=1), LabelForm(free=2, empty=True)]
 
 
-def _misfit(labels: Tensor, form: Form) -> Tensor:
+def _misfit(labels: Tensor, form: LabelForm) -> Tensor:
     """How far each candidate label (n, C) is from its form: (n,). A label with an entry below zero or above one is none."""
     if form.known is not None:
         return (labels - form.known).square().mean(1).sqrt()
@@ -100,10 +102,10 @@ def _minimise(misfit: Callable[[Tensor], Tensor], grid: Tensor) -> tuple[Tensor,
     values = torch.cat([misfit(part) for part in grid.split(1000)])
     padded = torch.cat([values[:1] + 1, values, values[-1:] + 1])
     minima = ((padded[1:-1] <= padded[:-2]) & (padded[1:-1] <= padded[2:])).nonzero().flatten()
-    minima = minima[values[minima].argsort()[:MINIMA]]
+    minima = minima[values[minima].argsort()[:MINIMA_NARROWED]]
     centre, ratio = grid[minima], float(grid[1] / grid[0])
     steps = torch.linspace(-1, 1, 9, dtype=grid.dtype, device=grid.device)
-    for _ in range(ROUNDS):
+    for _ in range(NARROWINGS):
         trial = centre[:, None] * ratio**steps  # (m, 9)
         value = misfit(trial.flatten()).reshape(trial.shape)
         best = value.argmin(1, keepdim=True)

@@ -5,16 +5,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from dosimeter.engines.recursion.levels import near_levels, on_levels, posterised, visible
+from dosimeter.engines.recursion.levels import are_near_levels, are_single_pictures, have_few_levels, levels_are_visible
 from dosimeter.normalization import input_bounds
 from dosimeter.types import Normalization
 
-AGREEMENT = 5e-5  # relative distance up to which two quotients are the same input; mixtures of the same two come near by chance
-SAME = 0.05  # relative distance up to which two quotients show one sample, one of them with more noise
-SLACK = 0.02  # of the range: how far outside an entry may lie
+SAME_QUOTIENT = 5e-5  # relative distance up to which two quotients are the same input; mixtures of the same two come near by chance
+SAME_SAMPLE = 0.05  # relative distance up to which two quotients show one sample, one of them with more noise
+RANGE_SLACK = 0.02  # of the range: how far outside an entry may lie
 
 
-def lone_samples(
+def find_lone_samples(
     weight_gradient: Tensor, bias_gradient: Tensor, shape: tuple[int, ...], normalization: Normalization
 ) -> tuple[Tensor, Tensor]:
     """Distinct inputs (n, *shape) that rows show, and whether each is certain to be one sample (n,).
@@ -31,19 +31,19 @@ def lone_samples(
     quotients = (weight[shown] / bias[shown, None]).reshape(-1, *shape)
     errors = noise * weight[shown].norm(dim=1) / (bias[shown].abs() * weight.shape[1] ** 0.5)  # root mean square an entry
     low, high = input_bounds(normalization, quotients)
-    slack = SLACK * (high - low)
+    slack = RANGE_SLACK * (high - low)
     inside = ((quotients >= low - slack) & (quotients <= high + slack)).flatten(1).all(1)
     quotients, errors = quotients[inside], errors[inside]
     if len(quotients) == 0:
         return quotients, torch.zeros(0, dtype=torch.bool, device=weight.device)
     flat = quotients.flatten(1)
     apart = torch.cdist(flat, flat, compute_mode="use_mm_for_euclid_dist") / flat.norm(dim=1)[:, None]  # float64: sound to 1e-7
-    votes = (apart <= AGREEMENT).sum(1)  # itself among them
-    near = near_levels(quotients, normalization)
-    refuted = ~near & near.any() & visible(errors, low, high)
-    pictures = on_levels(quotients, normalization, errors, few=posterised(quotients, normalization))
+    votes = (apart <= SAME_QUOTIENT).sum(1)  # itself among them
+    near = are_near_levels(quotients, normalization)
+    refuted = ~near & near.any() & levels_are_visible(errors, low, high)
+    pictures = are_single_pictures(quotients, normalization, errors, few=have_few_levels(quotients, normalization))
     certain = pictures | ((votes >= 2) & ~refuted)
     order = (votes + len(votes) * certain).argsort(descending=True, stable=True)
-    repeats = torch.tril(apart[order][:, order] <= SAME, -1).any(1)
+    repeats = torch.tril(apart[order][:, order] <= SAME_SAMPLE, -1).any(1)
     kept = order[~repeats]
     return quotients[kept], certain[kept]

@@ -21,17 +21,17 @@ from dosimeter.engines.subspace.equations import (
     Equations,
     blend_directions,
     blend_shares,
-    off_space,
     probabilities,
-    pulled,
-    weighed_errors,
-    whole,
+    project_off,
+    transposed_slopes,
+    weighted_errors,
+    whole_span,
 )
-from dosimeter.engines.subspace.single import newton, sensitivities
+from dosimeter.engines.subspace.single import newton_step, sensitivities
 
 DEVIATIONS = 8.0  # an error bar is this many standard deviations
 ROUNDINGS = 1.5  # of the model's own forward pass, in units of its epsilon
-REPEATABLE = 32.0  # a feature computed twice, in another order, differs by some epsilons: no bar is smaller than this many
+REPEATABILITY = 32.0  # a feature computed twice, in another order, differs by some epsilons: no bar is smaller than this many
 PAIR_FREEDOM = 4  # equations to spare below which one pair of classes in thousands may fit by chance
 LARGEST_MISFIT = 16.0  # residual energy over expected energy, beyond which the equations do not describe the sample
 
@@ -53,10 +53,10 @@ class Assessment:
 
 def assess(equations: Equations, t: Tensor, labels: Tensor, inverse: Tensor) -> Assessment:
     """`inverse` (n, B, B): inverse Cholesky factor of the slopes' normal matrix at `t`, from `polish`."""
-    span, spectrum = whole(equations), equations.spectrum
+    span, spectrum = whole_span(equations), equations.spectrum
     p = probabilities(equations, span, t)
-    error = weighed_errors(equations, span, p, labels)
-    left_over = off_space(span, error)
+    error = weighted_errors(equations, span, p, labels)
+    left_over = project_off(span, error)
     e = error @ spectrum.left  # (n, B)
     feature_size = torch.linalg.vector_norm(t * spectrum.values, dim=1)
     expected = equation_variance(equations, t, p, e)  # (n, C)
@@ -71,13 +71,13 @@ def assess(equations: Equations, t: Tensor, labels: Tensor, inverse: Tensor) -> 
         bar = torch.full_like(bar, torch.inf)
     share, share_bar = _second_shares(equations, t, p, labels, inverse, expected.amax(1) * raised)
     return Assessment(
-        error_bar=with_floor(equations, bar),
+        error_bar=add_repeatability(equations, bar),
         misfit=misfit,
         residual=torch.linalg.vector_norm(left_over, dim=1) / torch.linalg.vector_norm(error, dim=1),
         mass=(t * e).sum(1),
         mass_bar=_mass_bar(equations, t, p, labels, e, inverse, expected * raised[:, None]),
         errors=e,
-        isolated=_isolated(equations, t, labels, inverse, bar * feature_size),
+        isolated=_is_isolated(equations, t, labels, inverse, bar * feature_size),
         second_share=share,
         second_bar=share_bar,
     )
@@ -104,9 +104,9 @@ def _second_shares(equations: Equations, t: Tensor, p: Tensor, labels: Tensor, i
     """
     if not equations.blends:
         return torch.zeros_like(variance), torch.zeros_like(variance)
-    span = whole(equations)
+    span = whole_span(equations)
     _, along = blend_directions(equations, span, labels)
-    by_t = pulled(equations, span, p, along)  # (n, B)
+    by_t = transposed_slopes(equations, span, p, along)  # (n, B)
     spread = along.square().sum(1) + (inverse @ by_t[:, :, None]).square().sum((1, 2))
     return blend_shares(equations, span, p, labels), DEVIATIONS * (variance * spread).sqrt()
 
@@ -118,41 +118,41 @@ def _mass_bar(equations: Equations, t: Tensor, p: Tensor, labels: Tensor, e: Ten
     it moves the blend. The mass can be off by its whole size where the feature is exact: two samples that differ little leave a small
     singular value, and the coordinates along it hardly move the feature.
     """
-    span, spectrum = whole(equations), equations.spectrum
+    span, spectrum = whole_span(equations), equations.spectrum
     across = along = torch.zeros_like(p)
     if equations.blends:
         across, along = blend_directions(equations, span, labels)
     towards = t @ spectrum.left.T  # (n, C) U t
     follows = (across * towards).sum(1, keepdim=True)
-    by_t = e + pulled(equations, span, p, towards) - follows * pulled(equations, span, p, along)
+    by_t = e + transposed_slopes(equations, span, p, towards) - follows * transposed_slopes(equations, span, p, along)
     step = (inverse.transpose(1, 2) @ (inverse @ by_t[:, :, None]))[:, :, 0]
     pushed = step @ span.logits.T
     pushed = spectrum.weights * p * (pushed - (p * pushed).sum(1, keepdim=True))  # slopes @ step, at a fixed blend
-    pushed = off_space(span, pushed - (along * pushed).sum(1, keepdim=True) * across)
+    pushed = project_off(span, pushed - (along * pushed).sum(1, keepdim=True) * across)
     inside = (variance * (pushed + follows * along).square()).sum(1)
     turned = spectrum.noise**2 * t.square().sum(1) * (e / spectrum.values).square().sum(1)
     mass = (t * e).sum(1).abs()
-    return mass * with_floor(equations, DEVIATIONS * (inside + turned).sqrt() / mass)
+    return mass * add_repeatability(equations, DEVIATIONS * (inside + turned).sqrt() / mass)
 
 
-def with_floor(equations: Equations, bar: Tensor) -> Tensor:
+def add_repeatability(equations: Equations, bar: Tensor) -> Tensor:
     """An error bar that also covers what the same forward pass, run again elsewhere, would change."""
-    return torch.hypot(torch.nan_to_num(bar, nan=torch.inf), torch.full_like(bar, REPEATABLE * equations.model_unit))
+    return torch.hypot(torch.nan_to_num(bar, nan=torch.inf), torch.full_like(bar, REPEATABILITY * equations.model_unit))
 
 
-def _isolated(equations: Equations, t: Tensor, labels: Tensor, inverse: Tensor, reach: Tensor) -> Tensor:
+def _is_isolated(equations: Equations, t: Tensor, labels: Tensor, inverse: Tensor, reach: Tensor) -> Tensor:
     """Whether one Gauss–Newton step leads back from either end of the longest axis of the error ellipsoid: (n,) bool."""
     usable = torch.isfinite(inverse).all(2).all(1) & torch.isfinite(reach)
     result = torch.zeros_like(usable)
     if not bool(usable.any()):
         return result
-    span, values = whole(equations), equations.spectrum.values
+    span, values = whole_span(equations), equations.spectrum.values
     t, labels, inverse, reach = t[usable], labels[usable], inverse[usable], reach[usable]
     axis = torch.ones_like(t)
     for _ in range(12):  # power iteration on the features' covariance S (slopesᵀ slopes)⁻¹ S
         axis = values * (inverse.transpose(1, 2) @ (inverse @ (values * axis)[:, :, None]))[:, :, 0]
         axis = axis / torch.linalg.vector_norm(axis, dim=1, keepdim=True)
     away = axis * reach[:, None] / values
-    back = [torch.linalg.vector_norm((newton(equations, span, t + sign * away, labels) - t) * values, dim=1) for sign in (-1, 1)]
+    back = [torch.linalg.vector_norm((newton_step(equations, span, t + sign * away, labels) - t) * values, dim=1) for sign in (-1, 1)]
     result[usable] = torch.maximum(*back) < 0.5 * reach
     return result

@@ -7,16 +7,16 @@ import math
 import torch
 from torch import Tensor
 
-FAR = 30.0  # standard deviations beyond which a Gaussian's tail is not computed
+FARTHEST_BOUND = 30.0  # standard deviations beyond which a Gaussian's tail is not computed
 
 
-def truncated(mean: Tensor, variance: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+def truncated_moments(mean: Tensor, variance: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and variance of Gaussians cut to [low, high]."""
-    mean, variance, _ = _cut(mean, variance, low, high)
+    mean, variance, _ = _moments_between(mean, variance, low, high)
     return mean, variance
 
 
-def rectified(
+def rectified_moments(
     seen: Tensor, noise: Tensor, expected: Tensor, prior: Tensor, low: Tensor, high: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Mean and variance of f = max(0, a), and of a, where a ~ N(expected, prior), f was `seen` with `noise`, and low ≤ f ≤ high.
@@ -25,8 +25,8 @@ def rectified(
     what was seen.
     """
     variance = 1 / (1 / noise + 1 / prior)
-    above, spread, mass = _cut(variance * (seen / noise + expected / prior), variance, low.clamp_min(0), high)
-    below, doubt, dead = _cut(expected, prior.expand_as(expected), torch.full_like(low, -torch.inf), torch.zeros_like(low))
+    above, spread, mass = _moments_between(variance * (seen / noise + expected / prior), variance, low.clamp_min(0), high)
+    below, doubt, dead = _moments_between(expected, prior.expand_as(expected), torch.full_like(low, -torch.inf), torch.zeros_like(low))
     total = noise + prior
     on = mass - (seen - expected).square() / (2 * total) - total.log() / 2
     off = torch.where(low > 0, -torch.inf, dead - seen.square() / (2 * noise) - noise.log() / 2)
@@ -37,10 +37,10 @@ def rectified(
     return mean, of_mean.clamp_min(1e-30), latent, of_latent.clamp_min(1e-30)
 
 
-def _cut(mean: Tensor, variance: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _moments_between(mean: Tensor, variance: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Mean, variance and log mass of Gaussians cut to [low, high], on the side where the distribution function keeps its digits."""
     deviation = variance.sqrt()
-    from_low, from_high = (((bound - mean) / deviation).clamp(-FAR, FAR) for bound in (low, high))
+    from_low, from_high = (((bound - mean) / deviation).clamp(-FARTHEST_BOUND, FARTHEST_BOUND) for bound in (low, high))
     mirrored = from_low > 0
     a, b = torch.where(mirrored, -from_high, from_low), torch.where(mirrored, -from_low, from_high)
     mass = torch.special.ndtr(b) - torch.special.ndtr(a)

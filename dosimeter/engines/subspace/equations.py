@@ -98,25 +98,25 @@ def _bias_noise(spectrum: Spectrum, bias_gradient: Tensor) -> float:
     return spectrum.noise * (1.0 if spectrum.additive else max(float(relative.square().mean().sqrt()), 1e-6))
 
 
-def whole(equations: Equations) -> Span:
+def whole_span(equations: Equations) -> Span:
     eye = torch.eye(equations.rank, dtype=equations.basis.dtype, device=equations.basis.device)
     return Span(left=equations.spectrum.left, logits=equations.logits, lift=eye)
 
 
-def peeled(equations: Equations, coordinates: Tensor, errors: Tensor) -> Span:
+def peel(equations: Equations, coordinates: Tensor, errors: Tensor) -> Span:
     """The spaces left when the samples at `coordinates` (k, B), with error rows `errors` (k, B), are taken off.
 
     By tᵢ·eⱼ = B δᵢⱼ the others' coordinates are orthogonal to these errors, and their errors to these coordinates.
     """
     count = len(coordinates)
     if count == 0:
-        return whole(equations)
+        return whole_span(equations)
     lift = torch.linalg.qr(_unit_rows(errors).T, mode="complete").Q[:, count:]  # (B, r)
     rows = torch.linalg.qr(_unit_rows(coordinates).T, mode="complete").Q[:, count:]
     return Span(left=equations.spectrum.left @ rows, logits=equations.logits @ lift, lift=lift)
 
 
-def forgiving(equations: Equations, span: Span) -> Span:
+def tolerant_span(equations: Equations, span: Span) -> Span:
     """The same unknowns with only those equations that do not trust the coordinates of what was peeled, if they suffice.
 
     A found sample's error row hardly depends on its feature's last digits; its coordinates do, and an inexact one misleads the rest.
@@ -130,7 +130,7 @@ def probabilities(equations: Equations, span: Span, t: Tensor) -> Tensor:
     return torch.softmax(t @ span.logits.T + equations.bias, 1)
 
 
-def weighed_errors(equations: Equations, span: Span, p: Tensor, labels: Tensor) -> Tensor:
+def weighted_errors(equations: Equations, span: Span, p: Tensor, labels: Tensor) -> Tensor:
     """w ∘ (softmax(z) − y) for one label a row, blends where they fit `span` best: (n, C)."""
     d = p - equations.even
     if equations.targets is not None:
@@ -160,18 +160,18 @@ def blend_directions(equations: Equations, span: Span, labels: Tensor) -> tuple[
     across = weights.new_zeros(len(labels), equations.classes)
     across[index, first] += weights[first]
     across[index, second] -= weights[second]
-    off = off_space(span, across)
+    off = project_off(span, across)
     return across, off / off.square().sum(1, keepdim=True).clamp_min(torch.finfo(off.dtype).tiny)
 
 
 def blend_shares(equations: Equations, span: Span, p: Tensor, labels: Tensor) -> Tensor:
     """μ, the share of the second class of each pair: (n,)."""
     _, along = blend_directions(equations, span, labels)
-    d = weighed_errors(replace(equations, blends=False), span, p, labels // equations.classes)
+    d = weighted_errors(replace(equations, blends=False), span, p, labels // equations.classes)
     return -(d * along).sum(1)
 
 
-def off_space(span: Span, rows: Tensor) -> Tensor:
+def project_off(span: Span, rows: Tensor) -> Tensor:
     """The part of each row outside the column space: (n, C)."""
     return rows - (rows @ span.left) @ span.left.T
 
@@ -185,7 +185,7 @@ def slopes(equations: Equations, span: Span, p: Tensor, labels: Tensor | None = 
     return slope - across[:, :, None] * (along[:, None, :] @ slope)
 
 
-def pulled(equations: Equations, span: Span, p: Tensor, rows: Tensor) -> Tensor:
+def transposed_slopes(equations: Equations, span: Span, p: Tensor, rows: Tensor) -> Tensor:
     """The transposed slopes, at a fixed blend, applied to one row a sample, none of them built: (n, C) -> (n, r)."""
     weighed = equations.spectrum.weights * p * rows
     return weighed @ span.logits - weighed.sum(1, keepdim=True) * (p @ span.logits)
@@ -219,13 +219,13 @@ def row_coordinates(equations: Equations, gradient: Tensor, bias_gradient: Tenso
     """
     rows = gradient @ equations.spectrum.right.T / equations.spectrum.values  # (C, B)
     if bias_gradient is not None:
-        return rows / _away_from_zero(bias_gradient)[:, None]
+        return rows / _bounded_off_zero(bias_gradient)[:, None]
     length = torch.linalg.vector_norm(start * equations.spectrum.values)
     sign = torch.sign(rows @ (start * equations.spectrum.values.square()))[:, None]
-    return sign * rows * length / _away_from_zero(torch.linalg.vector_norm(rows * equations.spectrum.values, dim=1, keepdim=True))
+    return sign * rows * length / _bounded_off_zero(torch.linalg.vector_norm(rows * equations.spectrum.values, dim=1, keepdim=True))
 
 
-def _away_from_zero(numbers: Tensor) -> Tensor:
+def _bounded_off_zero(numbers: Tensor) -> Tensor:
     least = 1e-12 * numbers.abs().amax().clamp_min(torch.finfo(numbers.dtype).tiny)
     return torch.where(numbers.abs() < least, least, numbers)
 

@@ -14,13 +14,13 @@ from dosimeter.network.probing import input_of
 from dosimeter.normalization import from_pixels
 from dosimeter.randomness import generator
 
-INPUTS = 64
-LEEWAY = 2.0  # by which a private input may fall out of what the inputs tried here showed
-CONTRAST = 0.25  # standard deviation of the synthetic pixels
+SYNTHETIC_INPUTS = 64
+SHARE_LEEWAY = 2.0  # by which a private input may fall out of what the inputs tried here showed
+PIXEL_CONTRAST = 0.25  # standard deviation of the synthetic pixels
 
 
 @dataclass(frozen=True, kw_only=True)
-class Typical:
+class FeaturePrior:
     """What features look like before any gradient is seen; after a ReLU, gain and spread are those of the value before it."""
 
     mean: Tensor  # (H,)
@@ -35,24 +35,26 @@ class Typical:
         return features @ self.mean / self.mean.square().sum().clamp_min(torch.finfo(self.mean.dtype).tiny)
 
 
-def typical_feature(exposure: Exposure, head: Head) -> Typical | None:
+def find_feature_prior(exposure: Exposure, head: Head) -> FeaturePrior | None:
     """The features of auxiliary samples, where the server is granted some, else of synthetic inputs, in the client's mode.
 
     None where nothing is known: without auxiliary samples, inputs that are no images and go straight into the head may be anything.
     """
     granted = exposure.auxiliary is not None
-    inputs = exposure.auxiliary.inputs[: 4 * INPUTS] if exposure.auxiliary is not None else _synthetic(exposure)
+    inputs = exposure.auxiliary.inputs[: 4 * SYNTHETIC_INPUTS] if exposure.auxiliary is not None else _synthetic_inputs(exposure)
     features = torch.nan_to_num(input_of(exposure.model, head.name, inputs).to(torch.float64))
     if not granted and inputs.ndim == 2 and features.shape == inputs.shape and torch.equal(features, inputs.to(torch.float64)):
         return None
-    found = typical_of(features, head.non_negative)
+    found = fit_feature_prior(features, head.non_negative)
     least, most = found.share(features).aminmax()
     return replace(
-        found, least=float(torch.minimum(least / LEEWAY, least * LEEWAY)), most=float(torch.maximum(most / LEEWAY, most * LEEWAY))
+        found,
+        least=float(torch.minimum(least / SHARE_LEEWAY, least * SHARE_LEEWAY)),
+        most=float(torch.maximum(most / SHARE_LEEWAY, most * SHARE_LEEWAY)),
     )
 
 
-def typical_of(features: Tensor, non_negative: bool) -> Typical:
+def fit_feature_prior(features: Tensor, non_negative: bool) -> FeaturePrior:
     """(n, H) -> what they have in common.
 
     Where a share ρ of non-negative features is zero, they are the positive part of a Gaussian N(κτ, τ²) with Φ(−κ) = ρ and the
@@ -61,24 +63,24 @@ def typical_of(features: Tensor, non_negative: bool) -> Typical:
     mean, size = features.mean(0), features.square().mean(0).sqrt()
     one = torch.ones_like(size[0])
     if not float(size.mean()) > 0:
-        return Typical(mean=torch.zeros_like(size), size=torch.ones_like(size), gain=one, spread=one)
+        return FeaturePrior(mean=torch.zeros_like(size), size=torch.ones_like(size), gain=one, spread=one)
     size = (size + size.mean()) / 2
     zeros = (features == 0).to(features).mean()
     if not non_negative or float(zeros) < 0.01:
-        return Typical(mean=mean, size=size, gain=one, spread=((features - mean) / size).square().mean().clamp_min(1e-4))
+        return FeaturePrior(mean=mean, size=size, gain=one, spread=((features - mean) / size).square().mean().clamp_min(1e-4))
     middle = -torch.special.ndtri(zeros.clamp_max(0.99))  # κ
     height = middle * torch.special.ndtr(middle) + torch.exp(-middle.square() / 2) / math.sqrt(2 * math.pi)
     deviation = (mean / size).mean() / height  # τ
-    return Typical(mean=mean, size=size, gain=middle * deviation / (mean / size).mean(), spread=deviation.square())
+    return FeaturePrior(mean=mean, size=size, gain=middle * deviation / (mean / size).mean(), spread=deviation.square())
 
 
-def _synthetic(exposure: Exposure) -> Tensor:
+def _synthetic_inputs(exposure: Exposure) -> Tensor:
     """Images with the spectrum of natural ones, an amplitude of 1/frequency; other shapes are white."""
     parameter = next(exposure.model.parameters())
-    noise = torch.randn(INPUTS, *exposure.public.input_shape, generator=generator(0, "typical inputs"))
+    noise = torch.randn(SYNTHETIC_INPUTS, *exposure.public.input_shape, generator=generator(0, "typical inputs"))
     if noise.ndim == 4:
         height, width = noise.shape[-2:]
         frequency = torch.hypot(torch.fft.fftfreq(height)[:, None], torch.fft.rfftfreq(width)[None])
         noise = torch.fft.irfft2(torch.fft.rfft2(noise) / frequency.clamp_min(1 / max(height, width)), s=(height, width))
-        noise = from_pixels((0.5 + CONTRAST * noise / noise.std()).clamp(0, 1), exposure.public.normalization)
+        noise = from_pixels((0.5 + PIXEL_CONTRAST * noise / noise.std()).clamp(0, 1), exposure.public.normalization)
     return noise.to(device=parameter.device, dtype=parameter.dtype)

@@ -11,30 +11,30 @@ from dosimeter.client.losses import CrossEntropy
 from dosimeter.client.training import sends_one_gradient
 from dosimeter.engines.subspace.certificate import DEVIATIONS
 from dosimeter.engines.subspace.distortion import distortion_of
-from dosimeter.engines.subspace.feature_prior import Typical, typical_feature
-from dosimeter.engines.subspace.likelihood import Likely, Problem, fits, likely_features
+from dosimeter.engines.subspace.feature_prior import FeaturePrior, find_feature_prior
+from dosimeter.engines.subspace.likelihood import LikelihoodProblem, LikelyFeatures, find_likely_features, is_small_enough
 from dosimeter.engines.subspace.problem import may_be_scaled, scaled_by_layer
 from dosimeter.engines.subspace.separate import Separation
 from dosimeter.interfaces import Exposure
 from dosimeter.network.head import Head
 from dosimeter.types import LabelEstimate
 
-SIGNIFICANT = 5.0  # standard deviations
-STANDS_OUT = 0.2  # of the strongest row, for a class to be taken for present where the batch size is not declared
+SIGNIFICANT_DEVIATIONS = 5.0  # standard deviations
+PRESENT_CLASS_STRENGTH = 0.2  # of the strongest row, for a class to be taken for present where the batch size is not declared
 
 
-def with_likely_guesses(
+def add_likely_guesses(
     found: Separation, exposure: Exposure, head: Head, labels: LabelEstimate | None
-) -> tuple[Separation, Likely | None]:
+) -> tuple[Separation, LikelyFeatures | None]:
     """The separation with its uncertified samples replaced by the most likely ones, where a public defense distorts the gradient.
 
     What is certified stays. Labels that are not given are read off the rows: a sample's own row points against its feature.
     """
-    problem = None if found.complete else _problem(exposure, head, labels)
+    problem = None if found.complete else _likelihood_problem(exposure, head, labels)
     if problem is None:
         return found, None
-    likely = likely_features(problem)
-    new = _not_certified(found, likely.features, problem.labels)  # indices of guesses
+    likely = find_likely_features(problem)
+    new = _find_uncertified(found, likely.features, problem.labels)  # indices of guesses
     kept = found.certified
     count = len(new)
     guess = likely.features.new_full((count,), likely.residual)
@@ -53,7 +53,7 @@ def with_likely_guesses(
     return merged, likely
 
 
-def _problem(exposure: Exposure, head: Head, labels: LabelEstimate | None) -> Problem | None:
+def _likelihood_problem(exposure: Exposure, head: Head, labels: LabelEstimate | None) -> LikelihoodProblem | None:
     """The head as a problem of likelihood; None where no defense distorts it, or where it is of another form or too large."""
     public, loss = exposure.public, exposure.public.loss
     gradient = None if head.weight_gradient is None else head.weight_gradient.detach().to(torch.float64)
@@ -64,17 +64,17 @@ def _problem(exposure: Exposure, head: Head, labels: LabelEstimate | None) -> Pr
         return None
     bias_gradient = None if head.bias_gradient is None or scaled_by_layer(public) else head.bias_gradient.detach().to(torch.float64)
     bias_distortion = distortion_of(bias_gradient, public)
-    typical = typical_feature(exposure, head)
-    alike = typical is None and _one_sign(gradient)
-    typical = typical or _even(gradient, public.batch_size, alike)
+    typical = find_feature_prior(exposure, head)
+    alike = typical is None and _has_one_sign(gradient)
+    typical = typical or _flat_prior(gradient, public.batch_size, alike)
     non_negative = head.non_negative or alike
     against, noise = -(gradient @ typical.mean), distortion.noise * float(torch.linalg.vector_norm(typical.mean))
     if not non_negative and bias_gradient is not None and bias_distortion is not None:  # rows of either sign tell nothing
         against, noise = -bias_gradient, bias_distortion.noise
-    ids, soft = _labels(against, noise, public.batch_size, labels)
-    if not fits(len(ids), gradient.shape[1]):
+    ids, soft = _assume_labels(against, noise, public.batch_size, labels)
+    if not is_small_enough(len(ids), gradient.shape[1]):
         return None
-    return Problem(
+    return LikelihoodProblem(
         weight=head.weight.to(torch.float64) / loss.temperature,
         bias=(torch.zeros_like(gradient[:, 0]) if head.bias is None else head.bias.to(torch.float64)) / loss.temperature,
         targets=loss.smoothed(ids if soft is None else soft, head.classes, torch.float64),
@@ -90,20 +90,20 @@ def _problem(exposure: Exposure, head: Head, labels: LabelEstimate | None) -> Pr
     )
 
 
-def _one_sign(gradient: Tensor) -> bool:
+def _has_one_sign(gradient: Tensor) -> bool:
     """Whether the largest entries, which are those of the samples' own rows, all point one way: then no feature is negative."""
     largest = gradient.flatten()[gradient.abs().flatten().topk(max(1, gradient.numel() // 1000)).indices]
     return bool((largest < 0).all())
 
 
-def _even(gradient: Tensor, size: int | None, one_sign: bool) -> Typical:
+def _flat_prior(gradient: Tensor, size: int | None, one_sign: bool) -> FeaturePrior:
     """Where nothing is known of the features: all alike, and Gaussian about zero before any ReLU, the largest at three deviations."""
     largest = gradient.abs().flatten().topk(max(1, gradient.numel() // 1000)).values.median() * (size or 1)
     each = (largest / 3).expand(gradient.shape[1])
-    return Typical(mean=each * one_sign, size=each, gain=torch.zeros_like(largest), spread=torch.ones_like(largest))
+    return FeaturePrior(mean=each * one_sign, size=each, gain=torch.zeros_like(largest), spread=torch.ones_like(largest))
 
 
-def _labels(against: Tensor, noise: float, size: int | None, given: LabelEstimate | None) -> tuple[Tensor, Tensor | None]:
+def _assume_labels(against: Tensor, noise: float, size: int | None, given: LabelEstimate | None) -> tuple[Tensor, Tensor | None]:
     """The samples' classes (B,), and their soft labels (B, C) where these are given.
 
     Without labels, every class whose row points `against` the typical feature (C,) by more than the noise explains is present
@@ -111,16 +111,16 @@ def _labels(against: Tensor, noise: float, size: int | None, given: LabelEstimat
     """
     if given is not None and bool((given.labels >= 0).all()) and (size is None or len(given.labels) == size):
         return given.labels.to(against.device), given.soft
-    present, against = against > SIGNIFICANT * noise, against.clamp_min(0)
+    present, against = against > SIGNIFICANT_DEVIATIONS * noise, against.clamp_min(0)
     if size is None:
-        return (present & (against > STANDS_OUT * against.max())).nonzero()[:, 0], None
+        return (present & (against > PRESENT_CLASS_STRENGTH * against.max())).nonzero()[:, 0], None
     share = size * against / against.sum().clamp_min(torch.finfo(against.dtype).tiny)
     units = share[:, None] - torch.arange(size, device=share.device)  # (C, B) what each further sample of a class is worth
     units[:, 0] += size * present
     return (units.flatten().topk(size).indices // size).sort().values, None
 
 
-def _not_certified(found: Separation, features: Tensor, labels: Tensor) -> Tensor:
+def _find_uncertified(found: Separation, features: Tensor, labels: Tensor) -> Tensor:
     """Which of the most likely samples stand for none that is certified: indices (m,)."""
     left = torch.ones_like(labels, dtype=torch.bool)
     for sample, label, times in zip(found.features[found.certified], found.labels[found.certified], found.times[found.certified]):

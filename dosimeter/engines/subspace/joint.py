@@ -16,15 +16,15 @@ import torch
 from torch import Generator, Tensor
 
 from dosimeter.engines.least_squares import Damping, Parts, Problem, minimise
-from dosimeter.engines.subspace.certificate import DEVIATIONS, forward_variance, with_floor
-from dosimeter.engines.subspace.equations import Equations, probabilities, slopes, weighed_errors, whole
+from dosimeter.engines.subspace.certificate import DEVIATIONS, add_repeatability, forward_variance
+from dosimeter.engines.subspace.equations import Equations, probabilities, slopes, weighted_errors, whole_span
 
 DAMPING = Damping(first=1e-4, shrink=0.1, grow=10.0, least=1e-15, ridge=0.0)
 REST = 1e-9  # relative length of a step that no longer moves a feature
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fit:
+class BatchFit:
     """A batch that explains the gradient, and how well."""
 
     t: Tensor  # (B, B)
@@ -34,7 +34,7 @@ class Fit:
     isolated: Tensor  # (B,) bool: at rest, and the error ellipsoid holds no bend
 
 
-def fit(equations: Equations, t: Tensor, labels: Tensor, mass: float, *, free_scale: bool = False, iterations: int = 60) -> Fit:
+def fit_batch(equations: Equations, t: Tensor, labels: Tensor, mass: float, *, free_scale: bool = False, iterations: int = 60) -> BatchFit:
     """Levenberg–Marquardt on the whole batch from `t`; `mass` is the batch size over the gradient's scale.
 
     With `free_scale` that scale is one more unknown, as after clipping.
@@ -45,13 +45,13 @@ def fit(equations: Equations, t: Tensor, labels: Tensor, mass: float, *, free_sc
     return _summary(problem, _descend(problem, rough.t, iterations, patience=10))
 
 
-def guess(equations: Equations, start: Tensor, labels: Tensor, mass: float, spread: float, rng: Generator) -> Tensor:
+def guess_batch(equations: Equations, start: Tensor, labels: Tensor, mass: float, spread: float, rng: Generator) -> Tensor:
     """Coordinates to begin a joint fit at, from the labels alone: F = D⁺ᵀ ∇W (rgla Eq. 5) with D at the mean feature: (B, B).
 
     Samples of one label come out equal, at their mean, and are set apart at random by `spread` times the mean feature.
     """
-    p = probabilities(equations, whole(equations), start[None]).repeat(len(labels), 1)
-    errors = weighed_errors(equations, whole(equations), p, labels) @ equations.spectrum.left  # (B, B)
+    p = probabilities(equations, whole_span(equations), start[None]).repeat(len(labels), 1)
+    errors = weighted_errors(equations, whole_span(equations), p, labels) @ equations.spectrum.left  # (B, B)
     t = mass * torch.linalg.pinv(errors, rtol=1e-8).T
     noise = torch.randn(t.shape, generator=rng, dtype=t.dtype, device=t.device) * equations.spectrum.values  # a feature-like spectrum
     length = torch.linalg.vector_norm(start * equations.spectrum.values)
@@ -130,8 +130,8 @@ def _descend(problem: _WholeBatch, t: Tensor, iterations: int, patience: int) ->
 
 def _evaluate(equations: Equations, t: Tensor, labels: Tensor, mass: float, weights: Tensor) -> _State:
     spectrum = equations.spectrum
-    p = probabilities(equations, whole(equations), t)
-    error = weighed_errors(equations, whole(equations), p, labels)
+    p = probabilities(equations, whole_span(equations), t)
+    error = weighted_errors(equations, whole_span(equations), p, labels)
     x, target = t * spectrum.values, spectrum.left * spectrum.values
     if equations.bias_target is not None:
         x = torch.cat([x, torch.ones_like(x[:, :1])], 1)
@@ -147,7 +147,7 @@ def _normal_equations(equations: Equations, state: _State, weights: Tensor, free
     A free scale adds log mass as the last unknown.
     """
     rank, mass = equations.rank, state.mass
-    slope = slopes(equations, whole(equations), state.p)  # (B, C, B)
+    slope = slopes(equations, whole_span(equations), state.p)  # (B, C, B)
     s = equations.spectrum.values * weights[:rank]
     flat = slope.permute(1, 0, 2).reshape(equations.classes, rank * rank)  # (C, (i, r))
     normal = (flat.T @ flat).view(rank, rank, rank, rank)  # i, r, j, q
@@ -193,7 +193,7 @@ def _column_weights(equations: Equations, state: _State) -> Tensor:
     return even * spectrum.noise / (spectrum.noise**2 + extra).sqrt()
 
 
-def _summary(problem: _WholeBatch, state: _State) -> Fit:
+def _summary(problem: _WholeBatch, state: _State) -> BatchFit:
     equations, rank, spectrum = problem.equations, problem.equations.rank, problem.equations.spectrum
     columns = rank + (equations.bias_target is not None)
     freedom = columns * (spectrum.informative - 1) - rank * rank - problem.free_scale
@@ -201,14 +201,14 @@ def _summary(problem: _WholeBatch, state: _State) -> Fit:
     system = _factor_normal_equations(problem, state)
     if system is None or freedom < 2:
         infinite = torch.full_like(state.t[:, 0], torch.inf)
-        return Fit(t=state.t, mass=state.mass, misfit=misfit, error_bar=infinite, isolated=torch.isfinite(infinite))
+        return BatchFit(t=state.t, mass=state.mass, misfit=misfit, error_bar=infinite, isolated=torch.isfinite(infinite))
     covariance = torch.cholesky_inverse(system.lower).diagonal() * system.scale.square()  # of each unknown, in units of the noise
     noise = spectrum.noise * max(misfit * (1 + 3 * (2 / freedom) ** 0.5), 1.0) ** 0.5
     inside = noise**2 * (covariance[: rank * rank].view(rank, rank) * spectrum.values.square()).sum(1)
     outside = spectrum.noise**2 * state.t.square().sum(1) * equations.weight.shape[1]
     bar = DEVIATIONS * (inside + outside).sqrt() / _length(equations, state.t)
     isolated = _is_isolated(problem, state, system, noise, inside.sqrt())
-    return Fit(t=state.t, mass=state.mass, misfit=misfit, error_bar=with_floor(equations, bar), isolated=isolated)
+    return BatchFit(t=state.t, mass=state.mass, misfit=misfit, error_bar=add_repeatability(equations, bar), isolated=isolated)
 
 
 def _is_isolated(problem: _WholeBatch, state: _State, system: _System, noise: float, deviation: Tensor) -> Tensor:

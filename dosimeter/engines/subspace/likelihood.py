@@ -20,23 +20,25 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dosimeter.engines.subspace.cut_gaussians import rectified, truncated
+from dosimeter.engines.subspace.cut_gaussians import rectified_moments, truncated_moments
 from dosimeter.engines.subspace.distortion import Distortion
-from dosimeter.engines.subspace.feature_prior import Typical
+from dosimeter.engines.subspace.feature_prior import FeaturePrior
 
 ITERATIONS = 100
-SETTLED = 1e-6  # relative change of the features that ends the iteration
-EXACT = 1e-4  # noise of an entry that was sent as it is, over the gradient's root mean square: keeps the posterior well conditioned
-ANNEALED = 0.3  # noise that the first iteration assumes at least, over the gradient's root mean square; halved with each one
-INERTIA = 0.1  # of the typical spread against the one found: entries known by coarse bounds alone do not tell spread from mean
-LARGEST_FIT = 2**26  # features times squared batch size
-BIAS_UNIT = 1e-5  # noise of a bias entry that was sent as it is, relative
-LEAST_DOUBT = 0.05  # of a logit: the alternation is not yet at rest while its variance already says so
-UNEXPLAINED = 0.05  # share of the gradient that may be left over, beyond what the noise explains, for the spreads to be believed
+SETTLED_CHANGE = 1e-6  # relative change of the features that ends the iteration
+EXACT_ENTRY_NOISE = (
+    1e-4  # noise of an entry that was sent as it is, over the gradient's root mean square: keeps the posterior well conditioned
+)
+FIRST_NOISE = 0.3  # noise that the first iteration assumes at least, over the gradient's root mean square; halved with each one
+PRIOR_SPREAD_WEIGHT = 0.1  # of the typical spread against the one found: entries known by coarse bounds alone do not tell spread from mean
+LARGEST_POSTERIOR = 2**26  # features times squared batch size
+EXACT_BIAS_NOISE = 1e-5  # noise of a bias entry that was sent as it is, relative
+LEAST_LOGIT_DEVIATION = 0.05  # of a logit: the alternation is not yet at rest while its variance already says so
+UNEXPLAINED_SHARE = 0.05  # share of the gradient that may be left over, beyond what the noise explains, for the spreads to be believed
 
 
 @dataclass(frozen=True, kw_only=True)
-class Problem:
+class LikelihoodProblem:
     """A head, what was sent of its gradient, and the labels; all in float64."""
 
     weight: Tensor  # (C, H) over the loss's temperature
@@ -48,7 +50,7 @@ class Problem:
     distortion: Distortion
     bias_gradient: Tensor | None  # (C,)
     bias_distortion: Distortion | None
-    typical: Typical  # π, q
+    typical: FeaturePrior  # π, q
     non_negative: bool
     free_scale: bool  # a defense may have scaled the whole gradient
 
@@ -58,7 +60,7 @@ class Problem:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Likely:
+class LikelyFeatures:
     """The mean of the features' posterior, and its spread."""
 
     features: Tensor  # (B, H)
@@ -90,47 +92,47 @@ class _Belief:
     within: Tensor  # () v
 
 
-def fits(size: int, features: int) -> bool:
+def is_small_enough(size: int, features: int) -> bool:
     """Whether a batch is small enough for the posterior of every feature to be held at once."""
-    return 0 < size**2 * features <= LARGEST_FIT
+    return 0 < size**2 * features <= LARGEST_POSTERIOR
 
 
-def likely_features(problem: Problem) -> Likely:
+def find_likely_features(problem: LikelihoodProblem) -> LikelyFeatures:
     """Alternate the features' posterior, the errors that follow from it, and what is believed of all features."""
-    entry = _size_of_entries(problem)
-    noise = max(problem.distortion.noise, EXACT * entry)
+    entry = _root_mean_square(problem)
+    noise = max(problem.distortion.noise, EXACT_ENTRY_NOISE * entry)
     features = _first_guess(problem)
     typical = problem.typical
     belief = _Belief(typical.gain.expand(problem.size), torch.zeros_like(typical.mean), typical.spread / 10, typical.spread)
     best, best_residual, variance = features, math.inf, problem.typical.size.square().expand_as(features)
     step, change = 1.0, math.inf
     for iteration in range(ITERATIONS):
-        heat = ANNEALED * entry * 0.5**iteration  # errors that are still wrong must not be trusted to the last digit
+        heat = FIRST_NOISE * entry * 0.5**iteration  # errors that are still wrong must not be trusted to the last digit
         errors = _errors(problem, features, variance)  # (B, C)
-        expected, prior = _expected(problem, belief)
+        expected, prior = _prior_moments(problem, belief)
         mean, variance = _posterior(problem, errors, expected, prior, max(noise, heat))
         bounds = _bounds(problem, errors, features)
         if problem.non_negative:
-            mean, variance, latent, doubt = rectified(*_without(mean, variance, expected, prior), expected, prior, *bounds)
+            mean, variance, latent, doubt = rectified_moments(*_remove_prior(mean, variance, expected, prior), expected, prior, *bounds)
         else:
-            mean, variance = latent, doubt = truncated(mean, variance, *bounds)
+            mean, variance = latent, doubt = truncated_moments(mean, variance, *bounds)
         moved = float(torch.linalg.matrix_norm(mean - features) / torch.linalg.matrix_norm(mean))
         step = max(step / 2, 0.05) if moved > change else min(1.5 * step, 1.0)
         features, change = features + step * (mean - features), moved
-        _learn(belief, problem, latent, doubt)
+        _update_belief(belief, problem, latent, doubt)
         residual = _residual(problem, features, variance)
         if residual < best_residual:
             best, best_residual = features, residual
-        if moved < SETTLED and heat <= noise:
+        if moved < SETTLED_CHANGE and heat <= noise:
             break
     residual = _residual(problem, features, variance)
     if not residual < 2 * best_residual + 1e-6:  # it left a better explanation behind
         features, residual = best, best_residual
-    features, usual = _plausible(problem, features)
+    features, usual = _replace_implausible(problem, features)
     size = torch.linalg.vector_norm(features, dim=1).clamp_min(torch.finfo(features.dtype).tiny)
     spread = variance.sum(1).sqrt() / size
-    explained = _explained(problem, residual, noise)
-    return Likely(
+    explained = _is_explained(problem, residual, noise)
+    return LikelyFeatures(
         features=features,
         spread=torch.where(usual, math.inf, spread) if explained else torch.full_like(spread, math.inf),
         residual=residual,
@@ -140,7 +142,7 @@ def likely_features(problem: Problem) -> Likely:
     )
 
 
-def _plausible(problem: Problem, features: Tensor) -> tuple[Tensor, Tensor]:
+def _replace_implausible(problem: LikelihoodProblem, features: Tensor) -> tuple[Tensor, Tensor]:
     """The features (B, H), with the typical one in place of those that no input has, and which these are (B,).
 
     A sample of which next to nothing is left in the gradient is explained by a feature of zero as well as by a sure one.
@@ -150,7 +152,7 @@ def _plausible(problem: Problem, features: Tensor) -> tuple[Tensor, Tensor]:
     return torch.where(odd[:, None], problem.typical.mean, features), odd
 
 
-def _first_guess(problem: Problem) -> Tensor:
+def _first_guess(problem: LikelihoodProblem) -> Tensor:
     """Each sample's row over its bias gradient where both stand out of their noise, else the typical feature: (B, H)."""
     start = problem.typical.mean.expand(problem.size, -1)
     if problem.bias_gradient is None or problem.bias_distortion is None:
@@ -162,7 +164,7 @@ def _first_guess(problem: Problem) -> Tensor:
     return torch.where(told[:, None], quotient.clamp_min(0) if problem.non_negative else quotient, start)
 
 
-def _errors(problem: Problem, features: Tensor, variance: Tensor) -> Tensor:
+def _errors(problem: LikelihoodProblem, features: Tensor, variance: Tensor) -> Tensor:
     """dᵢ/(τB), as far as the bias gradient bears them out: (B, C).
 
     ∇b sums the errors of all samples. Where the model is sure, 1 − p hangs on the last digits of the logits, and the bias
@@ -181,21 +183,21 @@ def _errors(problem: Problem, features: Tensor, variance: Tensor) -> Tensor:
         whole = rows.sum(0)
         scale = (whole @ sent / whole.square().sum()).clamp_min(1e-12)
         errors, rows = errors * scale, rows * scale
-    noise = max(problem.bias_distortion.noise, BIAS_UNIT * float(sent.abs().max()))
-    doubt = (problem.weight[problem.labels].square() * variance).sum(1).sqrt().clamp(LEAST_DOUBT, 1.0)  # (B,) of the own logit
+    noise = max(problem.bias_distortion.noise, EXACT_BIAS_NOISE * float(sent.abs().max()))
+    doubt = (problem.weight[problem.labels].square() * variance).sum(1).sqrt().clamp(LEAST_LOGIT_DEVIATION, 1.0)  # (B,) of the own logit
     loose = (p.gather(1, problem.labels[:, None])[:, 0] * doubt).clamp_min(1e-6)
     normal = rows @ rows.T / noise**2 + torch.diag(loose**-2)
     shares = torch.linalg.solve(normal, rows @ sent / noise**2 + loose**-2)
     return shares.clamp(1e-3, 1e3)[:, None] * errors
 
 
-def _expected(problem: Problem, belief: _Belief) -> tuple[Tensor, Tensor]:
+def _prior_moments(problem: LikelihoodProblem, belief: _Belief) -> tuple[Tensor, Tensor]:
     """Mean (B, H) and variance (H,) of the features before the gradient is looked at."""
     unit = problem.typical.size
     return problem.typical.mean * belief.gain[:, None] + unit * belief.shared, belief.within * unit.square()
 
 
-def _posterior(problem: Problem, errors: Tensor, expected: Tensor, prior: Tensor, noise: float) -> tuple[Tensor, Tensor]:
+def _posterior(problem: LikelihoodProblem, errors: Tensor, expected: Tensor, prior: Tensor, noise: float) -> tuple[Tensor, Tensor]:
     """Mean and variance of every feature given the live entries of its column: (B, H) each."""
     size, columns = problem.size, problem.gradient.shape[1]
     live, precision = problem.distortion.live.to(errors), 1 / prior  # (C, H), (H,)
@@ -211,7 +213,7 @@ def _posterior(problem: Problem, errors: Tensor, expected: Tensor, prior: Tensor
     return mean.T, variance.T
 
 
-def _bounds(problem: Problem, errors: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
+def _bounds(problem: LikelihoodProblem, errors: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
     """What the bounds on each sample's own row say of its features: two (B, H)."""
     own = -errors.gather(1, problem.labels[:, None])  # (B, 1), positive
     others = (errors.T @ features)[problem.labels] + own * features  # what all other samples add to the row
@@ -222,13 +224,13 @@ def _bounds(problem: Problem, errors: Tensor, features: Tensor) -> tuple[Tensor,
     return torch.minimum(low, high), high
 
 
-def _without(mean: Tensor, variance: Tensor, expected: Tensor, prior: Tensor) -> tuple[Tensor, Tensor]:
+def _remove_prior(mean: Tensor, variance: Tensor, expected: Tensor, prior: Tensor) -> tuple[Tensor, Tensor]:
     """A Gaussian posterior with its prior taken out again: what the gradient alone says of each feature, mean and variance (B, H)."""
     precision = (1 / variance - 1 / prior).clamp_min(1e-12 / prior)
     return (mean / variance - expected / prior) / precision, 1 / precision
 
 
-def _learn(belief: _Belief, problem: Problem, features: Tensor, variance: Tensor) -> None:
+def _update_belief(belief: _Belief, problem: LikelihoodProblem, features: Tensor, variance: Tensor) -> None:
     """The step of maximisation: gains, what is shared, and both spreads."""
     mean, unit = problem.typical.mean, problem.typical.size
     belief.gain = _gains(problem, features, belief.shared)
@@ -237,16 +239,16 @@ def _learn(belief: _Belief, problem: Problem, features: Tensor, variance: Tensor
     belief.shared = trust * deviation.mean(0)
     belief.between = (belief.shared.square().mean() + belief.between * (1 - trust)).clamp_min(1e-12)
     found = ((deviation - belief.shared).square() + variance / unit.square()).mean()
-    belief.within = (found + INERTIA * problem.typical.spread) / (1 + INERTIA)
+    belief.within = (found + PRIOR_SPREAD_WEIGHT * problem.typical.spread) / (1 + PRIOR_SPREAD_WEIGHT)
 
 
-def _gains(problem: Problem, features: Tensor, shared: Tensor) -> Tensor:
+def _gains(problem: LikelihoodProblem, features: Tensor, shared: Tensor) -> Tensor:
     """How much of the typical feature each sample has, by least squares: (B,)."""
     slope = problem.typical.mean / problem.typical.size  # (H,)
     return ((features / problem.typical.size - shared) @ slope) / slope.square().sum().clamp_min(1e-12)
 
 
-def _residual(problem: Problem, features: Tensor, variance: Tensor) -> float:
+def _residual(problem: LikelihoodProblem, features: Tensor, variance: Tensor) -> float:
     """‖∇W − (1/B) Σ dᵢ fᵢᵀ‖ / ‖∇W‖; an entry that is known by its bounds misses by what it is outside of them."""
     distortion = problem.distortion
     explained = _errors(problem, features, variance).T @ features
@@ -255,12 +257,12 @@ def _residual(problem: Problem, features: Tensor, variance: Tensor) -> float:
     return float(torch.nan_to_num(torch.linalg.matrix_norm(missing) / torch.linalg.matrix_norm(problem.gradient), nan=torch.inf))
 
 
-def _explained(problem: Problem, residual: float, noise: float) -> bool:
+def _is_explained(problem: LikelihoodProblem, residual: float, noise: float) -> bool:
     """Whether no more is left of the gradient than the noise on its live entries, and little besides, accounts for."""
     expected = noise * float(problem.distortion.live.sum()) ** 0.5 / float(torch.linalg.matrix_norm(problem.gradient))
-    return residual**2 - expected**2 <= max(UNEXPLAINED, expected) ** 2
+    return residual**2 - expected**2 <= max(UNEXPLAINED_SHARE, expected) ** 2
 
 
-def _size_of_entries(problem: Problem) -> float:
+def _root_mean_square(problem: LikelihoodProblem) -> float:
     """The root mean square of what is not zero."""
     return float(problem.gradient[problem.gradient != 0].square().mean().sqrt())

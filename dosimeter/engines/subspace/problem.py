@@ -1,9 +1,9 @@
-"""An exposure's head as a separation problem: what the loss, the training and the defenses mean for the equations."""
+"""The equations of an exposure's head: what its loss, its training and its defenses mean for the subspace method."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Generator, Tensor
@@ -14,11 +14,11 @@ from dosimeter.client.training import sends_one_gradient
 from dosimeter.engines.subspace.certificate import PAIR_FREEDOM
 from dosimeter.engines.subspace.distortion import distortion_of
 from dosimeter.engines.subspace.equations import Equations, build_equations, mean_coordinates
-from dosimeter.engines.subspace.search import from_extremes
-from dosimeter.engines.subspace.separate import determined, separate
+from dosimeter.engines.subspace.search import search_from_extreme_rows
+from dosimeter.engines.subspace.separate import Effort, separate, spare_equations
 from dosimeter.engines.subspace.smoothing import estimate_smoothing, with_smoothing
 from dosimeter.engines.subspace.spectrum import factor, rounding_unit
-from dosimeter.engines.subspace.verdict import Separation
+from dosimeter.engines.subspace.verdict import BatchFacts, Separation
 from dosimeter.interfaces import Exposure, Public
 from dosimeter.network.head import Head
 from dosimeter.types import LabelEstimate, Refused
@@ -40,48 +40,44 @@ def separate_head(
 ) -> Separation:
     """Take an exposure's head gradient apart, with labels known, partly known or unknown.
 
-    `targets` says what the samples aim at: labels as the loss and the defenses `declared` have them, `smoothed` by a strength
-    that nobody declares, `mixed` in pairs; `any`, whichever of these certifies most, the later ones tried only where those
-    before leave half of the gradient uncertified.
+    `targets` says what the samples aim at. "declared": the labels, as the loss and the defenses soften them. "smoothed": labels
+    smoothed by an undeclared strength. "mixed": blends of two classes. "any": whichever of these certifies most samples; each is tried
+    only if the ones before leave half of the gradient uncertified.
     """
     public = exposure.public
-    gradient = _in_double(head.weight_gradient)
+    gradient = _as_double(head.weight_gradient)
     assert gradient is not None
-    bias_gradient = None if scaled_by_layer(public) else _in_double(head.bias_gradient)
+    bias_gradient = None if scaled_by_layer(public) else _as_double(head.bias_gradient)
     equations = _equations(exposure, head, gradient, bias_gradient, rng, method=method)
     problem = _Problem(
         equations=equations,
         gradient=gradient,
         bias_gradient=bias_gradient,
         labels=labels,
-        options={
-            "batch_size": public.batch_size,
-            "free_scale": may_be_scaled(public),
-            "non_negative": head.non_negative,
-            "rng": rng,
-            "attempts": attempts,
-            "starts": starts,
-        },
+        facts=BatchFacts(batch_size=public.batch_size, free_scale=may_be_scaled(public), non_negative=head.non_negative),
+        effort=Effort(attempts=attempts, starts=starts),
+        rng=rng,
     )
     if any(defense.name == "mixup" for defense in public.defenses):
         targets = "mixed"
     if targets == "any" and distortion_of(gradient, public) is not None:
-        targets = "declared"  # what is spoilt looks like any target
-    result = _whichever(problem) if targets == "any" else problem.separated(targets)
+        targets = "declared"  # a distorted gradient fits any kind of target
+    result = _separate_any_targets(problem) if targets == "any" else problem.separate(targets)
     if not sends_one_gradient(public.training):
         result = replace(result, certified=torch.zeros_like(result.certified))
     return result
 
 
-def sure_samples(exposure: Exposure, head: Head, rng: Generator, *, method: str) -> tuple[Tensor, Tensor]:
-    """Features (n, H) and labels (n,) of the samples that extreme rows lead to: in a second most of them, where the head is sure.
+def find_sure_samples(exposure: Exposure, head: Head, rng: Generator, *, method: str) -> tuple[Tensor, Tensor]:
+    """Features (n, H) and labels (n,) of the samples that extreme rows lead to.
 
-    Each solves its equations to the noise, which is no certificate.
+    Where the head is confident these are most samples, and they take about a second. Each solves its equations up to the noise, but
+    none is certified.
     """
-    gradient, bias_gradient = _in_double(head.weight_gradient), _in_double(head.bias_gradient)
+    gradient, bias_gradient = _as_double(head.weight_gradient), _as_double(head.bias_gradient)
     assert gradient is not None
     equations = _equations(exposure, head, gradient, bias_gradient, rng, method=method)
-    found = from_extremes(equations, non_negative=head.non_negative)
+    found = search_from_extreme_rows(equations, non_negative=head.non_negative)
     return found.t @ equations.basis, found.labels
 
 
@@ -91,53 +87,57 @@ class _Problem:
     gradient: Tensor  # (C, H)
     bias_gradient: Tensor | None  # (C,)
     labels: LabelEstimate | None
-    options: dict[str, Any]  # of `separate`
+    facts: BatchFacts
+    effort: Effort
+    rng: Generator
 
-    def separated(self, targets: Targets, **options: Any) -> Separation:
-        """What one assumption about the targets leads to."""
+    def separate(self, targets: Targets, *, quick: bool = False, known: Separation | None = None) -> Separation:
+        """The samples under one assumption about their targets."""
         equations, counts = self.equations, None
         if targets == "smoothed":
-            equations = with_smoothing(equations, self.smoothing())
+            equations = with_smoothing(equations, self.estimate_smoothing())
         if targets == "mixed":
             equations = replace(equations, blends=True)
         elif self.labels is not None:
-            equations, counts = _labelled(equations, self.labels)
-        result = separate(equations, self.gradient, self.bias_gradient, counts=counts, **self.options, **options)
-        return _with_targets(equations, result)
+            equations, counts = _apply_labels(equations, self.labels)
+        effort = replace(self.effort, quick=quick)
+        result = separate(equations, self.gradient, self.bias_gradient, self.facts, self.rng, effort=effort, counts=counts, known=known)
+        return _add_soft_targets(equations, result)
 
-    def smoothing(self) -> float:
+    def estimate_smoothing(self) -> float:
+        """The strength that explains the gradient best; the declared one where the rank leaves no equations to tell."""
         if not 0 < self.equations.rank < self.equations.classes - 1:
             return 1 - self.equations.share
         return estimate_smoothing(self.equations, mean_coordinates(self.equations, self.gradient, self.bias_gradient))
 
 
-def _whichever(problem: _Problem) -> Separation:
-    """The declared targets where they explain the gradient; else blends, then smoothing, then whichever certifies most."""
-    declared = problem.separated("declared", quick=True)
+def _separate_any_targets(problem: _Problem) -> Separation:
+    """The declared targets if they explain the gradient, else blends, else smoothing, else whichever certifies most samples."""
+    declared = problem.separate("declared", quick=True)
     if declared.complete:
         return declared
-    if problem.labels is not None or determined(problem.equations) <= PAIR_FREEDOM:
-        return problem.separated("declared")
+    if problem.labels is not None or spare_equations(problem.equations) <= PAIR_FREEDOM:
+        return problem.separate("declared")
     half = declared.rank / 2
-    if _certified(declared) >= half:
-        declared = problem.separated("declared")
+    if _count_certified(declared) >= half:
+        declared = problem.separate("declared")
         if declared.complete:
             return declared
-    mixed = problem.separated("mixed", known=declared)
-    if _certified(mixed) >= half:
-        return max(declared, mixed, key=_certified)
-    smoothed = problem.separated("smoothed", quick=True)
-    if _certified(smoothed) >= half:
-        return problem.separated("smoothed")
-    return max(problem.separated("declared"), mixed, smoothed, key=_certified)
+    mixed = problem.separate("mixed", known=declared)
+    if _count_certified(mixed) >= half:
+        return max(declared, mixed, key=_count_certified)
+    smoothed = problem.separate("smoothed", quick=True)
+    if _count_certified(smoothed) >= half:
+        return problem.separate("smoothed")
+    return max(problem.separate("declared"), mixed, smoothed, key=_count_certified)
 
 
-def _certified(result: Separation) -> int:
+def _count_certified(result: Separation) -> int:
     return int(result.certified.sum())
 
 
-def _labelled(equations: Equations, labels: LabelEstimate) -> tuple[Equations, Tensor]:
-    """The equations with the labels that are given, and how often each occurs; soft ones are targets as they are."""
+def _apply_labels(equations: Equations, labels: LabelEstimate) -> tuple[Equations, Tensor]:
+    """The equations for given labels, and how often each label occurs. Soft labels become the equations' targets."""
     if labels.soft is None:
         return equations, labels.counts
     sums = labels.soft.sum(1)
@@ -147,8 +147,8 @@ def _labelled(equations: Equations, labels: LabelEstimate) -> tuple[Equations, T
     return replace(equations, targets=rows), counts
 
 
-def _with_targets(equations: Equations, found: Separation) -> Separation:
-    """What the loss aimed at, where that is not simply a class."""
+def _add_soft_targets(equations: Equations, found: Separation) -> Separation:
+    """The separation with the soft targets that the loss aimed at, where these are not classes."""
     if equations.targets is not None:
         rows = equations.targets[found.labels]
         return replace(found, labels=rows.argmax(1), soft=equations.share * rows + equations.even)
@@ -158,20 +158,20 @@ def _with_targets(equations: Equations, found: Separation) -> Separation:
 
 
 def _equations(exposure: Exposure, head: Head, gradient: Tensor, bias_gradient: Tensor | None, rng: Generator, *, method: str) -> Equations:
-    """The head's equations; refuses losses whose gradient at the logits is not (softmax − target) up to a factor."""
+    """The head's equations. Only a loss whose gradient at the logits is (softmax − target) up to a factor has them."""
     loss = exposure.public.loss
     if not isinstance(loss, CrossEntropy):
         raise Refused(f"{method} solves the gradient of cross-entropy, (p − y)/τ; the client trains with {loss.name}")
     smoothing = loss.smoothing
-    if loss.convention == "thesis":  # 1 − ε for the label, ε/(C − 1) for the others, is PyTorch's with another ε
+    if loss.convention == "thesis":  # 1 − ε for the label and ε/(C − 1) for the others: PyTorch's smoothing with another ε
         smoothing = loss.smoothing * head.classes / max(head.classes - 1, 1)
-    weight = _in_double(head.weight)
+    weight = _as_double(head.weight)
     assert weight is not None
     assert head.weight_gradient is not None
     return build_equations(
         factor(gradient, rounding_unit(head.weight_gradient), rng, at_most=exposure.public.batch_size),
         weight,
-        _in_double(head.bias),
+        _as_double(head.bias),
         bias_gradient=bias_gradient,
         smoothing=smoothing,
         temperature=loss.temperature,
@@ -189,5 +189,5 @@ def scaled_by_layer(public: Public) -> bool:
     return any(getattr(defense, "mode", None) == "layer" for defense in public.defenses)
 
 
-def _in_double(tensor: Tensor | None) -> Tensor | None:
+def _as_double(tensor: Tensor | None) -> Tensor | None:
     return None if tensor is None else tensor.detach().to(torch.float64)

@@ -11,25 +11,28 @@ from dosimeter.engines.subspace.certificate import equation_variance
 from dosimeter.engines.subspace.equations import (
     Equations,
     Span,
-    forgiving,
     main_classes,
-    off_space,
-    peeled,
+    peel,
     probabilities,
-    weighed_errors,
-    whole,
+    project_off,
+    tolerant_span,
+    weighted_errors,
+    whole_span,
 )
 from dosimeter.engines.subspace.single import linear_scan, solve
 from dosimeter.engines.subspace.successive_projection import extreme_starts, last_start
 
-PLAUSIBLE = 0.45  # linear residual above which a class is tried only when nothing better is left
-CLOSE = 1e-3  # relative distance below which two solutions of one label are the same
+PLAUSIBLE_SCORE = 0.45  # linear residual above which a class is tried only when nothing better is left
+SAME_SOLUTION = 1e-3  # relative distance below which two solutions of one label are the same
 FEWEST_STARTS, MOST_STARTS = 256, 512  # of one round
 START_WORK = 2**25  # starts times classes times squared dimensions of one round
-LENGTHS = (0.4, 0.6, 0.8, 1.0, 1.25, 1.6, 2.0, 2.5)  # of the mean feature, tried where the mean feature itself does not do
+START_LENGTHS = (0.4, 0.6, 0.8, 1.0, 1.25, 1.6, 2.0, 2.5)  # of the mean feature, tried where the mean feature itself does not do
 PAIRS_EACH = 4  # pairs of classes solved for, for each sample that is missing, where labels blend
-EXTREME_STEPS = 15  # of Levenberg-Marquardt from an extreme row, which is near its sample or no start at all
-SOLVED, GOOD = 1e-12, 1e-6  # squared relative residual of a solution, at first and at last, where noise does not ask for more
+STEPS_FROM_EXTREME_ROW = 15  # of Levenberg-Marquardt from an extreme row, which is near its sample or no start at all
+FIRST_RESIDUAL, LAST_RESIDUAL = (
+    1e-12,
+    1e-6,
+)  # squared relative residual of a solution, at first and at last, where noise does not ask for more
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,10 +70,10 @@ def search(
     `rows` (C, B) are tried, then `starts` random starts a class and round; `attempts` such rounds end the search, which goes on
     from what is `found` already.
     """
-    found = from_extremes(equations, found, wanted, free_scale=free_scale, non_negative=non_negative)
+    found = search_from_extreme_rows(equations, found, wanted, free_scale=free_scale, non_negative=non_negative)
     idle = 0
     while len(found) < equations.rank and idle <= attempts:
-        span = peeled(equations, found.t, found.errors)
+        span = peel(equations, found.t, found.errors)
         here = span.lift.T @ start
         scan = linear_scan(equations, span, here)
         score = torch.minimum(scan.score, _row_scores(equations, span, rows, scan.labels)) if idle == 1 else scan.score
@@ -82,7 +85,7 @@ def search(
         most = _most_starts(equations, span)
         own = rows[main_classes(equations, labels)]
         if idle == 1:
-            shared = torch.cat([_scaled(start), found.t, own])[: max(1, most // len(chosen))]
+            shared = torch.cat([_at_several_lengths(start), found.t, own])[: max(1, most // len(chosen))]
             labels = torch.cat([labels, labels.repeat_interleave(len(shared))])
             points = torch.cat([own, shared.repeat(len(chosen), 1)]) @ span.lift
         elif idle:
@@ -90,16 +93,16 @@ def search(
             labels = labels.repeat(2 * each)
             points = torch.cat([points.repeat(each, 1), (own @ span.lift).repeat(each, 1)])
             points = points + _perturbations(equations, span, scan.upper, here, len(labels), rng)
-        t, value = solve(equations, span if idle % 3 == 2 else forgiving(equations, span), points, labels)
+        t, value = solve(equations, span if idle % 3 == 2 else tolerant_span(equations, span), points, labels)
         solved = candidates_at(equations, t @ span.lift.T, labels, value)
-        solved = _plausible(equations, solved, SOLVED if idle < max(attempts, 1) else GOOD, free_scale=free_scale)
-        new = _distinct(equations, solved, found, wanted)
+        solved = _select_plausible(equations, solved, FIRST_RESIDUAL if idle < max(attempts, 1) else LAST_RESIDUAL, free_scale=free_scale)
+        new = _select_distinct(equations, solved, found, wanted)
         idle = 0 if len(new) else idle + 1
-        found = _join(found, new)
+        found = _concatenate(found, new)
     return found
 
 
-def from_extremes(
+def search_from_extreme_rows(
     equations: Equations,
     found: Candidates | None = None,
     wanted: Tensor | None = None,
@@ -108,33 +111,35 @@ def from_extremes(
     non_negative: bool = False,
 ) -> Candidates:
     """What is `found`, and what extreme rows lead to, solved for and peeled off as long as that brings more."""
-    found = _nothing(equations) if found is None else found
+    found = _no_candidates(equations) if found is None else found
     while len(found) < equations.rank:
-        span = peeled(equations, found.t, found.errors)
+        span = peel(equations, found.t, found.errors)
         points, labels = extreme_starts(equations, span, found.t, found.errors, found.labels, non_negative=non_negative)
         if len(labels) == 0 and len(found) and len(found) == equations.rank - 1 and not equations.blends and equations.targets is None:
             points, labels = last_start(equations, span, found.t)
         if len(labels) == 0:
             return found
-        t, value = solve(equations, forgiving(equations, span), points @ span.lift, labels, iterations=EXTREME_STEPS)
-        solved = _plausible(equations, candidates_at(equations, t @ span.lift.T, labels, value), SOLVED, free_scale=free_scale)
-        new = _distinct(equations, solved, found, wanted)
+        t, value = solve(equations, tolerant_span(equations, span), points @ span.lift, labels, iterations=STEPS_FROM_EXTREME_ROW)
+        solved = _select_plausible(
+            equations, candidates_at(equations, t @ span.lift.T, labels, value), FIRST_RESIDUAL, free_scale=free_scale
+        )
+        new = _select_distinct(equations, solved, found, wanted)
         if len(new) == 0:
             return found
-        found = _join(found, new)
+        found = _concatenate(found, new)
     return found
 
 
 def _row_scores(equations: Equations, span: Span, rows: Tensor, labels: Tensor) -> Tensor:
     """The relative residual of each label at its class's own row of the gradient: small where one sample rules that row, (m,)."""
     p = probabilities(equations, span, rows[main_classes(equations, labels)] @ span.lift)
-    error = weighed_errors(equations, span, p, labels)
-    return torch.linalg.vector_norm(off_space(span, error), dim=1) / torch.linalg.vector_norm(error, dim=1)
+    error = weighted_errors(equations, span, p, labels)
+    return torch.linalg.vector_norm(project_off(span, error), dim=1) / torch.linalg.vector_norm(error, dim=1)
 
 
-def _scaled(start: Tensor) -> Tensor:
+def _at_several_lengths(start: Tensor) -> Tensor:
     """The mean feature at several lengths, which is what sets samples apart where the features are nearly collinear: (n, B)."""
-    return start * start.new_tensor(LENGTHS)[:, None]
+    return start * start.new_tensor(START_LENGTHS)[:, None]
 
 
 def _most_starts(equations: Equations, span: Span) -> int:
@@ -144,8 +149,8 @@ def _most_starts(equations: Equations, span: Span) -> int:
 
 
 def candidates_at(equations: Equations, t: Tensor, labels: Tensor, value: Tensor) -> Candidates:
-    p = probabilities(equations, whole(equations), t)
-    errors = weighed_errors(equations, whole(equations), p, labels) @ equations.spectrum.left
+    p = probabilities(equations, whole_span(equations), t)
+    errors = weighted_errors(equations, whole_span(equations), p, labels) @ equations.spectrum.left
     return Candidates(t=t, labels=labels, errors=errors, value=value)
 
 
@@ -154,7 +159,7 @@ def _labels_to_try(score: Tensor, wanted: Tensor | None, found: Candidates, miss
     order = score.argsort()
     known = order[:0]
     if wanted is not None:
-        left = still_wanted(wanted, found.labels)
+        left = missing_counts(wanted, found.labels)
         known, missing = left.nonzero()[:, 0], missing - int(left.sum())
         order = order[(left == 0)[order]]
         if missing <= 0:
@@ -164,10 +169,10 @@ def _labels_to_try(score: Tensor, wanted: Tensor | None, found: Candidates, miss
     if everything:
         return torch.cat([known, order[: max(missing + 8, 16)]])
     order = order[:missing]
-    return torch.cat([known, order[score[order] < PLAUSIBLE]])
+    return torch.cat([known, order[score[order] < PLAUSIBLE_SCORE]])
 
 
-def still_wanted(wanted: Tensor, labels: Tensor) -> Tensor:
+def missing_counts(wanted: Tensor, labels: Tensor) -> Tensor:
     """How often each label is to be found yet, when `labels` are found: (m,)."""
     return (wanted - torch.bincount(labels, minlength=len(wanted))).clamp_min(0)
 
@@ -183,10 +188,10 @@ def _perturbations(equations: Equations, span: Span, upper: Tensor, start: Tenso
     return step * (wanted * size / length)[:, None]
 
 
-def _plausible(equations: Equations, candidates: Candidates, threshold: float, *, free_scale: bool) -> Candidates:
+def _select_plausible(equations: Equations, candidates: Candidates, threshold: float, *, free_scale: bool) -> Candidates:
     """Those whose residual the noise explains and that carry about one sample's share of the gradient, best first."""
-    p = probabilities(equations, whole(equations), candidates.t)
-    size = weighed_errors(equations, whole(equations), p, candidates.labels).square().sum(1)
+    p = probabilities(equations, whole_span(equations), candidates.t)
+    size = weighted_errors(equations, whole_span(equations), p, candidates.labels).square().sum(1)
     noise = 10 * equation_variance(equations, candidates.t, p, candidates.errors).sum(1) / size
     share = (candidates.t * candidates.errors).sum(1) / (equations.rank * equations.temperature)
     good = (candidates.value < noise.clamp(threshold, 1e-2)) & (share > 0 if free_scale else (share > 0.05) & (share < 20))
@@ -194,7 +199,7 @@ def _plausible(equations: Equations, candidates: Candidates, threshold: float, *
     return kept[kept.value.argsort()]
 
 
-def _distinct(equations: Equations, new: Candidates, found: Candidates, wanted: Tensor | None) -> Candidates:
+def _select_distinct(equations: Equations, new: Candidates, found: Candidates, wanted: Tensor | None) -> Candidates:
     """Each solution once, no more in all than the rank leaves room for, and that kept for the labels that are wanted.
 
     Two solutions of one sample give the same outer product, so a set is kept that is independent: each newcomer must be
@@ -206,9 +211,9 @@ def _distinct(equations: Equations, new: Candidates, found: Candidates, wanted: 
     cross = cross.abs() / cross.diagonal().abs().clamp_min(1e-12)
     clash = torch.maximum(cross, cross.T) > 0.3
     features = new.t * equations.spectrum.values
-    near = torch.cdist(features, features) < CLOSE * torch.linalg.vector_norm(features, dim=1)
+    near = torch.cdist(features, features) < SAME_SOLUTION * torch.linalg.vector_norm(features, dim=1)
     clash = (clash | (near & (new.labels[:, None] == new.labels))).tolist()
-    left = [] if wanted is None else still_wanted(wanted, found.labels).tolist()
+    left = [] if wanted is None else missing_counts(wanted, found.labels).tolist()
     free = equations.rank - len(found) - sum(left)  # samples of whatever label
     kept: list[int] = []
     for i, label in enumerate(new.labels.tolist()):
@@ -225,12 +230,12 @@ def _distinct(equations: Equations, new: Candidates, found: Candidates, wanted: 
     return new[torch.tensor(kept, dtype=torch.long, device=new.t.device)]
 
 
-def _nothing(equations: Equations) -> Candidates:
+def _no_candidates(equations: Equations) -> Candidates:
     empty = equations.basis.new_empty(0, equations.rank)
     return Candidates(t=empty, labels=torch.empty(0, dtype=torch.long, device=empty.device), errors=empty, value=empty[:, 0])
 
 
-def _join(a: Candidates, b: Candidates) -> Candidates:
+def _concatenate(a: Candidates, b: Candidates) -> Candidates:
     return Candidates(
         t=torch.cat([a.t, b.t]),
         labels=torch.cat([a.labels, b.labels]),

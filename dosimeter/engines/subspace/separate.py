@@ -1,4 +1,4 @@
-"""From a head's gradient to its samples: search, refine one by one, fit jointly where that helps, and certify."""
+"""From a head's gradient to its samples: search them one by one, polish, fit the whole batch where that helps, and certify."""
 
 from __future__ import annotations
 
@@ -10,59 +10,62 @@ from torch import Generator, Tensor
 from dosimeter.engines.subspace.certificate import LARGEST_MISFIT, Assessment, assess
 from dosimeter.engines.subspace.equations import (
     Equations,
-    forgiving,
     mean_coordinates,
-    off_space,
-    peeled,
+    peel,
     probabilities,
+    project_off,
     row_coordinates,
-    weighed_errors,
-    whole,
+    tolerant_span,
+    weighted_errors,
+    whole_span,
 )
-from dosimeter.engines.subspace.joint import fit, guess
-from dosimeter.engines.subspace.search import Candidates, candidates_at, search, still_wanted
+from dosimeter.engines.subspace.joint import fit_batch, guess_batch
+from dosimeter.engines.subspace.search import Candidates, candidates_at, missing_counts, search
 from dosimeter.engines.subspace.single import linear_scan, polish, solve
 from dosimeter.engines.subspace.verdict import (
-    CERTIFIABLE,
+    LARGEST_ERROR_BAR,
     SHARE_TOLERANCE,
+    BatchFacts,
     Separation,
-    Terms,
-    judged,
-    nothing_found,
-    share_of_one,
-    with_blends,
+    empty_separation,
+    judge,
+    label_blends,
+    mass_of_one,
 )
 
-REFINE_ABOVE = 1e-4  # error bar above which the joint fit is worth its time
-LARGEST_JOINT = {"cpu": 64, "cuda": 128}  # its normal matrix has rank² rows
-JOINT_MISFIT = 5.0  # residual energy of a joint fit over what the noise explains, beyond which it is no solution
-JOINT_STARTS = 40  # random starts of the joint fit at most, fewer where one is costly
-JOINT_WORK = 500_000  # cube of the rank times starts
+COARSE_ERROR_BAR = 1e-4  # error bar above which a joint fit is worth its time
+LARGEST_JOINT = {"cpu": 64, "cuda": 128}  # rank up to which a batch is fitted jointly; the normal matrix has rank² rows
+JOINT_MISFIT = 5.0  # the largest misfit of a joint fit that counts as a solution
+JOINT_STARTS = 40  # most random starts of a joint fit
+JOINT_WORK = 500_000  # bound on starts times cubed rank
+
+
+@dataclass(frozen=True, kw_only=True)
+class Effort:
+    """How long the search goes on."""
+
+    attempts: int = 4  # rounds of random starts without a new sample before the search ends
+    starts: int = 8  # random starts a class in such a round
+    quick: bool = False  # only what the first starts find, without a joint fit
 
 
 def separate(
     equations: Equations,
     gradient: Tensor,
     bias_gradient: Tensor | None,
-    *,
-    counts: Tensor | None = None,
-    batch_size: int | None = None,
-    free_scale: bool = False,
-    non_negative: bool = False,
+    facts: BatchFacts,
     rng: Generator,
-    attempts: int = 4,
-    starts: int = 8,
-    quick: bool = False,
+    *,
+    effort: Effort,
+    counts: Tensor | None = None,
     known: Separation | None = None,
 ) -> Separation:
-    """Take the gradient apart.
+    """The samples whose outer products add up to the gradient (C, H).
 
-    counts: (m,) how often each label occurs at least, where that is known; batch_size: where it is declared; free_scale: the
-    client may have scaled the gradient, as clipping does; non_negative: the features follow a ReLU; quick: only what the first
-    starts find, one by one; known: an earlier result, whose certified samples of one class are not looked for again.
+    `counts` (m,): the least number of times that each label occurs. `known`: an earlier result; its certified samples are kept.
     """
-    if equations.rank == 0 or saturated(equations, batch_size):
-        return nothing_found(equations)
+    if equations.rank == 0 or is_saturated(equations, facts.batch_size):
+        return empty_separation(equations)
     start = mean_coordinates(equations, gradient, bias_gradient)
     hint = counts
     if counts is None or int(counts.sum()) < equations.rank:
@@ -70,27 +73,27 @@ def separate(
         hint = expected if expected is not None and (counts is None or bool((expected >= counts).all())) else counts
     rows = row_coordinates(equations, gradient, bias_gradient, start)
     plan = _Plan(
-        terms=Terms(batch_size=batch_size, free_scale=free_scale, non_negative=non_negative),
+        facts=facts,
         rows=rows,
-        attempts=0 if quick else attempts,
-        starts=starts,
-        jointly=not quick and not equations.blends,
-        found=None if known is None else _candidates(equations, known),
+        attempts=0 if effort.quick else effort.attempts,
+        starts=effort.starts,
+        jointly=not effort.quick and not equations.blends,
+        found=None if known is None else _certified_candidates(equations, known),
     )
-    best = _separate(equations, start, hint, plan, rng)
-    if quick:
+    best = _separate_with_counts(equations, start, hint, plan, rng)
+    if effort.quick:
         return best
-    wrong = 2 * int(best.certified.sum()) < equations.rank  # labels given may be wrong, and so may a hint be
-    if hint is not None and wrong and determined(equations) >= 2:
-        again = _separate(equations, start, None, plan, rng)
+    wrong = 2 * int(best.certified.sum()) < equations.rank  # given labels may be wrong, and so may the hint
+    if hint is not None and wrong and spare_equations(equations) >= 2:
+        again = _separate_with_counts(equations, start, None, plan, rng)
         best = max(best, again, key=lambda result: int(result.certified.sum()))
     return best
 
 
-def saturated(equations: Equations, batch_size: int | None) -> bool:
-    """Whether any batch that is large enough could have this gradient.
+def is_saturated(equations: Equations, batch_size: int | None) -> bool:
+    """Whether every large enough batch could have this gradient, because its rank is full.
 
-    Of full rank C − 1 it still holds exactly as many samples where that is declared and a bias gives the equations that lack.
+    A gradient of full rank C − 1 is still separable if the declared batch size is C − 1 and a bias gradient adds equations.
     """
     if equations.rank < min(equations.classes - 1, equations.weight.shape[1]):
         return False
@@ -99,13 +102,13 @@ def saturated(equations: Equations, batch_size: int | None) -> bool:
 
 
 def expected_counts(equations: Equations, start: Tensor, bias_gradient: Tensor | None) -> Tensor | None:
-    """Counts from ∇b = mean(p) − counts/B with p at the mean feature, where they come out as whole numbers: (C,).
+    """Counts from ∇b = mean(p) − counts/B with p at the mean feature: (C,). None unless all come out close to whole numbers.
 
-    Exact enough for heads that are not confident yet; only a hint, since every sample is proved on its own.
+    They are exact for heads that are not confident. A wrong count does no harm, because every sample is certified on its own.
     """
     if bias_gradient is None or not bool((bias_gradient > 0).any()) or equations.targets is not None or equations.blends:
         return None
-    p = probabilities(equations, whole(equations), start[None])[0] - equations.even
+    p = probabilities(equations, whole_span(equations), start[None])[0] - equations.even
     absent = bias_gradient > 0
     scale = bias_gradient[absent].sum() / p[absent].sum()
     counts = equations.rank * (p - bias_gradient / scale) / equations.share
@@ -116,23 +119,25 @@ def expected_counts(equations: Equations, start: Tensor, bias_gradient: Tensor |
 
 @dataclass(frozen=True, kw_only=True)
 class _Plan:
-    terms: Terms
-    rows: Tensor  # (C, B)
+    """What one pass over the gradient works with."""
+
+    facts: BatchFacts
+    rows: Tensor  # (C, B) coordinates of each class's row, as starts
     attempts: int
     starts: int
-    jointly: bool
-    found: Candidates | None
+    jointly: bool  # whether a joint fit may follow
+    found: Candidates | None  # samples known beforehand
 
 
-def _candidates(equations: Equations, known: Separation) -> Candidates:
-    """The certified samples of an earlier result, as the search has them."""
+def _certified_candidates(equations: Equations, known: Separation) -> Candidates:
+    """The certified samples of an earlier result as candidates of the search."""
     t = known.features[known.certified] @ equations.spectrum.right.T / equations.spectrum.values
     labels = known.labels[known.certified]
     return candidates_at(equations, t, labels * (equations.classes + 1) if equations.blends else labels, torch.zeros_like(t[:, 0]))
 
 
-def _separate(equations: Equations, start: Tensor, counts: Tensor | None, plan: _Plan, rng: Generator) -> Separation:
-    attempts = plan.attempts if determined(equations) >= 0 else -1
+def _separate_with_counts(equations: Equations, start: Tensor, counts: Tensor | None, plan: _Plan, rng: Generator) -> Separation:
+    attempts = plan.attempts if spare_equations(equations) >= 0 else -1
     found = search(
         equations,
         start,
@@ -141,34 +146,34 @@ def _separate(equations: Equations, start: Tensor, counts: Tensor | None, plan: 
         rng,
         attempts=attempts,
         starts=plan.starts,
-        free_scale=plan.terms.free_scale,
-        non_negative=plan.terms.non_negative,
+        free_scale=plan.facts.free_scale,
+        non_negative=plan.facts.non_negative,
         found=plan.found,
     )
-    t, inverse = polish(equations, whole(equations), found.t, found.labels)
+    t, inverse = polish(equations, whole_span(equations), found.t, found.labels)
     labels, single = found.labels, assess(equations, t, found.labels, inverse)
-    keep = _once(equations, t, labels, single)
-    t, labels, single = t[keep], labels[keep], _pick(single, keep)
-    trusted = (single.error_bar <= CERTIFIABLE) & single.isolated & (single.misfit < LARGEST_MISFIT)
-    trusted &= single.mass_bar <= SHARE_TOLERANCE * single.mass  # else nobody can tell how often it occurs
+    keep = _distinct_solutions(equations, t, labels, single)
+    t, labels, single = t[keep], labels[keep], _select(single, keep)
+    trusted = (single.error_bar <= LARGEST_ERROR_BAR) & single.isolated & (single.misfit < LARGEST_MISFIT)
+    trusted &= single.mass_bar <= SHARE_TOLERANCE * single.mass  # else the number of times that it occurs is unknown
     if equations.blends:
-        trusted &= single.second_bar <= CERTIFIABLE / 2
+        trusted &= single.second_bar <= LARGEST_ERROR_BAR / 2
         trusted &= (single.second_share >= -single.second_bar) & (single.second_share <= 1 + single.second_bar)
-    result = judged(
-        equations, t, labels, single.residual, single.error_bar, single.isolated, single.mass, single.mass_bar, trusted, plan.terms
+    result = judge(
+        equations, t, labels, single.residual, single.error_bar, single.isolated, single.mass, single.mass_bar, trusted, plan.facts
     )
     if equations.blends:
-        result = with_blends(equations, result, labels, single, plan.terms)
+        result = label_blends(equations, result, labels, single, plan.facts)
     if not plan.jointly:
         return result
-    fine = result.complete and bool((single.error_bar <= REFINE_ABOVE).all())
+    fine = result.complete and bool((single.error_bar <= COARSE_ERROR_BAR).all())
     if fine or equations.rank > LARGEST_JOINT.get(t.device.type, 64):
         return result
-    joint = _jointly(equations, t, labels, single, trusted, start, counts, plan, rng)
+    joint = _separate_jointly(equations, t, labels, single, trusted, start, counts, plan, rng)
     return result if joint is None or joint.certified.sum() < result.certified.sum() else joint
 
 
-def _jointly(
+def _separate_jointly(
     equations: Equations,
     t: Tensor,
     labels: Tensor,
@@ -179,66 +184,66 @@ def _jointly(
     plan: _Plan,
     rng: Generator,
 ) -> Separation | None:
-    """The whole batch refined at once, missing samples begun as guesses; None where that does not explain the gradient.
+    """The whole batch fitted at once, with guesses for the samples still missing; None if no fit explains the gradient.
 
-    Only where the batch has as many samples as the gradient has dimensions: then each takes the same share.
+    This needs a batch of as many samples as the gradient has dimensions: each sample then has the same share.
     """
-    mass = share_of_one(equations, single.mass[trusted], plan.terms)
-    if abs(mass / equations.temperature - equations.rank) > 0.5 and not plan.terms.free_scale:
+    mass = mass_of_one(equations, single.mass[trusted], plan.facts)
+    if abs(mass / equations.temperature - equations.rank) > 0.5 and not plan.facts.free_scale:
         return None
-    if plan.terms.free_scale and bool(((single.mass[trusted] / mass - 1).abs() > SHARE_TOLERANCE).any()):
+    if plan.facts.free_scale and bool(((single.mass[trusted] / mass - 1).abs() > SHARE_TOLERANCE).any()):
         return None
-    begin, labels = _completed(equations, t, labels, single.errors, start, counts)
-    starts = JOINT_STARTS if determined(equations) < 2 else 2  # samples that are determined alone would mostly have been found
+    begin, labels = _complete_batch(equations, t, labels, single.errors, start, counts)
+    starts = JOINT_STARTS if spare_equations(equations) < 2 else 2  # with equations to spare, the search finds most samples one by one
     for attempt in range(max(1, min(starts, JOINT_WORK // equations.rank**3))):
-        if attempt or determined(equations) < 0:
+        if attempt or spare_equations(equations) < 0:
             if counts is not None and int(counts.sum()) >= equations.rank:
                 labels = torch.repeat_interleave(torch.arange(len(counts), device=counts.device), counts)[: equations.rank]
-            begin = guess(equations, start, labels, mass, 0.1 + 0.1 * (attempt % 8), rng)
-        joint = fit(equations, begin, labels, mass, free_scale=plan.terms.free_scale)
+            begin = guess_batch(equations, start, labels, mass, 0.1 + 0.1 * (attempt % 8), rng)
+        joint = fit_batch(equations, begin, labels, mass, free_scale=plan.facts.free_scale)
         if joint.misfit <= JOINT_MISFIT and int((joint.error_bar < 1).sum()) > equations.rank // 2:
             break
     else:
         return None
-    error = weighed_errors(equations, whole(equations), probabilities(equations, whole(equations), joint.t), labels)
-    residual = torch.linalg.vector_norm(off_space(whole(equations), error), dim=1) / torch.linalg.vector_norm(error, dim=1)
-    trusted = (joint.error_bar <= CERTIFIABLE) & joint.isolated
+    error = weighted_errors(equations, whole_span(equations), probabilities(equations, whole_span(equations), joint.t), labels)
+    residual = torch.linalg.vector_norm(project_off(whole_span(equations), error), dim=1) / torch.linalg.vector_norm(error, dim=1)
+    trusted = (joint.error_bar <= LARGEST_ERROR_BAR) & joint.isolated
     mass_each = torch.full_like(joint.error_bar, joint.mass)
-    exactly = torch.zeros_like(mass_each)  # by assumption all masses are one
-    return judged(equations, joint.t, labels, residual, joint.error_bar, joint.isolated, mass_each, exactly, trusted, plan.terms)
+    exactly = torch.zeros_like(mass_each)  # the fit assumes that every sample occurs once
+    return judge(equations, joint.t, labels, residual, joint.error_bar, joint.isolated, mass_each, exactly, trusted, plan.facts)
 
 
-def determined(equations: Equations) -> int:
-    """By how many equations one sample's own equations outnumber its unknowns."""
+def spare_equations(equations: Equations) -> int:
+    """The number of one sample's own equations, less the number of its unknowns."""
     return equations.classes - 1 - 2 * equations.rank - equations.blends
 
 
-def _completed(
+def _complete_batch(
     equations: Equations, t: Tensor, labels: Tensor, errors: Tensor, start: Tensor, counts: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Guesses added, one at a time and each peeled off, until there are as many samples as dimensions."""
+    """Coordinates (B, B) and labels (B,): the samples found and, one after the other, a guess for each that is missing."""
     while len(t) < equations.rank:
-        span = peeled(equations, t, errors)
+        span = peel(equations, t, errors)
         scan = linear_scan(equations, span, span.lift.T @ start)
         score = scan.score
-        if counts is not None and bool((left := still_wanted(counts, labels)).any()):
+        if counts is not None and bool((left := missing_counts(counts, labels)).any()):
             score = torch.where(left > 0, score, torch.inf)
         label = score.argmin()[None]
-        guess, value = solve(equations, forgiving(equations, span), scan.reached[label], label)
-        new = candidates_at(equations, guess @ span.lift.T, label, value)
+        point, value = solve(equations, tolerant_span(equations, span), scan.reached[label], label)
+        new = candidates_at(equations, point @ span.lift.T, label, value)
         t, labels, errors = torch.cat([t, new.t]), torch.cat([labels, label]), torch.cat([errors, new.errors])
     return t, labels
 
 
-def _once(equations: Equations, t: Tensor, labels: Tensor, single: Assessment) -> Tensor:
-    """Indices that leave out what polishing in the whole space led to an earlier solution of the same label."""
+def _distinct_solutions(equations: Equations, t: Tensor, labels: Tensor, single: Assessment) -> Tensor:
+    """Indices of the solutions, without those that polishing moved onto an earlier solution of the same label."""
     features = t * equations.spectrum.values
     size = torch.linalg.vector_norm(features, dim=1)
     near = torch.cdist(features, features) < (single.error_bar.clamp(1e-6, 1e-3) * size)[:, None]
-    if not equations.blends:  # a sample of one class solves the equations of any pair with it
+    if not equations.blends:  # a sample of one class solves the equations of every pair with that class
         near &= labels[:, None] == labels
     return torch.tril(near, -1).any(1).logical_not().nonzero()[:, 0]
 
 
-def _pick(assessment: Assessment, index: Tensor) -> Assessment:
+def _select(assessment: Assessment, index: Tensor) -> Assessment:
     return Assessment(**{field.name: getattr(assessment, field.name)[index] for field in fields(assessment)})

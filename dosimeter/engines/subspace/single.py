@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from dosimeter.engines.least_squares import Damping, Parts, Problem, minimise
-from dosimeter.engines.subspace.equations import Equations, Span, off_space, probabilities, slopes, weighed_errors, whole
+from dosimeter.engines.subspace.equations import Equations, Span, probabilities, project_off, slopes, weighted_errors, whole_span
 
-ELEMENTS = {"cpu": 2**24, "cuda": 2**27}  # entries of one (starts, classes, rank) tensor
+LARGEST_TENSOR = {"cpu": 2**24, "cuda": 2**27}  # entries of one (starts, classes, rank) tensor
 MOST_PAIRS = 512  # that a scan returns where labels blend
 LEAST_ERROR = 1e-150  # length of an error row below which the relative residual counts as zero over this
 
@@ -38,7 +38,7 @@ def linear_scan(equations: Equations, span: Span, start: Tensor) -> Scan:
         errors = w * (p - equations.even) - torch.diag(equations.share * w)  # (C, C): one row a class
     else:
         errors = w * (p - equations.even - equations.share * equations.targets)  # (m, C)
-    rows = off_space(span, errors)
+    rows = project_off(span, errors)
     scale = torch.linalg.vector_norm(slope, dim=0).clamp_min(torch.finfo(slope.dtype).tiny)
     orthogonal, upper = torch.linalg.qr(slope / scale)
     along = rows @ orthogonal  # (m, r)
@@ -94,21 +94,21 @@ def polish(equations: Equations, span: Span, t: Tensor, labels: Tensor, *, steps
     Returns the coordinates and, per sample, the inverse of the Cholesky factor of slopesᵀ slopes there: (n, r, r).
     """
     for _ in range(steps):
-        t = newton(equations, span, t, labels)
+        t = newton_step(equations, span, t, labels)
     chunk = _chunk(span, t)
     pieces = zip(t.split(chunk), labels.split(chunk))
     return t, torch.cat([_slopes_and_inverse(equations, span, probabilities(equations, span, a), b)[1] for a, b in pieces])
 
 
-def newton(equations: Equations, span: Span, t: Tensor, labels: Tensor) -> Tensor:
+def newton_step(equations: Equations, span: Span, t: Tensor, labels: Tensor) -> Tensor:
     """One undamped Gauss–Newton step on the plain residual; none where the slopes are singular."""
     chunk = _chunk(span, t)
-    return torch.cat([_newton(equations, span, a, b) for a, b in zip(t.split(chunk), labels.split(chunk))])
+    return torch.cat([_newton_step(equations, span, a, b) for a, b in zip(t.split(chunk), labels.split(chunk))])
 
 
 def sensitivities(equations: Equations, t: Tensor, labels: Tensor, inverse: Tensor) -> Tensor:
     """How much one unit in each equation moves a sample's feature, squared: ‖S A⁺‖² by columns, A the projected slopes: (n, C)."""
-    span, chunk, values = whole(equations), _chunk(whole(equations), t), equations.spectrum.values
+    span, chunk, values = whole_span(equations), _chunk(whole_span(equations), t), equations.spectrum.values
     pieces = []
     for piece, names, factor in zip(t.split(chunk), labels.split(chunk), inverse.split(chunk)):
         slope = slopes(equations, span, probabilities(equations, span, piece), names)
@@ -119,7 +119,7 @@ def sensitivities(equations: Equations, t: Tensor, labels: Tensor, inverse: Tens
 
 def _chunk(span: Span, t: Tensor) -> int:
     """How many starts fit into one (starts, classes, rank) tensor."""
-    return max(1, ELEMENTS.get(t.device.type, 2**24) // max(span.logits.numel(), 1))
+    return max(1, LARGEST_TENSOR.get(t.device.type, 2**24) // max(span.logits.numel(), 1))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,9 +132,9 @@ class _RelativeResidual(Problem):
 
     def evaluate(self, unknowns: Tensor, rows: Tensor) -> tuple[Tensor, Parts]:
         p = probabilities(self.equations, self.span, unknowns)
-        error = weighed_errors(self.equations, self.span, p, self.labels[rows])
+        error = weighted_errors(self.equations, self.span, p, self.labels[rows])
         size = torch.linalg.vector_norm(error, dim=1, keepdim=True).clamp_min(LEAST_ERROR)
-        residual = off_space(self.span, error) / size
+        residual = project_off(self.span, error) / size
         return residual.square().sum(1), (p, residual, error, size)
 
     def normal_equations(self, unknowns: Tensor, rows: Tensor, parts: Parts) -> tuple[Tensor, Tensor]:
@@ -160,10 +160,10 @@ def _normal_equations(
     return hessian, gradient - value * c
 
 
-def _newton(equations: Equations, span: Span, t: Tensor, labels: Tensor) -> Tensor:
+def _newton_step(equations: Equations, span: Span, t: Tensor, labels: Tensor) -> Tensor:
     p = probabilities(equations, span, t)
     slope, inverse = _slopes_and_inverse(equations, span, p, labels)
-    residual = off_space(span, weighed_errors(equations, span, p, labels))
+    residual = project_off(span, weighted_errors(equations, span, p, labels))
     step = (inverse.transpose(1, 2) @ (inverse @ (slope.transpose(1, 2) @ residual[:, :, None])))[:, :, 0]
     return t - torch.where(torch.isfinite(step).all(1, keepdim=True), step, torch.zeros_like(step))
 

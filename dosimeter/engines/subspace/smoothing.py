@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from dosimeter.engines.least_squares import Damping, Parts, Problem, minimise
-from dosimeter.engines.subspace.equations import Equations, Span, off_space, probabilities, slopes, weighed_errors, whole
+from dosimeter.engines.subspace.equations import Equations, Span, probabilities, project_off, slopes, weighted_errors, whole_span
 from dosimeter.engines.subspace.single import linear_scan
 
-GUESSES = (0.0, 0.1, 0.2, 0.3, 0.5)  # strengths that the scan over classes is made with
-CLASSES = 3  # likeliest classes solved for at each guess
+STRENGTH_GUESSES = (0.0, 0.1, 0.2, 0.3, 0.5)  # strengths that the scan over classes is made with
+CLASSES_TRIED = 3  # likeliest classes solved for at each guess
 ITERATIONS = 30
 
 
@@ -26,12 +26,12 @@ def estimate_smoothing(equations: Equations, start: Tensor) -> float:
 
     The target (1 − ε) e_y + ε/C is linear in ε, so Gauss–Newton takes it as one more coordinate of the sample.
     """
-    span = whole(equations)
+    span = whole_span(equations)
     best, lowest = 0.0, torch.inf
-    for guess in GUESSES:
+    for guess in STRENGTH_GUESSES:
         smoothed = with_smoothing(equations, guess)
         scan = linear_scan(smoothed, span, start)
-        for label in scan.score.argsort()[:CLASSES]:
+        for label in scan.score.argsort()[:CLASSES_TRIED]:
             begin = torch.cat([scan.reached[label], scan.reached.new_tensor([guess])])[None]
             problem = _FreeSmoothing(equations=equations, span=span, label=label[None])
             found = minimise(problem, begin, Damping(), iterations=ITERATIONS)
@@ -52,11 +52,11 @@ class _FreeSmoothing(Problem):
     def evaluate(self, unknowns: Tensor, rows: Tensor) -> tuple[Tensor, Parts]:
         equations, span, t, strength = self.equations, self.span, unknowns[:, :-1], float(unknowns[0, -1])
         p = probabilities(equations, span, t)
-        error = weighed_errors(with_smoothing(equations, strength), span, p, self.label)
-        even, sharp = (weighed_errors(with_smoothing(equations, end), span, p, self.label) for end in (1.0, 0.0))
+        error = weighted_errors(with_smoothing(equations, strength), span, p, self.label)
+        even, sharp = (weighted_errors(with_smoothing(equations, end), span, p, self.label) for end in (1.0, 0.0))
         rows = torch.cat([slopes(equations, span, p)[0].T, even - sharp])  # (B + 1, C)
-        residual = off_space(span, error)
-        return residual.square().sum(1) / error.square().sum(1), (residual, off_space(span, rows)[None])
+        residual = project_off(span, error)
+        return residual.square().sum(1) / error.square().sum(1), (residual, project_off(span, rows)[None])
 
     def normal_equations(self, unknowns: Tensor, rows: Tensor, parts: Parts) -> tuple[Tensor, Tensor]:
         residual, transposed = parts  # (1, C), (1, B + 1, C)

@@ -10,8 +10,8 @@ from torch import Generator, Tensor
 
 ROUNDING_SLACK = 8.0  # matrix products round each of many partial sums, so the floor lies above one rounding unit
 NOISE_SLACK = 1.3  # above the edge of a white spectrum, which fluctuates and is not exactly white
-SKETCH = 32  # columns of the first random sketch
-SPARE = 16  # columns more than the rank, at least
+FIRST_SKETCH_WIDTH = 32  # columns of the first random sketch
+SPARE_COLUMNS = 16  # columns more than the rank, at least
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,10 +52,10 @@ def factor(gradient: Tensor, unit: float, rng: Generator, *, at_most: int | None
     rounding = _rounding_noise(gradient, unit)  # (C,)
     added = added_noise(gradient)
     if added <= ROUNDING_SLACK * float(rounding.square().mean().sqrt()):
-        spectrum = _sketched(gradient, rounding, rng, at_most) or _full(gradient, rounding)
+        spectrum = _sketch_spectrum(gradient, rounding, rng, at_most) or _decompose_spectrum(gradient, rounding)
         if at_most is None or spectrum.rank <= at_most:
             return spectrum
-    return _full(gradient, (rounding.square() + added**2).sqrt(), added=added, at_most=at_most)
+    return _decompose_spectrum(gradient, (rounding.square() + added**2).sqrt(), added=added, at_most=at_most)
 
 
 def added_noise(gradient: Tensor) -> float:
@@ -86,7 +86,7 @@ def _threshold(values: Tensor, noise: float, rows: int, columns: int) -> float:
     return max(ROUNDING_SLACK * noise_edge(noise, rows, columns), 20 * torch.finfo(values.dtype).eps * float(values[0]))
 
 
-def _sketched(gradient: Tensor, rounding: Tensor, rng: Generator, expected: int | None) -> Spectrum | None:
+def _sketch_spectrum(gradient: Tensor, rounding: Tensor, rng: Generator, expected: int | None) -> Spectrum | None:
     """The signal by random projection (Halko, Martinsson & Tropp, SIAM Review 2011, Algorithms 4.1 and 5.1), if it is of low rank.
 
     The sketch is doubled until what it misses is noise; None where it would not be small.
@@ -95,8 +95,8 @@ def _sketched(gradient: Tensor, rounding: Tensor, rng: Generator, expected: int 
     scale = float(rounding.median())
     weights = scale / rounding
     weighed = weights[:, None] * gradient  # (C, H)
-    noise = max(ROUNDING_SLACK * scale, _own_noise(torch.linalg.matrix_norm(weighed)[None], columns))
-    width = max(SKETCH, (expected or 0) + SPARE)
+    noise = max(ROUNDING_SLACK * scale, _decomposition_noise(torch.linalg.matrix_norm(weighed)[None], columns))
+    width = max(FIRST_SKETCH_WIDTH, (expected or 0) + SPARE_COLUMNS)
     while 3 * width <= min(rows, columns):
         probe = torch.randn(columns, width, generator=rng, dtype=gradient.dtype, device=gradient.device)
         sketch = torch.linalg.qr(weighed @ probe).Q  # (C, width)
@@ -106,28 +106,28 @@ def _sketched(gradient: Tensor, rounding: Tensor, rng: Generator, expected: int 
             across, small = torch.linalg.qr(weighed.T @ sketch)  # (H, width), (width, width)
             inner, values, turned = torch.linalg.svd(small.T)
             rank = int((values > _threshold(values, scale, rows, columns)).sum())
-            if rank <= width - SPARE // 2:
+            if rank <= width - SPARE_COLUMNS // 2:
                 left, right = sketch @ inner[:, :rank], turned[:rank] @ across.T
                 rest = torch.linalg.matrix_norm(weighed - (left * values[:rank]) @ right) / math.sqrt((rows - rank) * (columns - rank))
-                return _spectrum(weights, left, values, right, rank, max(float(rest), scale), rows, columns, additive=False)
+                return _build_spectrum(weights, left, values, right, rank, max(float(rest), scale), rows, columns, additive=False)
         width *= 2
     return None
 
 
-def _full(gradient: Tensor, row_noise: Tensor, *, added: float = 0.0, at_most: int | None = None) -> Spectrum:
+def _decompose_spectrum(gradient: Tensor, row_noise: Tensor, *, added: float = 0.0, at_most: int | None = None) -> Spectrum:
     """The signal by a full decomposition; with `added` noise, what stands above the edge of a white spectrum."""
     rows, columns = gradient.shape
     scale = float(row_noise.median())
     weights = scale / row_noise
-    left, values, right = _decomposed(weights[:, None] * gradient)
+    left, values, right = _decompose(weights[:, None] * gradient)
     over = NOISE_SLACK * noise_edge(scale, rows, columns) if added else _threshold(values, scale, rows, columns)
     rank = int((values > over).sum())
     rank = rank if at_most is None else min(rank, at_most)
     noise = max(_noise_of_tail(values, rank, rows, columns), scale)
-    return _spectrum(weights, left, values, right, rank, noise, rows, columns, additive=added > 0)
+    return _build_spectrum(weights, left, values, right, rank, noise, rows, columns, additive=added > 0)
 
 
-def _decomposed(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _decompose(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The singular value decomposition; of a wide matrix, of its small triangular factor, which takes a fraction of the time."""
     if matrix.shape[1] < 2 * matrix.shape[0]:
         return torch.linalg.svd(matrix, full_matrices=False)
@@ -140,15 +140,15 @@ def _noise_of_tail(values: Tensor, rank: int, rows: int, columns: int) -> float:
     return float(values[rank:].square().sum().div(max((rows - rank) * (columns - rank), 1)).sqrt())
 
 
-def _own_noise(values: Tensor, columns: int) -> float:
+def _decomposition_noise(values: Tensor, columns: int) -> float:
     """What the decomposition itself loses: its backward error, a few units of the largest value, spread over the columns."""
     return 2 * torch.finfo(values.dtype).eps * float(values[0]) / math.sqrt(max(columns, 1))
 
 
-def _spectrum(
+def _build_spectrum(
     weights: Tensor, left: Tensor, values: Tensor, right: Tensor, rank: int, noise: float, rows: int, columns: int, *, additive: bool
 ) -> Spectrum:
-    noise = math.hypot(noise, _own_noise(values, columns))
+    noise = math.hypot(noise, _decomposition_noise(values, columns))
     signal = torch.linalg.vector_norm(left[:, :rank] * values[:rank], dim=1) / math.sqrt(columns)  # (C,) of each row
     return Spectrum(
         weights=weights,

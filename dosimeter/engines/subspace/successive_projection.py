@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from dosimeter.engines.subspace.equations import Equations, Span, probabilities, whole
+from dosimeter.engines.subspace.equations import Equations, Span, probabilities, whole_span
 
 ROUNDS = 15  # of features and errors in turn
-CONSISTENT = 0.3  # relative difference of an error row solved for and computed, below which a sample is worth polishing
-VISIBLE = 4.0  # times the noise, from which on a row is read
+CONSISTENT_ERROR = 0.3  # relative difference of an error row solved for and computed, below which a sample is worth polishing
+VISIBLE_ROW = 4.0  # times the noise, from which on a row is read
 LAST_LABELS = 3  # tried for the last sample
-LEAST_SHARE = 0.2  # of one sample, below which a solution has vanished
+LEAST_SAMPLE_SHARE = 0.2  # of one sample, below which a solution has vanished
 
 
 def extreme_starts(
@@ -28,13 +28,13 @@ def extreme_starts(
     nothing = t.new_empty(0, equations.rank), labels[:0]
     if equations.bias_target is None or equations.targets is not None or equations.blends:
         return nothing
-    rows, bias = _left_over(equations, t, errors, labels)
+    rows, bias = _remaining_gradient(equations, t, errors, labels)
     along = rows @ span.lift  # (C, r)
-    absent, count = _absent(equations, rows, bias, non_negative=non_negative), along.shape[1]
+    absent, count = _absent_classes(equations, rows, bias, non_negative=non_negative), along.shape[1]
     if int(absent.sum()) < count:
         return nothing
     points = along[absent] / bias[absent, None]
-    features = points[_extreme_points(points, count)]  # (r, r)
+    features = points[_successive_projection(points, count)]  # (r, r)
     mass = equations.rank * equations.temperature
     best, most = nothing, 0
     for _ in range(ROUNDS):
@@ -42,16 +42,16 @@ def extreme_starts(
         if int(failed) or not bool(torch.isfinite(solved).all()):
             break
         named = solved.argmin(1)
-        computed = _errors(equations, probabilities(equations, span, features), named)
+        computed = _plain_errors(equations, probabilities(equations, span, features), named)
         size = torch.linalg.vector_norm(computed, dim=1, keepdim=True)
         off = torch.linalg.vector_norm(solved - computed, dim=1) / size[:, 0]
-        good = off < CONSISTENT
+        good = off < CONSISTENT_ERROR
         if int(good.sum()) > most:
             best, most = (features[good] @ span.lift.T, named[good]), int(good.sum())
         orthogonal, upper = torch.linalg.qr((computed / size).T)  # (C, r), (r, r)
         right = orthogonal.T @ (mass * torch.cat([along, bias[:, None]], 1))
         found = torch.linalg.solve_triangular(upper, right, upper=True) / size  # (r, r + 1) share · (f, 1)
-        features = torch.where(found[:, -1:] > LEAST_SHARE, found[:, :-1] / found[:, -1:].clamp_min(LEAST_SHARE), features)
+        features = torch.where(found[:, -1:] > LEAST_SAMPLE_SHARE, found[:, :-1] / found[:, -1:].clamp_min(LEAST_SAMPLE_SHARE), features)
     return best
 
 
@@ -66,35 +66,35 @@ def last_start(equations: Equations, span: Span, t: Tensor) -> tuple[Tensor, Ten
     size = torch.linalg.vector_norm(direction * equations.spectrum.values)
     towards = torch.sign((direction @ equations.basis).sum())  # features sum to more than zero, where they have a sign at all
     points = (towards * direction * length / size).expand(LAST_LABELS, -1)
-    return points, probabilities(equations, whole(equations), points[:1])[0].topk(LAST_LABELS).indices
+    return points, probabilities(equations, whole_span(equations), points[:1])[0].topk(LAST_LABELS).indices
 
 
-def _left_over(equations: Equations, t: Tensor, errors: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+def _remaining_gradient(equations: Equations, t: Tensor, errors: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """The gradient's rows in coordinates (C, B), and its bias (C,), without the samples found."""
     weights = equations.spectrum.weights
     assert equations.bias_target is not None
     rows, bias = equations.spectrum.left / weights[:, None], equations.bias_target / weights
-    d = _errors(equations, torch.softmax(t @ equations.logits.T + equations.bias, 1), labels)
+    d = _plain_errors(equations, torch.softmax(t @ equations.logits.T + equations.bias, 1), labels)
     shares = d / (t * errors).sum(1, keepdim=True)  # (k, C)
     return rows - shares.T @ t, bias - shares.sum(0)
 
 
-def _errors(equations: Equations, p: Tensor, labels: Tensor) -> Tensor:
+def _plain_errors(equations: Equations, p: Tensor, labels: Tensor) -> Tensor:
     """softmax(z) − y, not weighed: (n, C)."""
     d = p - equations.even
     d[torch.arange(len(labels), device=labels.device), labels] -= equations.share
     return d
 
 
-def _absent(equations: Equations, rows: Tensor, bias: Tensor, *, non_negative: bool) -> Tensor:
+def _absent_classes(equations: Equations, rows: Tensor, bias: Tensor, *, non_negative: bool) -> Tensor:
     """Classes whose row stands above the noise and may be a sum of features: (C,) bool."""
     entries = rows @ equations.basis  # (C, H)
-    floor = VISIBLE * equations.spectrum.noise / equations.spectrum.weights
+    floor = VISIBLE_ROW * equations.spectrum.noise / equations.spectrum.weights
     absent = (bias > 0) & (torch.linalg.vector_norm(entries, dim=1) > floor * entries.shape[1] ** 0.5)
     return absent & (entries.amin(1) >= -floor) if non_negative else absent
 
 
-def _extreme_points(points: Tensor, count: int) -> Tensor:
+def _successive_projection(points: Tensor, count: int) -> Tensor:
     """Successive projection: the longest point, the longest off that one, the longest off both, ...: (count,) indices."""
     left, picked = points, []
     for _ in range(count):

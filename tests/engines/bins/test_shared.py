@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import dosimeter as dm
-from dosimeter.engines.bins.inserted_layer import moments_of
-from dosimeter.engines.bins.shared import separate
+from dosimeter.engines.bins.inserted_layer import measure_moments
+from dosimeter.engines.bins.shared import separate_shared_bins
 from dosimeter.models.loading import load_model
 
 
@@ -28,7 +28,7 @@ def test_samples_of_which_none_lies_alone_come_apart(seed) -> None:
         [torch.arange(48)[torch.randperm(48, generator=torch.Generator().manual_seed(seed + k))] % 16 for k in range(4)], 1
     )
     contents, functional, added, rows = filled(places, [16] * 4, seed)  # three samples in every bin
-    found, where = separate(contents, functional, 1e-10)
+    found, where = separate_shared_bins(contents, functional, 1e-10)
     assert len(found) >= 24
     for content, place in zip(found, where):
         sample = int((rows == place).all(1).nonzero()[0])
@@ -38,7 +38,7 @@ def test_samples_of_which_none_lies_alone_come_apart(seed) -> None:
 def test_two_samples_with_all_bins_in_common_are_one_to_the_equations() -> None:
     places = torch.tensor([[0, 0, 0], [0, 0, 0], [1, 1, 1], [2, 1, 2], [1, 2, 3]])
     contents, functional, added, rows = filled(places, [4, 4, 4], 3)
-    found, where = separate(contents, functional, 1e-10)
+    found, where = separate_shared_bins(contents, functional, 1e-10)
     same = (where == rows[0]).all(1).nonzero().flatten()
     assert len(same) == 1
     assert torch.allclose(found[same[0]], added[0] + added[1])
@@ -48,7 +48,7 @@ def test_two_samples_with_all_bins_in_common_are_one_to_the_equations() -> None:
 def test_nothing_is_settled_where_there_are_more_samples_than_bins(functionals) -> None:
     places = torch.randint(5, (30, functionals), generator=torch.Generator().manual_seed(1))
     contents, functional, _, _ = filled(places, [5] * functionals, 1)
-    assert len(separate(contents, functional, 1e-10)[0]) == 0
+    assert len(separate_shared_bins(contents, functional, 1e-10)[0]) == 0
 
 
 @pytest.mark.parametrize("on_levels", [True, False])
@@ -63,7 +63,7 @@ def test_a_filter_with_hardly_more_bins_than_targets_shows_nearly_all_and_no_mix
         inputs[1, 0, 0, 0] += 1 / 255
     batch = dm.Batch(inputs, torch.full((60,), 3))
     model = load_model("small_cnn", {"size": 16, "width": 4}, None, 3)
-    moments = moments_of(inputs, dm.Normalization())  # as an earlier round shows them
+    moments = measure_moments(inputs, dm.Normalization())  # as an earlier round shows them
     attack = dm.attack("gradfilt", targets=(3,), expected=60, bins=80, input_shape=(3, 16, 16), moments=moments)
     found = dm.reconstruct(dm.observe(attack.tamper(model), batch), attack)
     error = torch.cdist(found.inputs.double().flatten(1), inputs.double().flatten(1)).min(1).values / 768**0.5

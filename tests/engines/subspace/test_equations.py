@@ -9,17 +9,18 @@ import torch
 from dosimeter.engines.subspace.equations import (
     blend_shares,
     build_equations,
-    off_space,
-    peeled,
+    peel,
     probabilities,
+    project_off,
     slopes,
-    weighed_errors,
-    whole,
+    weighted_errors,
+    whole_span,
 )
-from dosimeter.engines.subspace.joint import _evaluate, _normal_equations, fit
-from dosimeter.engines.subspace.separate import separate
+from dosimeter.engines.subspace.joint import _evaluate, _normal_equations, fit_batch
+from dosimeter.engines.subspace.separate import Effort, separate
 from dosimeter.engines.subspace.single import likeliest_pairs, linear_scan, polish, solve
 from dosimeter.engines.subspace.spectrum import factor
+from dosimeter.engines.subspace.verdict import BatchFacts
 
 
 def head(size: int, classes: int, features: int, seed: int = 0):
@@ -47,8 +48,8 @@ def problem(rng):
 
 def test_the_equations_hold_at_the_truth(problem):
     equations, t, labels, f, _, _ = problem
-    error = weighed_errors(equations, whole(equations), probabilities(equations, whole(equations), t), labels)
-    assert float(off_space(whole(equations), error).abs().max() / error.abs().max()) < 1e-12
+    error = weighted_errors(equations, whole_span(equations), probabilities(equations, whole_span(equations), t), labels)
+    assert float(project_off(whole_span(equations), error).abs().max() / error.abs().max()) < 1e-12
     torch.testing.assert_close(t @ equations.basis, f)
     e = error @ equations.spectrum.left
     torch.testing.assert_close(t @ e.T, 6 * torch.eye(6, dtype=torch.float64), rtol=0, atol=1e-8)  # tᵢ·eⱼ = B δᵢⱼ
@@ -56,10 +57,10 @@ def test_the_equations_hold_at_the_truth(problem):
 
 def test_slopes_are_the_derivative(problem):
     equations, t, labels, *_ = problem
-    span = whole(equations)
+    span = whole_span(equations)
 
     def error(t):
-        return weighed_errors(equations, span, probabilities(equations, span, t), labels)
+        return weighted_errors(equations, span, probabilities(equations, span, t), labels)
 
     derivative = torch.autograd.functional.jacobian(lambda row: error(row.expand(6, -1))[0], t[0])
     torch.testing.assert_close(slopes(equations, span, probabilities(equations, span, t))[0], derivative)
@@ -67,17 +68,17 @@ def test_slopes_are_the_derivative(problem):
 
 def test_what_is_left_after_peeling_holds_the_others(problem):
     equations, t, labels, *_ = problem
-    error = weighed_errors(equations, whole(equations), probabilities(equations, whole(equations), t), labels)
-    span = peeled(equations, t[:4], error[:4] @ equations.spectrum.left)
+    error = weighted_errors(equations, whole_span(equations), probabilities(equations, whole_span(equations), t), labels)
+    span = peel(equations, t[:4], error[:4] @ equations.spectrum.left)
     assert span.logits.shape[1] == 2
     torch.testing.assert_close(t[4:] @ span.lift @ span.lift.T, t[4:])
-    assert float(off_space(span, error[4:]).abs().max() / error.abs().max()) < 1e-10
-    assert float(off_space(span, error[:4]).abs().max() / error.abs().max()) > 1e-2
+    assert float(project_off(span, error[4:]).abs().max() / error.abs().max()) < 1e-10
+    assert float(project_off(span, error[:4]).abs().max() / error.abs().max()) > 1e-2
 
 
 def test_the_scan_ranks_present_classes_first_and_the_solve_ends_at_the_truth(problem):
     equations, t, labels, f, *_ = problem
-    span = whole(equations)
+    span = whole_span(equations)
     scan = linear_scan(equations, span, t.mean(0))
     present = labels.unique()
     assert set(scan.score.argsort()[: len(present)].tolist()) == set(present.tolist())
@@ -98,8 +99,8 @@ def test_the_joint_normal_matrix_is_that_of_the_jacobian(problem, free_scale):
 
     def residual(unknowns):
         mass = 6.5 * torch.exp(unknowns[36]) if free_scale else 6.5
-        p = probabilities(equations, whole(equations), unknowns[:36].view(6, 6))
-        error = weighed_errors(equations, whole(equations), p, labels)
+        p = probabilities(equations, whole_span(equations), unknowns[:36].view(6, 6))
+        error = weighted_errors(equations, whole_span(equations), p, labels)
         x = unknowns[:36].view(6, 6) * equations.spectrum.values * weights
         return (error.T @ x / mass - equations.spectrum.left * (equations.spectrum.values * weights)).reshape(-1)
 
@@ -111,9 +112,9 @@ def test_the_joint_normal_matrix_is_that_of_the_jacobian(problem, free_scale):
 
 def test_the_joint_fit_comes_back_from_nearby_and_finds_a_free_scale(problem):
     equations, t, labels, *_ = problem
-    found = fit(equations, t * 1.02, labels, 6.0)
+    found = fit_batch(equations, t * 1.02, labels, 6.0)
     torch.testing.assert_close(found.t @ equations.basis, t @ equations.basis, rtol=1e-6, atol=1e-8)
-    freed = fit(equations, t * 1.02, labels, 6.3, free_scale=True)
+    freed = fit_batch(equations, t * 1.02, labels, 6.3, free_scale=True)
     assert freed.mass == pytest.approx(6.0, rel=1e-6)
 
 
@@ -124,7 +125,7 @@ def test_error_bars_are_eight_standard_deviations(rng):
     for _ in range(20):
         noisy = gradient + 1e-7 * torch.randn(gradient.shape, generator=rng, dtype=torch.float64)
         equations = build_equations(factor(noisy, 1e-16, rng, at_most=4), weight, bias, model_unit=2e-16)
-        found = separate(equations, noisy, bias_gradient, batch_size=4, rng=rng)
+        found = separate(equations, noisy, bias_gradient, BatchFacts(batch_size=4), rng, effort=Effort())
         assert bool(found.certified.all())
         error = torch.cdist(found.features, f).min(1).values / torch.linalg.vector_norm(found.features, dim=1)
         ratios.append(error / found.error_bar)
@@ -137,10 +138,10 @@ def test_blends_follow_the_coordinates(problem):
     """The share of a blend is where the rest fits best, so the slopes are the derivative of the errors with that share moving along."""
     equations, t, labels, *_ = problem
     equations = replace(equations, blends=True)
-    span, pairs = whole(equations), labels * equations.classes + (labels + 7) % equations.classes
+    span, pairs = whole_span(equations), labels * equations.classes + (labels + 7) % equations.classes
 
     def errors(t):
-        return weighed_errors(equations, span, probabilities(equations, span, t), pairs)
+        return weighted_errors(equations, span, probabilities(equations, span, t), pairs)
 
     derivative = torch.autograd.functional.jacobian(lambda row: errors(row.expand(6, -1))[0], 1.1 * t[0])
     torch.testing.assert_close(slopes(equations, span, probabilities(equations, span, 1.1 * t), pairs)[0], derivative)

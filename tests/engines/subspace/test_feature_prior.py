@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import dosimeter as dm
-from dosimeter.engines.subspace.feature_prior import typical_feature, typical_of
+from dosimeter.engines.subspace.feature_prior import find_feature_prior, fit_feature_prior
 from dosimeter.network.head import find_head
 from dosimeter.network.probing import input_of
 
@@ -17,7 +17,7 @@ def exposed(auxiliary=None, shape=(3, 8, 8)):
 
 
 def known(exposure):
-    found = typical_feature(exposure, find_head(exposure))
+    found = find_feature_prior(exposure, find_head(exposure))
     assert found is not None
     return found
 
@@ -25,25 +25,25 @@ def known(exposure):
 @pytest.mark.parametrize(("middle", "deviation"), [(0.0, 1.0), (0.5, 2.0), (-0.7, 0.5)])
 def test_rectified_gaussians_are_told_by_their_zeros_and_their_mean(middle, deviation):
     values = middle + deviation * torch.randn(2000, 50, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    found = typical_of(values.clamp_min(0), non_negative=True)
+    found = fit_feature_prior(values.clamp_min(0), non_negative=True)
     assert float((found.gain * found.mean).mean()) == pytest.approx(middle, abs=0.02)
     assert float((found.spread.sqrt() * found.size).mean()) == pytest.approx(deviation, rel=0.02)
 
 
 def test_features_without_zeros_are_described_by_mean_and_variance():
     values = 3 + torch.randn(4000, 20, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    found = typical_of(values, non_negative=False)
+    found = fit_feature_prior(values, non_negative=False)
     torch.testing.assert_close(found.mean, torch.full_like(found.mean, 3.0), rtol=0, atol=0.1)
     assert float(found.gain) == 1
     assert float((found.spread * found.size.square()).mean()) == pytest.approx(1, rel=0.05)
 
 
 def test_dead_features_are_not_taken_for_impossible():
-    found = typical_of(torch.zeros(5, 3, dtype=torch.float64), non_negative=True)
+    found = fit_feature_prior(torch.zeros(5, 3, dtype=torch.float64), non_negative=True)
     assert bool((found.size > 0).all())
     values = torch.ones(5, 3, dtype=torch.float64)
     values[:, 0] = 0
-    assert float(typical_of(values, non_negative=True).size[0]) > 0.3
+    assert float(fit_feature_prior(values, non_negative=True).size[0]) > 0.3
 
 
 def test_auxiliary_samples_are_used_where_they_are_granted():
@@ -73,7 +73,7 @@ def test_what_no_input_shows_is_not_to_be_expected():
 
 def test_nothing_is_known_of_inputs_that_are_the_features():
     exposure = dm.observe(nn.Linear(20, 10), dm.Batch(torch.rand(4, 20), torch.arange(4)))
-    assert typical_feature(exposure, find_head(exposure)) is None
+    assert find_feature_prior(exposure, find_head(exposure)) is None
 
 
 def test_inputs_that_are_not_images_get_white_noise():

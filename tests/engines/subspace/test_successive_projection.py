@@ -5,8 +5,8 @@ import torch
 from torch import Tensor, nn
 
 import dosimeter as dm
-from dosimeter.engines.subspace.equations import build_equations, whole
-from dosimeter.engines.subspace.problem import sure_samples
+from dosimeter.engines.subspace.equations import build_equations, whole_span
+from dosimeter.engines.subspace.problem import find_sure_samples
 from dosimeter.engines.subspace.spectrum import factor, rounding_unit
 from dosimeter.engines.subspace.successive_projection import extreme_starts
 from dosimeter.interfaces import Exposure
@@ -37,7 +37,7 @@ def test_every_sample_of_a_sure_head_is_found_with_its_label(seed):
     exposure, features, labels = exposed(seed)
     head = find_head(exposure)
     assert float(head.logits(features).softmax(1).amax(1).mean()) > 0.7
-    found, named = sure_samples(exposure, head, torch.Generator(), method="test")
+    found, named = find_sure_samples(exposure, head, torch.Generator(), method="test")
     nearest = torch.cdist(found, features.double()).argmin(1)
     assert nearest.sort().values.tolist() == list(range(SAMPLES))
     assert torch.equal(named, labels[nearest])
@@ -51,7 +51,7 @@ def test_the_last_sample_is_found_where_the_others_are_even_if_it_is_predicted_s
     surest = int(exposure.model(features).softmax(1).amax(1).argmax())
     labels[surest] = exposure.model(features)[surest].argmax()
     exposure = dm.observe(sure_head(0), dm.Batch(features, labels))
-    found, named = sure_samples(exposure, find_head(exposure), torch.Generator(), method="test")
+    found, named = find_sure_samples(exposure, find_head(exposure), torch.Generator(), method="test")
     nearest = torch.cdist(found, features.double()).argmin(1)
     assert nearest.sort().values.tolist() == list(range(SAMPLES))
     assert torch.equal(named, labels[nearest])
@@ -59,7 +59,7 @@ def test_the_last_sample_is_found_where_the_others_are_even_if_it_is_predicted_s
 
 def test_without_a_bias_gradient_there_are_no_starts():
     exposure, _, _ = exposed(0, bias=False)
-    found, named = sure_samples(exposure, find_head(exposure), torch.Generator(), method="test")
+    found, named = find_sure_samples(exposure, find_head(exposure), torch.Generator(), method="test")
     assert len(found) == len(named) == 0
 
 
@@ -74,7 +74,7 @@ def test_the_starts_are_rows_that_one_sample_makes():
     spectrum = factor(gradient, rounding_unit(gradient), torch.Generator(), at_most=2)
     equations = build_equations(spectrum, head.weight, None, model_unit=1e-16, bias_gradient=bias_gradient)
     nothing, none = torch.empty(0, 2, dtype=torch.float64), torch.empty(0, dtype=torch.long)
-    points, named = extreme_starts(equations, whole(equations), nothing, nothing, none, non_negative=True)
+    points, named = extreme_starts(equations, whole_span(equations), nothing, nothing, none, non_negative=True)
     order = named.argsort()
     assert named[order].tolist() == [0, 1]
     assert torch.allclose((points @ equations.basis)[order], features, atol=1e-6)

@@ -8,10 +8,10 @@ import torch
 from torch.nn.functional import one_hot
 
 from dosimeter.engines.subspace.certificate import assess
-from dosimeter.engines.subspace.equations import build_equations, probabilities, pulled, slopes, whole
+from dosimeter.engines.subspace.equations import build_equations, probabilities, slopes, transposed_slopes, whole_span
 from dosimeter.engines.subspace.single import polish
 from dosimeter.engines.subspace.spectrum import factor
-from dosimeter.engines.subspace.verdict import Terms, judged, with_blends
+from dosimeter.engines.subspace.verdict import BatchFacts, judge, label_blends
 
 APART = 1e-3  # relative distance of the two samples that are alike
 NOISE = 1e-9
@@ -38,15 +38,15 @@ def noisy(rng):
 
 def verdict(equations, t, labels, mass, mass_bar, *, batch_size: int | None = 4, free_scale: bool = False):
     small, yes = torch.full_like(mass, 1e-6), torch.ones_like(mass, dtype=torch.bool)
-    terms = Terms(batch_size=batch_size, free_scale=free_scale, non_negative=False)
-    return judged(equations, t, labels, small, small, yes, mass, mass_bar, yes, terms)
+    terms = BatchFacts(batch_size=batch_size, free_scale=free_scale, non_negative=False)
+    return judge(equations, t, labels, small, small, yes, mass, mass_bar, yes, terms)
 
 
 def test_what_is_pulled_through_the_slopes_needs_none_of_them(noisy):
     equations, t, _ = noisy()
-    p, rows = probabilities(equations, whole(equations), t), torch.linspace(-1, 1, 160, dtype=torch.float64).view(4, 40)
-    expected = torch.einsum("ncr,nc->nr", slopes(equations, whole(equations), p), rows)
-    torch.testing.assert_close(pulled(equations, whole(equations), p, rows), expected)
+    p, rows = probabilities(equations, whole_span(equations), t), torch.linspace(-1, 1, 160, dtype=torch.float64).view(4, 40)
+    expected = torch.einsum("ncr,nc->nr", slopes(equations, whole_span(equations), p), rows)
+    torch.testing.assert_close(transposed_slopes(equations, whole_span(equations), p, rows), expected)
 
 
 @pytest.mark.parametrize("blends", [False, True])
@@ -57,7 +57,7 @@ def test_the_mass_scatters_as_its_bar_says(noisy, blends):
         equations, t, labels = noisy()
         equations = replace(equations, blends=blends)
         labels = labels * 41 if blends else labels
-        t, inverse = polish(equations, whole(equations), t, labels, steps=6)
+        t, inverse = polish(equations, whole_span(equations), t, labels, steps=6)
         single = assess(equations, t, labels, inverse)
         off.append((single.mass - 4).abs())
         bars.append(single.mass_bar)
@@ -94,9 +94,9 @@ def test_shares_that_copies_could_have_need_a_batch_size(noisy, batch_size, free
     equations, t, labels = noisy()
     equations = replace(equations, blends=True)
     pairs = labels * 40 + 1
-    _, inverse = polish(equations, whole(equations), t, pairs, steps=0)
+    _, inverse = polish(equations, whole_span(equations), t, pairs, steps=0)
     share = torch.tensor([1 / 2, 1 / 3, 0.2357, 0.0], dtype=torch.float64)
     single = replace(assess(equations, t, pairs, inverse), second_share=share, second_bar=torch.full_like(share, 1e-5))
-    terms = Terms(batch_size=batch_size, free_scale=free_scale, non_negative=False)
+    terms = BatchFacts(batch_size=batch_size, free_scale=free_scale, non_negative=False)
     result = replace(verdict(equations, t, pairs, torch.full_like(share, 4.0), 0 * share), certified=torch.ones(4, dtype=torch.bool))
-    assert with_blends(equations, result, pairs, single, terms).certified.tolist() == expected
+    assert label_blends(equations, result, pairs, single, terms).certified.tolist() == expected
