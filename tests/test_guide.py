@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from dosimeter.cli import main
+from dosimeter.registry import METHODS
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted((ROOT / "docs/guide").glob("*.md"))
@@ -26,6 +27,16 @@ def commands(text: str) -> list[list[str]]:
     return [shlex.split(line, comments=True)[1:] for line in lines if line.startswith("dosimeter ")]
 
 
+@pytest.fixture
+def registries():
+    """What an example registers is taken out again."""
+    known = {registry: {name: registry.entry(name) for name in registry} for registry in METHODS}
+    yield
+    for registry, entries in known.items():
+        registry._entries = entries
+
+
+@pytest.mark.usefixtures("registries")
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_the_examples_of_a_page_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
