@@ -13,6 +13,7 @@ from dosimeter.models.initialisation import Initialisation, initialise
 from dosimeter.options import NonNegativeInt, PositiveInt
 
 WIDTHS = (64, 128, 256, 512)
+KERAS_EPSILON = 1e-3  # of batch norms
 
 
 class BasicBlock(nn.Module):
@@ -102,6 +103,7 @@ def _resnet(layers: int, block: Block, depths: tuple[int, ...]) -> Callable[...,
         its weights load (`stem="imagenet"`). `pooling=false` hands the last maps to the head unpooled, which then has
         {WIDTHS[-1] * block.expansion} x 7 x 7 features at 224 pixels behind the ImageNet stem (RGLA's target); `pooling="convolution"`
         puts a convolution with 1x1 output in the pooling's place (GDBR's; Zhang's thesis, Section 4.5.1).
+        `variant="keras"` is for weights from Keras: a bottleneck strides in its first convolution, and batch norms have ε = 1e-3.
         """,
     )
     def build(
@@ -110,6 +112,7 @@ def _resnet(layers: int, block: Block, depths: tuple[int, ...]) -> Callable[...,
         channels: PositiveInt = 3,
         size: PositiveInt = 32,
         stem: Literal["cifar", "imagenet"] = "cifar",
+        variant: Literal["torchvision", "keras"] = "torchvision",
         pooling: bool | Literal["convolution"] = True,
         activation: Activation = "relu",
         head_bias: bool = True,
@@ -124,9 +127,19 @@ def _resnet(layers: int, block: Block, depths: tuple[int, ...]) -> Callable[...,
             closing = nn.AdaptiveAvgPool2d(1) if pooling else nn.Identity()
         head = nn.Linear(features if pooling else features * side**2, classes, bias=head_bias)
         network = ResNet(block, depths, channels, stem == "imagenet", closing, head, activation)
-        return initialise(network, initialisation, positive_layers)
+        network = initialise(network, initialisation, positive_layers)
+        return _as_keras(network) if variant == "keras" else network
 
     return build
+
+
+def _as_keras(network: ResNet) -> ResNet:
+    for module in network.modules():
+        if isinstance(module, Bottleneck):
+            module.conv1.stride, module.conv2.stride = module.conv2.stride, module.conv1.stride
+        elif isinstance(module, nn.BatchNorm2d):
+            module.eps = KERAS_EPSILON
+    return network
 
 
 def _stage(block: Block, channels: int, width: int, depth: int, stride: int, activation: Activation) -> nn.Sequential:

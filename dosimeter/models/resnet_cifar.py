@@ -38,7 +38,9 @@ class PlainBlock(nn.Module):
 class CifarResNet(nn.Module):
     """A 3x3 stem, three stages of blocks, global pooling and the head; names as in akamaster/pytorch_resnet_cifar10."""
 
-    def __init__(self, channels: int, blocks: int, classes: int, activation: Activation, head_bias: bool) -> None:
+    def __init__(
+        self, channels: int, blocks: int, classes: int, activation: Activation, head_bias: bool, unpooled_side: int | None = None
+    ) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(channels, WIDTHS[0], 3, padding=1, bias=False)
         self.bn1 = nn.BatchNorm2d(WIDTHS[0])
@@ -46,8 +48,8 @@ class CifarResNet(nn.Module):
         self.layer1 = _stage(WIDTHS[0], WIDTHS[0], blocks, activation)
         self.layer2 = _stage(WIDTHS[0], WIDTHS[1], blocks, activation)
         self.layer3 = _stage(WIDTHS[1], WIDTHS[2], blocks, activation)
-        self.pool = nn.AdaptiveAvgPool2d(1)
-        self.linear = nn.Linear(WIDTHS[2], classes, bias=head_bias)
+        self.pool = nn.AdaptiveAvgPool2d(1) if unpooled_side is None else nn.Identity()
+        self.linear = nn.Linear(WIDTHS[2] * (unpooled_side or 1) ** 2, classes, bias=head_bias)
 
     def forward(self, inputs: Tensor) -> Tensor:
         maps = self.activation(self.bn1(self.conv1(inputs)))
@@ -66,6 +68,7 @@ def _cifar_resnet(layers: int) -> Callable[..., CifarResNet]:
 
         He et al., "Deep Residual Learning for Image Recognition", CVPR 2016: Section 4.2, with its parameter-free shortcuts.
         The weights of akamaster/pytorch_resnet_cifar10 load; they expect ImageNet's mean and standard deviation.
+        `pooling=false` hands the last maps to the head unpooled.
         """,
     )
     def build(
@@ -73,15 +76,19 @@ def _cifar_resnet(layers: int) -> Callable[..., CifarResNet]:
         classes: PositiveInt = 10,
         channels: PositiveInt = 3,
         size: PositiveInt = 32,
+        pooling: bool = True,
         activation: Activation = "relu",
         head_bias: bool = True,
         initialisation: Initialisation = "kaiming_fan_in",
     ) -> CifarResNet:
-        return initialise(CifarResNet(channels, (layers - 2) // 6, classes, activation, head_bias), initialisation)
+        unpooled_side = None if pooling else -(-size // 4)  # of the last maps
+        network = CifarResNet(channels, (layers - 2) // 6, classes, activation, head_bias, unpooled_side)
+        return initialise(network, initialisation)
 
     return build
 
 
+resnet8 = _cifar_resnet(8)
 resnet20 = _cifar_resnet(20)
 resnet32 = _cifar_resnet(32)
 resnet44 = _cifar_resnet(44)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dosimeter.config import construct
-from dosimeter.engines.decoder.cache import trained
+from dosimeter.engines.decoder.cache import Trained, trained
 from dosimeter.engines.decoder.target import Target
 from dosimeter.engines.decoder.train import DecoderSettings
 from dosimeter.models.loading import ModelConfig
@@ -16,6 +16,7 @@ from dosimeter.normalization import to_pixels
 from dosimeter.options import check_fields
 from dosimeter.runs.audit import AuditConfig
 from dosimeter.runs.audited_client import DataConfig, Experiment, prepare
+from dosimeter.runs.measurement import AuditedClient
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,9 +44,15 @@ def train_from(described: dict[str, Any], out: str | None) -> dict[str, Any]:
     subject = prepare(config.model, config.data, seed=config.seed, device=config.device)
     if subject.auxiliary is None:
         raise ValueError("data.auxiliary: expected at least one image that the server is granted, which the decoder learns from")
-    target = Target.from_model(subject.model, tuple(subject.batch.inputs.shape[1:]), subject.normalization)
-    pixels = to_pixels(subject.auxiliary.inputs, subject.normalization).clamp(0, 1)
-    found = trained(target, pixels, config.decoder, None if out is None else Path(out))
+    target, found = train_decoder_of(subject, config.decoder, None if out is None else Path(out))
     facts = {name: json.loads(found.facts[name]) for name in ("images", "error", "seconds")}
     words = {name: found.facts[name] for name in ("mode", "notes")}
     return {"path": str(found.path), "origin": found.origin, "feature_shape": list(target.feature_shape)} | facts | words
+
+
+def train_decoder_of(subject: AuditedClient, settings: DecoderSettings, path: Path | None) -> tuple[Target, Trained]:
+    """The decoder for a client's model, trained on the auxiliary images unless it is kept already."""
+    assert subject.auxiliary is not None
+    target = Target.from_model(subject.model, tuple(subject.batch.inputs.shape[1:]), subject.normalization)
+    pixels = to_pixels(subject.auxiliary.inputs, subject.normalization).clamp(0, 1)
+    return target, trained(target, pixels, settings, path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import os
 from dataclasses import dataclass, field, replace
@@ -17,11 +18,14 @@ from dosimeter.config import describe, digest
 from dosimeter.data.dataset import ImageSet, select
 from dosimeter.data.load import load_images
 from dosimeter.data.parts import Part
+from dosimeter.metrics.lpips import VARIABLE as LPIPS_VARIABLE
+from dosimeter.models.backbone import load_backbone
 from dosimeter.models.loading import ModelConfig, load_weights
+from dosimeter.network.input_shape import find_head_name
 from dosimeter.normalization import from_pixels
 from dosimeter.registry import DATASETS
 from dosimeter.runs.audited_client import EVALUATED, build_model, measure_accuracy, train_model
-from dosimeter.runs.reproduction.tables import RowData
+from dosimeter.runs.reproduction.tables import Row, RowData
 from dosimeter.types import Batch
 
 ENVIRONMENT = "DOSIMETER_DATA"
@@ -75,16 +79,33 @@ class Library:
             )
         return found[0]
 
-    def model(self, config: ModelConfig, data: RowData, images: ImageSet, seed: int) -> nn.Module:
-        """The model of a row: weights from the data folder, trained here (once), or drawn afresh from `seed`."""
+    def offer_lpips(self) -> None:
+        """Have the LPIPS metric read its weights from the data folder, unless another file is named."""
+        with contextlib.suppress(FileNotFoundError):
+            os.environ.setdefault(LPIPS_VARIABLE, str(self.weights("lpips")))
+
+    def model(self, config: ModelConfig, data: RowData, images: ImageSet, seed: int, *, backbone: str | None = None) -> nn.Module:
+        """The model of a row: weights from the data folder, trained here (once), or drawn afresh from `seed`.
+
+        With a `backbone` only the head is drawn.
+        """
         if not is_trained(config):
-            return build_model(replace(config, seed=seed), images)
+            drawn = build_model(replace(config, seed=seed), images)
+            if backbone is not None:
+                load_backbone(drawn, self.weights(backbone), head=find_head_name(drawn, tuple(images.images.shape[1:])))
+            return drawn
         key = _model_key(config, data, images)
         if key not in self._models and config.weights is not None:
             self._models[key] = build_model(replace(config, weights=str(self.weights(config.weights))), images)
         elif key not in self._models:
             self._models[key] = self._trained(config, data, images)
         return self._models[key]
+
+    def decoder_path(self, row: Row) -> Path:
+        """Where a row's decoder lies. Rows with the same model and auxiliary images share it."""
+        images = (row.data.name, row.data.size, row.data.channels, describe(row.data.normalization), describe(row.data.auxiliary))
+        depends = {name: describe(getattr(row, name)) for name in ("model", "backbone", "decoder")} | {"images": list(images)}
+        return self.cache / "decoders" / f"{row.model.name}-{digest(depends)}.safetensors"
 
     def accuracy(self, config: ModelConfig, data: RowData, images: ImageSet) -> dict[str, Any]:
         """Of a trained model on the test part, which none here was trained on."""

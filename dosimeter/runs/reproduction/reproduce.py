@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from dosimeter.config import describe, digest
-from dosimeter.interfaces import Exposure
+from dosimeter.engines.decoder.decoding import DecodingAttack
+from dosimeter.interfaces import Exposure, Tampering
 from dosimeter.records import FILE_NAME, read_records, write_record
+from dosimeter.runs.decoder_training import train_decoder_of
 from dosimeter.runs.experiment import expose, run
 from dosimeter.runs.measurement import AuditedClient, Measurement, Protocol
 from dosimeter.runs.reproduction.comparing import Cell, LawResult, compare_row, judge_laws
 from dosimeter.runs.reproduction.library import Library
 from dosimeter.runs.reproduction.quantities import check_quantity
+from dosimeter.runs.reproduction.side_measures import SIDE_MEASURES
 from dosimeter.runs.reproduction.tables import Row, Table
-from dosimeter.runs.reproduction.trials import subject_of, substitutions, trial_key
+from dosimeter.runs.reproduction.targets import aimed, target_samples
+from dosimeter.runs.reproduction.trials import subject_of, substitutions, targeted_draw, trial_key
 from dosimeter.types import Record
 
 Progress = Callable[[int, int, str], None]  # trials done, in all, the row at work
@@ -49,7 +53,10 @@ def reproduce(
     table = replace(table, rows=tuple(_at_hand(row, library) for row in table.rows))
     _check(table, library)
     folder = None if out is None else Path(out)
-    known = _known(folder)
+    known, asked = _known(folder), _asked_quantities(table)
+    side_measures = tuple(name for name in SIDE_MEASURES if name in asked)
+    if "lpips" in asked:
+        library.offer_lpips()
     rows = [row for row in table.rows if not row.skip]
     total, done = sum(row.repeats for row in rows), 0
     records: dict[tuple[str, str], list[Record]] = {(row.name, column): [] for row in rows for column in row.methods}
@@ -57,7 +64,7 @@ def reproduce(
         for repeat in range(row.repeats):
             if progress:
                 progress(done, total, row.name)
-            for column, record in _trial(row, library, table.seed + repeat, device, known, folder).items():
+            for column, record in _trial(row, library, table.seed + repeat, device, known, folder, side_measures).items():
                 records[row.name, column].append(record)
             done += 1
     everything = [record for found in records.values() for record in found]
@@ -77,23 +84,63 @@ def reproduce(
 
 
 def _trial(
-    row: Row, library: Library, seed: int, device: str, known: dict[tuple[str, str], Record], folder: Path | None
+    row: Row,
+    library: Library,
+    seed: int,
+    device: str,
+    known: dict[tuple[str, str], Record],
+    folder: Path | None,
+    side_measures: Sequence[str],
 ) -> dict[str, Record]:
     """One random batch of a row: the subject is made, and exposed, only where a record is missing."""
     trial = trial_key(row, library, seed)
-    measurements = {column: replace(measurement, seed=seed) for column, measurement in row.methods.items()}
+    measurements = {column: _measurement(row, library, column, seed) for column in row.methods}
     found = {column: known.get((trial, _method_key(measurement))) for column, measurement in measurements.items()}
     subject: AuditedClient | None = None
     exposures: dict[str, Exposure] = {}
     for column, record in found.items():
         if record is not None:
             continue
-        subject = subject or subject_of(row, library, seed, device)
+        if subject is None:
+            subject = subject_of(row, library, seed, device)
+            if row.decoder is not None:
+                train_decoder_of(subject, row.decoder, library.decoder_path(row))
         exposure = _exposed(subject, measurements[column], exposures)
-        found[column] = made = run(subject, measurements[column], exposure=exposure)
+        found[column] = made = _measured(subject, measurements[column], exposure, side_measures if row.targets else ())
         if folder is not None:
             write_record(folder, made)
     return {column: record for column, record in found.items() if record is not None}
+
+
+def _measurement(row: Row, library: Library, column: str, seed: int) -> Measurement:
+    """A column's measurement with what the trial alone knows: its seed, the targets' classes and the decoder."""
+    measurement = replace(row.methods[column], seed=seed)
+    if row.targets is not None:
+        measurement = aimed(measurement, targeted_draw(row, library, seed).classes)
+    if row.decoder is not None and isinstance(measurement.attack, DecodingAttack):
+        measurement = replace(measurement, attack=replace(measurement.attack, decoder=str(library.decoder_path(row))))
+    return measurement
+
+
+def _measured(subject: AuditedClient, measurement: Measurement, exposure: Exposure, side_measures: Sequence[str]) -> Record:
+    """The trial's record. An active attack is scored on its target samples alone, and side measures compare with these."""
+    if "targets" not in subject.description:
+        return run(subject, measurement, exposure=exposure)
+    own = target_samples(subject)
+    record = run(own if isinstance(measurement.attack, Tampering) else subject, measurement, exposure=exposure)
+    record = replace(record, threat_model=record.threat_model | {"batch_size": len(subject.batch.inputs)})
+    if not side_measures or measurement.tampering is None:
+        return record
+    alone = expose(subject, measurement, own.batch)
+    return replace(
+        record, details=record.details | {name: SIDE_MEASURES[name].compute(exposure, alone, own.batch) for name in side_measures}
+    )
+
+
+def _asked_quantities(table: Table) -> set[str]:
+    """Those that a row shows or prints, or that a law is about."""
+    asked = {quantity for row in table.rows for quantity in (*row.show, *(q for numbers in row.published.values() for q in numbers))}
+    return asked | {law.quantity for law in table.laws}
 
 
 def _exposed(subject: AuditedClient, measurement: Measurement, exposures: dict[str, Exposure]) -> Exposure:
@@ -121,12 +168,13 @@ def _known(folder: Path | None) -> dict[tuple[str, str], Record]:
 
 def _at_hand(row: Row, library: Library) -> Row:
     """An optional row whose weights are missing says so and is skipped."""
-    if not row.optional or row.skip or row.model.weights is None:
+    weights = row.model.weights or row.backbone
+    if not row.optional or row.skip or weights is None:
         return row
     try:
-        library.weights(row.model.weights)
+        library.weights(weights)
     except FileNotFoundError:
-        return replace(row, skip=f"the weights {row.model.weights}* are not at hand")
+        return replace(row, skip=f"the weights {weights}* are not at hand")
     return row
 
 
@@ -143,8 +191,9 @@ def _check(table: Table, library: Library) -> None:
         for wanted in (row.data, row.data.auxiliary):
             if wanted is not None and wanted.name is not None:
                 library.available(wanted.name, wanted.stand_in)
-        if row.model.weights is not None:
-            library.weights(row.model.weights)
+        for weights in (row.model.weights, row.backbone):
+            if weights is not None:
+                library.weights(weights)
 
 
 def _substituted(row: Row, library: Library) -> list[str]:

@@ -10,9 +10,10 @@ from typing import Any, Literal
 
 from dosimeter.config import construct, read_toml
 from dosimeter.data.samplers import Random
+from dosimeter.engines.decoder.train import DecoderSettings
 from dosimeter.interfaces import Sampler
 from dosimeter.models.loading import ModelConfig
-from dosimeter.options import Fraction, NonNegativeFloat, OptionError, PositiveFloat, PositiveInt, check_fields
+from dosimeter.options import Fraction, NonNegativeFloat, NonNegativeInt, OptionError, PositiveFloat, PositiveInt, check_fields
 from dosimeter.runs.measurement import Measurement
 from dosimeter.types import Normalization
 
@@ -73,6 +74,17 @@ class RowData:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Targets:
+    """Samples that an active attack is after, in a batch whose other samples have other classes."""
+
+    count: PositiveInt
+    classes: Literal["one", "own"] = "one"  # one class for all target samples, or a class of its own for each
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Row:
     """One setting, the methods run in it, and what the paper printed for them."""
 
@@ -85,6 +97,12 @@ class Row:
     repeats: PositiveInt
     tolerance: NonNegativeFloat  # what still counts as reproduced, for quantities between 0 and 1
     factor: PositiveFloat = 10.0  # and for errors, which are compared by their ratio
+    targets: Targets | None = None  # their classes, drawn for each batch, replace the `targets` of a method
+    one_model: bool = False  # one model, drawn from its own seed, and one auxiliary set for all batches
+    backbone: str | None = None  # weights of all layers but the head, which stays as it was drawn
+    decoder: DecoderSettings | None = None  # of a decoder that is trained on the auxiliary images and drawn with
+    foreign: bool = False  # the same attack on another batch's gradient is a null
+    reference: NonNegativeInt = 0  # images outside the batch that the nulls are made of, where the server is granted none
     departures: tuple[str, ...] = ()
     optional: bool = False  # left out where its weights are not at hand
     skip: str = ""  # why the row is left out

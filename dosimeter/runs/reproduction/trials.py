@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Generator, Tensor
 
@@ -14,22 +16,28 @@ from dosimeter.runs.audited_client import fingerprints_of
 from dosimeter.runs.measurement import AuditedClient
 from dosimeter.runs.reproduction.library import Library, content_hash
 from dosimeter.runs.reproduction.tables import Granted, Row, Softening
+from dosimeter.runs.reproduction.targets import TargetedDraw, draw_with_targets
 from dosimeter.types import Batch
 from dosimeter.version import __version__
+
+OPTIONAL = ("targets", "one_model", "backbone", "decoder", "foreign", "reference")  # settings of a row that most rows do without
 
 
 def trial_key(row: Row, library: Library, seed: int) -> str:
     """What a trial is known by in the records: its setting, its seed and the images themselves."""
     images = _private_images(row, library)
     setting = {"model": row.model, "data": row.data, "seed": seed, "version": __version__, "images": content_hash(images)}
-    return digest({name: describe(value) for name, value in setting.items()})
+    chosen = {name: value for name in OPTIONAL if (value := getattr(row, name))}  # a row without them keeps its key
+    return digest({name: describe(value) for name, value in (setting | chosen).items()})
 
 
 def subject_of(row: Row, library: Library, seed: int, device: str) -> AuditedClient:
     """The trial's subject; everything drawn at random depends on `seed` alone. Untrained models are drawn afresh each time."""
     images, data = _private_images(row, library), row.data
-    chosen = _drawn(images, row, seed)  # (B,), or (2B,) for mixup
-    model = library.model(row.model, data, images, seed).to(device)
+    targeted = None if row.targets is None else targeted_draw(row, library, seed)
+    chosen = _drawn(images, row, seed) if targeted is None else targeted.indices  # (B,), or (2B,) for mixup
+    fixed = row.model.seed if row.one_model else seed  # of what may be drawn once for all batches
+    model = library.model(row.model, data, images, fixed, backbone=row.backbone).to(device)
     model.train(row.model.mode == "train")
     classes = _classes(row, images)
 
@@ -37,6 +45,8 @@ def subject_of(row: Row, library: Library, seed: int, device: str) -> AuditedCli
         return Batch(from_pixels(from_images.images[indices], data.normalization).to(device), from_images.labels[indices].to(device))
 
     private = batch(images, chosen)
+    if targeted is not None:
+        private = Batch(private.inputs, targeted.labels.to(device))
     if data.relabelled is not None:
         labels = arbitrary_labels(len(chosen), data.relabelled, classes, generator(seed, "labels"))
         private = Batch(private.inputs, labels.to(device))
@@ -46,11 +56,13 @@ def subject_of(row: Row, library: Library, seed: int, device: str) -> AuditedCli
     if data.auxiliary is not None:
         source = auxiliary_images(row, library)
         taken = chosen if data.auxiliary.part == "rest" else chosen[:0]
-        auxiliary = batch(source, balanced(source.labels, len(source.class_names), data.auxiliary, taken, generator(seed, "auxiliary")))
+        auxiliary = batch(source, balanced(source.labels, len(source.class_names), data.auxiliary, taken, generator(fixed, "auxiliary")))
     return AuditedClient(
         model=model,
         batch=private,
+        foreign=_foreign(row, library, seed, private, batch) if row.foreign else None,
         auxiliary=auxiliary,
+        reference=batch(images, _others(images, chosen, row.reference, seed)) if row.reference else None,
         normalization=data.normalization,
         description={
             "row": row.name,
@@ -60,8 +72,19 @@ def subject_of(row: Row, library: Library, seed: int, device: str) -> AuditedCli
             "data": images.name,
             **library.accuracy(row.model, data, images),
             **fingerprints_of(model, private),
+            **({} if targeted is None else {"targets": list(targeted.positions)}),
         },
     )
+
+
+def targeted_draw(row: Row, library: Library, seed: int) -> TargetedDraw:
+    """A trial's batch with target samples. Where the model has more classes than the images show, each image has a random label."""
+    assert row.targets is not None
+    images = _private_images(row, library)
+    classes, labels = _classes(row, images), images.labels
+    if classes > len(images.class_names):
+        labels = torch.randint(classes, (len(images),), generator=generator(seed, "labels"))
+    return draw_with_targets(labels, classes, row.targets, row.data.batch_size, generator(seed, "private batch"))
 
 
 def substitutions(row: Row, library: Library) -> list[str]:
@@ -134,6 +157,19 @@ def _drawn(images: ImageSet, row: Row, seed: int) -> Tensor:
     soft = row.data.softening
     count = row.data.batch_size * (2 if soft is not None and soft.kind == "mixup" else 1)
     return row.data.sampler(images.labels, count, len(images.class_names), generator(seed, "private batch"))
+
+
+def _others(images: ImageSet, taken: Tensor, count: int, seed: int) -> Tensor:
+    """Indices of at most `count` images that are not in the batch."""
+    order = torch.randperm(len(images), generator=generator(seed, "reference"))
+    return order[~torch.isin(order, taken)][:count]
+
+
+def _foreign(row: Row, library: Library, seed: int, private: Batch, batch: Callable[[ImageSet, Tensor], Batch]) -> Batch:
+    """Another client's batch: other images under the private batch's labels, so that the labels tell nothing."""
+    images = _private_images(row, library)
+    taken = _drawn(images, row, seed) if row.targets is None else targeted_draw(row, library, seed).indices
+    return Batch(batch(images, _others(images, taken, len(private.inputs), seed)).inputs, private.targets)
 
 
 def _classes(row: Row, images: ImageSet) -> int:
