@@ -18,7 +18,14 @@ IMAGENET = Normalization(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
 
 @pytest.mark.parametrize(
     ("name", "parameters"),
-    [("resnet20", 269_722), ("resnet32", 464_154), ("resnet44", 658_586), ("resnet56", 853_018), ("resnet110", 1_727_962)],
+    [
+        ("resnet8", 75_290),
+        ("resnet20", 269_722),
+        ("resnet32", 464_154),
+        ("resnet44", 658_586),
+        ("resnet56", 853_018),
+        ("resnet110", 1_727_962),
+    ],
 )
 def test_parameters_are_those_of_the_published_networks(name: str, parameters: int) -> None:
     with torch.device("meta"):
@@ -55,3 +62,9 @@ def test_a_block_whose_convolutions_are_zero_subsamples_and_pads() -> None:
 def test_a_stem_is_refused_because_there_is_only_one() -> None:
     with pytest.raises(OptionError, match=r"model: unknown option 'stem'"):
         MODELS.build("resnet20", stem="imagenet")
+
+
+def test_without_pooling_the_head_takes_the_last_maps_whole() -> None:
+    model = MODELS.build("resnet8", classes=7, size=32, pooling=False)
+    assert model.linear.in_features == 64 * 8 * 8
+    assert model(torch.rand(2, 3, 32, 32)).shape == (2, 7)

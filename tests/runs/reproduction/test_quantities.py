@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -51,3 +52,22 @@ def test_unknown_quantities_are_refused():
     check_quantity("label_l1_where_below_1e-3", "here")
     with pytest.raises(ValueError, match=r"here: no metric named 'insac'; did you mean 'insacc'"):
         check_quantity("insac", "here")
+
+
+def test_scores_above_a_bound_the_best_and_the_margin_over_nulls():
+    one = replace(record(psnr=[10.0, 30.0, 20.0, None]), nulls={"mean": {"psnr": [5.0, 7.0]}, "foreign": {"psnr": [9.0, 9.0]}})
+    assert figure_of("psnr_above_20", [one]).mean == 0.5  # type: ignore[union-attr]
+    assert figure_of("psnr_best_2", [one]).mean == 25.0  # type: ignore[union-attr]
+    assert figure_of("psnr_margin", [one]) is None  # a sample is missing
+    whole = replace(one, metrics={"psnr": [10.0, 30.0]})
+    assert figure_of("psnr_margin", [whole]).mean == pytest.approx(20.0 - 9.0)  # type: ignore[union-attr]
+
+
+def test_of_targets_looks_at_the_target_samples_alone_and_counts_a_miss_as_zero():
+    one = replace(record(psnr=[10.0, 50.0, math.nan, 30.0]), config={"subject": {"targets": [1, 2]}})
+    assert figure_of("psnr_of_targets", [one]).mean == 25.0  # type: ignore[union-attr]
+    assert figure_of("psnr_of_targets_above_40", [one]).mean == 0.5  # type: ignore[union-attr]
+    check_quantity("psnr_of_targets_above_40", "here")
+    check_quantity("calibration_error", "here")
+    assert is_error("calibration_error")
+    assert not is_error("determined_by_bins")

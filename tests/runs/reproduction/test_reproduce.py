@@ -119,6 +119,41 @@ def test_a_dishonest_server_sends_its_own_model(small, library):
     assert torch.equal(kept, next(reversed(subject.model.state_dict().values())))
 
 
+def test_an_active_attack_is_scored_on_the_target_samples_it_is_after(small, library, tmp_path):
+    methods = {
+        "gradfilt": {"labels": "optimised", "attack": {"name": "gradfilt", "targets": [], "steps": 2}},
+        "inverting": {"attack": {"name": "inverting_gradients", "steps": 2}},
+        "counted": {"labels": "gradfilt"},
+    }
+    row = {"name": "x", "show": ["psnr_of_targets", "calibration_error"], "methods": methods, "columns": list(methods), "repeats": 1}
+    row |= {"targets": {"count": 1}, "foreign": True, "reference": 5}
+    table = parsed(small | {"rows": [row], "laws": []}, "a/b")
+    first = reproduce(table, library, out=tmp_path / "out")
+    cells = {(cell.column, cell.quantity): cell.measured for cell in first.cells}
+    assert cells["gradfilt", "psnr_of_targets"] is not None
+    assert cells["inverting", "psnr_of_targets"] is not None
+    assert cells["counted", "calibration_error"] == pytest.approx(0.0, abs=1e-5)
+    records = {record.method: record for record in read_records(tmp_path / "out")}
+    assert len(records["inverting_gradients"].metrics["psnr"]) == 4
+    assert {"mean", "nearest", "foreign"} <= set(records["inverting_gradients"].nulls)
+    assert records["inverting_gradients"].config["subject"]["targets"] != []
+    assert reproduce(table, library, out=tmp_path / "out").cells == first.cells
+    assert len(read_records(tmp_path / "out")) == 3
+
+
+def test_a_decoder_is_trained_once_for_rows_that_share_model_and_auxiliary_images(small, library, tmp_path):
+    methods = {"fgla": {"attack": "fgla"}}
+    model = {"name": "small_cnn", "mode": "eval"}
+    data = {"name": "digits", "size": 8, "batch_size": 2, "sampler": "unique", "auxiliary": {"per_class": 2}}
+    rows = [{"name": name, "data": {"batch_size": size}} for name, size in (("two", 2), ("three", 3))]
+    defaults = {"repeats": 1, "tolerance": 1.0, "show": ["psnr", "psnr_margin"], "model": model, "data": data, "methods": methods}
+    defaults |= {"one_model": True, "decoder": {"width": 4, "epochs": 1}}
+    found = reproduce(parsed({"title": "t", "defaults": defaults, "rows": rows}, "a/b"), library, out=tmp_path / "out")
+    assert all(cell.measured is not None for cell in found.cells)
+    (file,) = (library.cache / "decoders").glob("*.safetensors")
+    assert {record.config["attack"]["decoder"] for record in read_records(tmp_path / "out")} == {str(file)}
+
+
 def test_two_rows_of_one_name_are_refused(small, library):
     small["rows"] = [{"name": "x"}, {"name": "x"}]
     with pytest.raises(ValueError, match="two rows are called 'x'"):
