@@ -1,4 +1,3 @@
-# ruff: noqa: T201
 """How many of 50 and of 100 samples the bins of an inserted layer can determine at best, whatever the model.
 
     python benchmarks/bins_isolation.py [--draws 150] [--data DIR]
