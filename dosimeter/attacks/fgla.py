@@ -24,7 +24,7 @@ class FGLA(DecodingAttack):
     Xue et al., "Fast Generation-Based Gradient Leakage Attacks against Highly Compressed Gradients", INFOCOM 2023; rgla Eq. (1).
     Samples of one label share one quotient, the mean of their features, so that all of them come back as one picture.
     Without labels the classes with a negative bias gradient are taken for present, once each.
-    Departures: of the decoder, see dosimeter/generators; samples are matched to the truth one to one, and PSNR is taken for each
+    Departures: of the decoder, see dosimeter/engines/decoder; samples are matched to the truth one to one, and PSNR is taken for each
     image, where the released code averages the squared error over the batch first.
     """
 

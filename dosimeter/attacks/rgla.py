@@ -26,7 +26,7 @@ class RGLA(DecodingAttack):
     exactly, with labels given, recovered or unknown, and without the batch size.
     `refinement_steps`, ours, then moves each image on its own until the model gives it its feature, unless that makes auxiliary
     images worse, as it does behind deep networks; `joint_steps` moves all of them together towards the whole update.
-    Departures: of the decoder, see dosimeter/generators; nothing is reordered by the truth before it is scored.
+    Departures: of the decoder, see dosimeter/engines/decoder; nothing is reordered by the truth before it is scored.
     """
 
     quick: ClassVar[dict[str, Any]] = {"features": "subspace", "width": 32}

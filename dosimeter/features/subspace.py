@@ -25,9 +25,9 @@ class Subspace(FeatureRecovery):
 
     Ours; in no paper. ∇W = (1/B) Σ dᵢ fᵢᵀ has rank B where B ≤ min(C − 1, H), so its row space holds every feature and its
     column space every error row dᵢ = softmax(W fᵢ + b) − yᵢ. That is C − 1 − B equations for the B unknowns of one sample,
-    free of all others (dosimeter/separation/equations.py). One linear step serves every class and tells which are present;
+    free of all others (dosimeter/engines/subspace/equations.py). One linear step serves every class and tells which are present;
     Levenberg–Marquardt finishes each; what is found is peeled off, which separates samples of one label; where single
-    samples are not determined, B > (C − 1)/2, or ill-conditioned, the whole batch is fitted at once (separation/joint.py).
+    samples are not determined, B > (C − 1)/2, or ill-conditioned, the whole batch is fitted at once (engines/subspace/joint.py).
     `targets` is what the samples may aim at: what the loss and given labels have them "declared" to; targets "smoothed" by a
     strength that nobody declares, one for all samples, which is one more unknown; "mixed" by mixup, the two classes of each sample and
     their shares unknown (a scan over all pairs, then one equation less); or "any" of these, in this order, as far as needed.

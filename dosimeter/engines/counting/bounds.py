@@ -48,7 +48,7 @@ def bounds(exposure: Exposure, head: Head, features: Tensor, rng: Generator, *, 
 
     1. Signs (`counting.least_counts`), a proof. 2. The batch gives a class at least B times the probability that the auxiliary sample
     with the smallest gives it: sharp on untrained networks, whose probabilities hardly vary. 3. Elimination, where labels are all
-    different. 4. Samples that the gradient is taken apart into (`separation/extremes.py`), signs of what is left without them, and
+    different. 4. Samples that the gradient is taken apart into (`successive_projection.py`), signs of what is left without them, and
     elimination once more.
     """
     public, size = exposure.public, exposure.public.batch_size
