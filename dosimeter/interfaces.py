@@ -167,9 +167,11 @@ class ActiveAttack(Attack, Tampering):
 class Metric(Method):
     """Compares what was recovered with the truth: one number a sample (or one a batch for label counts)."""
 
-    surface: ClassVar[Literal["labels", "features", "inputs"]]
+    surface: ClassVar[str]  # the name of what it scores
     higher_is_better: ClassVar[bool]
+    title: ClassVar[str] = ""  # on the report's page; "" for the name itself
     unit: ClassVar[str] = ""
+    is_share: ClassVar[bool] = False  # in [0, 1], shown in per cent
     per_batch: ClassVar[bool] = False  # compares label counts (C,): one number for the whole batch
 
     @abstractmethod

@@ -23,6 +23,8 @@ class InstanceAccuracy(Metric):
 
     surface: ClassVar = "labels"
     higher_is_better: ClassVar[bool] = True
+    title: ClassVar[str] = "InsAcc"
+    is_share: ClassVar[bool] = True
     per_batch: ClassVar[bool] = True
 
     def __call__(self, recovered: Tensor, truth: Tensor) -> Tensor:

@@ -24,6 +24,7 @@ class LabelL1(Metric):
 
     surface: ClassVar = "labels"
     higher_is_better: ClassVar[bool] = False
+    title: ClassVar[str] = "label L1 error"
 
     def __call__(self, recovered: Tensor, truth: Tensor) -> Tensor:
         check_paired(self.name, recovered, truth)

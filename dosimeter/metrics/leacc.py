@@ -24,6 +24,8 @@ class LabelExistenceAccuracy(Metric):
 
     surface: ClassVar = "labels"
     higher_is_better: ClassVar[bool] = True
+    title: ClassVar[str] = "LeAcc"
+    is_share: ClassVar[bool] = True
     per_batch: ClassVar[bool] = True
 
     def __call__(self, recovered: Tensor, truth: Tensor) -> Tensor:

@@ -42,6 +42,7 @@ class PerceptualSimilarity(Metric):
 
     surface: ClassVar = "inputs"
     higher_is_better: ClassVar[bool] = False
+    title: ClassVar[str] = "LPIPS"
 
     weights: str | None = None
 

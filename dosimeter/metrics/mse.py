@@ -24,6 +24,7 @@ class MeanSquaredError(Metric):
 
     surface: ClassVar = "inputs"
     higher_is_better: ClassVar[bool] = False
+    title: ClassVar[str] = "MSE"
 
     def __call__(self, recovered: Tensor, truth: Tensor) -> Tensor:
         check_paired(self.name, recovered, truth)

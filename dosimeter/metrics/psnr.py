@@ -25,6 +25,7 @@ class PeakSignalToNoise(Metric):
 
     surface: ClassVar = "inputs"
     higher_is_better: ClassVar[bool] = True
+    title: ClassVar[str] = "PSNR"
     unit: ClassVar[str] = "dB"
 
     cap: PositiveFloat = 100.0

@@ -32,6 +32,7 @@ class StructuralSimilarity(Metric):
 
     surface: ClassVar = "inputs"
     higher_is_better: ClassVar[bool] = True
+    title: ClassVar[str] = "SSIM"
 
     def __call__(self, recovered: Tensor, truth: Tensor) -> Tensor:
         check_paired(self.name, recovered, truth, dimensions=4)

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dosimeter.report.settings import group_by_setting
-from dosimeter.report.words import ALL_CRASHED, MEANINGS, NOT_MEASURED, enumeration
-from dosimeter.surfaces.verdicts import SURFACES, Verdict, gravity, judge_surfaces
+from dosimeter.report.words import NOT_MEASURED, enumeration
+from dosimeter.surfaces.judging import gravity, judge_surfaces
+from dosimeter.surfaces.surface import surfaces
+from dosimeter.surfaces.verdicts import Verdict
 from dosimeter.types import Outcome, Record
 
 
@@ -18,10 +20,10 @@ class Finding:
     surface: str
     verdict: str
     state: str  # leaked, not-shown, impossible or not-measured: what the style sheet colours by
-    reason: str
-    method: str
-    setting: str
     meaning: str
+    reason: str = ""
+    method: str = ""
+    setting: str = ""
 
 
 def findings(records: Sequence[Record]) -> list[Finding]:
@@ -29,26 +31,24 @@ def findings(records: Sequence[Record]) -> list[Finding]:
     settings = group_by_setting(records)
     verdicts = {verdict.surface: verdict for verdict in judge_surfaces(records)}
     found = []
-    for surface in SURFACES:
-        judged = verdicts.get(surface)
+    for surface in surfaces():
+        judged = verdicts.get(surface.name)
+        measured = [record for record in records if record.surface == surface.name]
         if judged is None:
-            meaning = ALL_CRASHED if any(record.surface == surface for record in records) else NOT_MEASURED
             unknown = Verdict.NOT_MEASURED
-            blank = Finding(surface=surface, verdict=unknown.value, state=state(unknown), reason="", method="", setting="", meaning=meaning)
-            found.append(blank)
+            meaning = surface.meaning(unknown) if measured else NOT_MEASURED
+            found.append(Finding(surface=surface.name, verdict=unknown.value, state=state(unknown), meaning=meaning))
             continue
-        telling = max((r for r in records if r.surface == surface and r.outcome != Outcome.CRASHED), key=gravity)
-        setting = next(setting.name for setting in settings if telling in setting.records)
-        meaning = MEANINGS[surface, judged.verdict]
+        telling = max((record for record in measured if record.outcome != Outcome.CRASHED), key=gravity)
         found.append(
             Finding(
-                surface=surface,
+                surface=surface.name,
                 verdict=judged.verdict.value,
                 state=state(judged.verdict),
+                meaning=surface.meaning(judged.verdict),
                 reason=judged.reason,
                 method=judged.method,
-                setting=setting,
-                meaning=meaning,
+                setting=next(setting.name for setting in settings if telling in setting.records),
             )
         )
     return found

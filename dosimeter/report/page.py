@@ -9,14 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dosimeter.artefacts import write_text
+from dosimeter.numbers import duration, percent, times
 from dosimeter.records import read_records
 from dosimeter.report import words
 from dosimeter.report.findings import findings, headline, state, verdict_matrix, warnings
-from dosimeter.report.numbers import duration, percent, times
 from dosimeter.report.sections import sections
 from dosimeter.report.settings import threat_model_lines
 from dosimeter.report.tradeoff import tradeoff
-from dosimeter.surfaces.verdicts import MARGIN_DB, SURFACES, UTILITY, Verdict
+from dosimeter.surfaces.surface import surface_names, surfaces
+from dosimeter.surfaces.verdicts import UTILITY, Verdict
 from dosimeter.types import Record
 from dosimeter.version import __version__
 
@@ -35,6 +36,7 @@ def render(records: Sequence[Record], title: str | None = None) -> str:
     matrix = verdict_matrix(records)
     metrics = dict.fromkeys(metric for record in records for metric in record.metrics)
     nulls = dict.fromkeys(null for record in records for null in record.nulls)
+    null_words = words.null_words()
     return (
         _environment()
         .get_template("template.html")
@@ -43,8 +45,7 @@ def render(records: Sequence[Record], title: str | None = None) -> str:
             headline=headline(found),
             findings=found,
             matrix=matrix if len(matrix) > 1 and costs is None else [],
-            surfaces=SURFACES,
-            surface_words=words.SURFACES,
+            surfaces=surfaces(),
             tradeoff=costs,
             percent=percent,
             times=times,
@@ -52,8 +53,7 @@ def render(records: Sequence[Record], title: str | None = None) -> str:
             sections=sections(records),
             warnings=warnings(records),
             metric_words=[(words.metric_name(metric), words.metric_idea(metric)) for metric in metrics if words.metric_idea(metric)],
-            null_words=[(words.null_name(null), words.NULLS[null][1]) for null in nulls if null in words.NULLS],
-            margin=f"{MARGIN_DB:g}\u202fdB",
+            null_words=[null_words[null] for null in nulls if null in null_words],
             records=[(record, state(record.verdict), _as_json(record)) for record in records],
             seeds=list(dict.fromkeys(record.seed for record in records)),
             versions=list(dict.fromkeys((name, version) for record in records for name, version in record.versions.items())),
@@ -80,8 +80,9 @@ def _check(records: Sequence[Record]) -> None:
     for record in records:
         if record.surface == UTILITY:
             continue
-        if record.surface not in SURFACES:
-            raise ValueError(f"report: record {record.key!r}: surface: expected one of {', '.join(SURFACES)}, got {record.surface!r}")
+        if record.surface not in surface_names():
+            known_surfaces = ", ".join(surface_names())
+            raise ValueError(f"report: record {record.key!r}: surface: expected one of {known_surfaces}, got {record.surface!r}")
         if record.verdict not in known:
             raise ValueError(f"report: record {record.key!r}: verdict: expected one of {', '.join(known)}, got {record.verdict!r}")
 

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from dosimeter.report.numbers import THIN, plain, power_of_ten, score, significant
+from dosimeter.numbers import THIN, plain, power_of_ten, significant
+from dosimeter.report.scores import score
 from dosimeter.report.words import higher_is_better, metric_name, null_name, unit
 from dosimeter.surfaces.intervals import summarize
-from dosimeter.surfaces.verdicts import MARGIN_DB
+from dosimeter.surfaces.scores import Nulls, Values
 
 HEIGHT = 180.0  # of the per-sample plot, in CSS pixels
 SYMBOLS = ("dash", "ring", "triangle", "cross")  # of the nulls, in this order
-
-Values = Sequence[float | None]
-Nulls = Mapping[str, Mapping[str, Values]]
 
 
 @dataclass(frozen=True)
@@ -101,8 +99,8 @@ class SamplePlot:
     summary: str
 
 
-def label_plot(rows: Sequence[tuple[str, Mapping[str, Values], Nulls]], metric: str) -> StripPlot | None:
-    """A label accuracy of each method on a track from 0 to 100 %, over what guessing gets."""
+def share_plot(rows: Sequence[tuple[str, Mapping[str, Values], Nulls]], metric: str) -> StripPlot | None:
+    """A share recovered by each method on a track from 0 to 100 %, over what the nulls get."""
     strips = [(name, metric, found[metric], nulls) for name, found, nulls in rows if metric in found]
     ticks = [Tick(100 * share, f"{100 * share:.0f}\u202f%") for share in (0.0, 0.25, 0.5, 0.75, 1.0)]
     return _strip_plot(strips, Scale(low=0, high=1), ticks, "share recovered; further right means more leaked")
@@ -127,8 +125,10 @@ def sample_scale(rows: Sequence[tuple[Values, Nulls]], metric: str) -> Scale:
     return Scale(low=low, high=high if high > low else low + step)
 
 
-def sample_plot(method: str, found: Values, nulls: Nulls, metric: str, scale: Scale) -> SamplePlot:
-    """Every sample's score above or below its own nulls; a stem joins it to the best of them."""
+def sample_plot(
+    method: str, found: Values, nulls: Nulls, metric: str, scale: Scale, beats_nulls: Callable[[float | None, Values], bool]
+) -> SamplePlot:
+    """Every sample's score above or below its own nulls; a stem joins it to the best of them. `beats_nulls` says which are marked."""
     columns_of = _columns(nulls, metric)
     best = max if higher_is_better(metric) else min
     columns = []
@@ -143,7 +143,7 @@ def sample_plot(method: str, found: Values, nulls: Nulls, metric: str, scale: Sc
                 score=_down(scale, value),
                 rival=_down(scale, rival),
                 nulls=[Mark(_symbol(columns_of, name), _down(scale, null) or 0.0) for name, null in rivals.items() if null is not None],
-                beats=beats_nulls(value, list(rivals.values()), metric),
+                beats=beats_nulls(value, list(rivals.values())),
             )
         )
     step = _round_step(scale.high - scale.low)
@@ -156,14 +156,6 @@ def sample_plot(method: str, found: Values, nulls: Nulls, metric: str, scale: Sc
         height=HEIGHT,
         summary=_summary(method, metric, found, columns_of),
     )
-
-
-def beats_nulls(value: float | None, rivals: Values, metric: str) -> bool:
-    """Whether one input counts as leaked: as the verdict has it, PSNR above every null by the margin."""
-    if metric != "psnr" or value is None or math.isnan(value):
-        return False
-    finite = _finite(rivals)
-    return bool(finite) and value >= max(finite) + MARGIN_DB
 
 
 def _strip_plot(strips: Sequence[tuple[str, str, Values, Nulls]], scale: Scale, ticks: list[Tick], axis: str) -> StripPlot | None:

@@ -9,16 +9,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dosimeter.numbers import duration
 from dosimeter.report import plots
 from dosimeter.report.findings import state
-from dosimeter.report.numbers import duration, score, score_range, significant
+from dosimeter.report.scores import score, score_range
 from dosimeter.report.settings import OF_THE_DRAW, Setting, group_by_setting
 from dosimeter.report.words import OUTCOMES, higher_is_better, method_idea, metric_name, null_name, shown_name
 from dosimeter.surfaces.intervals import summarize
-from dosimeter.surfaces.verdicts import SURFACES, gravity, judge_surfaces
+from dosimeter.surfaces.judging import gravity, judge_surfaces
+from dosimeter.surfaces.surface import Surface, surface_named, surfaces
 from dosimeter.types import Record
 
-PLOTTED = {"labels": ("insacc", "clsacc"), "features": ("feature_error",), "inputs": ("psnr",)}
+STRIP_PLOTS = {"shares": plots.share_plot, "errors": plots.error_plot}
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
 
@@ -82,33 +84,36 @@ class Table:
 @dataclass(frozen=True, kw_only=True)
 class Section:
     surface: str
+    description: str
+    beaten: str  # what marks a sample that counts as leaked
     tables: list[Table]
 
 
 def sections(records: Sequence[Record]) -> list[Section]:
     settings = group_by_setting(records)
     return [
-        Section(surface=surface, tables=[table for setting in settings if (table := _table(surface, setting))])
-        for surface in SURFACES
-        if any(record.surface == surface for record in records)
+        Section(
+            surface=surface.name,
+            description=surface.description,
+            beaten=surface.beaten_words,
+            tables=[table for setting in settings if (table := _table(surface, setting))],
+        )
+        for surface in surfaces()
+        if any(record.surface == surface.name for record in records)
     ]
 
 
-def _table(surface: str, setting: Setting) -> Table | None:
-    found = sorted((record for record in setting.records if record.surface == surface), key=gravity, reverse=True)
+def _table(surface: Surface[Any], setting: Setting) -> Table | None:
+    found = sorted((record for record in setting.records if record.surface == surface.name), key=gravity, reverse=True)
     pools = _pool_seeds(found)  # the most telling first
     if not pools:
         return None
     nulls = list(dict.fromkeys(name for pool in pools for record in pool for name in record.nulls))
-    scored = [(shown_name(pool[0]), _pooled_metrics(pool), _pooled_nulls(pool)) for pool in pools]
-    metric = PLOTTED["inputs"][0]
-    scale = plots.sample_scale([(found.get(metric, []), columns) for _, found, columns in scored], metric)
-    rows = []
-    for pool, (method, found, columns) in zip(pools, scored):
-        plot = plots.sample_plot(method, found[metric], columns, metric, scale) if surface == "inputs" and found.get(metric) else None
-        rows.append(_row(pool, found, columns, nulls, plot))
-    draw = {"labels": plots.label_plot, "features": plots.error_plot}.get(surface)
-    strips = [plot for name in PLOTTED[surface] if draw and (plot := draw(scored, name))]
+    scored = [(shown_name(pool[0]), _pool_metrics(pool), _pool_nulls(pool)) for pool in pools]
+    by_sample = _sample_plots(surface, scored) if surface.plot == "samples" else [None] * len(pools)
+    rows = [_row(pool, found, columns, nulls, plot) for pool, (_, found, columns), plot in zip(pools, scored, by_sample)]
+    draw = STRIP_PLOTS.get(surface.plot)
+    strips = [plot for name in _plotted(surface) if draw and (plot := draw(scored, name))]
     sentences = dict.fromkeys(str(text) for pool in pools for record in pool for text in record.details.get("identifiability") or [])
     unavailable = {str(name): str(why) for pool in pools for r in pool for name, why in (r.details.get("unavailable") or {}).items()}
     return Table(
@@ -123,12 +128,27 @@ def _table(surface: str, setting: Setting) -> Table | None:
     )
 
 
+def _plotted(surface: Surface[Any]) -> tuple[str, ...]:
+    return (surface.headline, *surface.also_plotted)
+
+
+def _sample_plots(surface: Surface[Any], scored: Sequence[tuple[str, dict, dict]]) -> list[plots.SamplePlot | None]:
+    """One plot a method, all on the same scale; None for a method without scores."""
+    metric = surface.headline
+    scale = plots.sample_scale([(found.get(metric, []), columns) for _, found, columns in scored], metric)
+    return [
+        plots.sample_plot(method, found[metric], columns, metric, scale, surface.beats_nulls) if found.get(metric) else None
+        for method, found, columns in scored
+    ]
+
+
 def _row(pool: list[Record], found: dict[str, list], columns: dict[str, dict[str, list]], nulls: list[str], plot) -> Row:
     first = pool[0]
+    surface = surface_named(first.surface)
     judged = next(iter(judge_surfaces(pool)), None)  # none where every run crashed
-    pictures = [_picture_row(i, picture, first) for i, picture in enumerate(first.pictures)]
+    pictures = [_picture_row(i, picture, first, surface) for i, picture in enumerate(first.pictures)]
     note = f"seed {first.seed} of {len(pool)} seeds" if len(pool) > 1 else ""
-    scored = len(first.metrics.get("psnr", []))
+    scored = len(first.metrics.get(surface.headline, []))
     if pictures and scored > len(pictures):
         note = "; ".join(filter(None, [note, f"the first {len(pictures)} of {scored} samples"]))
     return Row(
@@ -137,7 +157,7 @@ def _row(pool: list[Record], found: dict[str, list], columns: dict[str, dict[str
         verdict=judged.verdict.value if judged else "crashed",
         state=state(judged.verdict) if judged else "not-measured",
         reason=judged.reason if judged else first.reason,
-        facts=_facts(pool, found),
+        facts=_facts(pool, found, surface),
         measures=[_measure(metric, values, columns, nulls) for metric, values in found.items() if values],
         plot=plot,
         pictures=pictures,
@@ -160,14 +180,14 @@ def _without_draw(value: Any) -> Any:
     return [_without_draw(item) for item in value] if isinstance(value, list) else value
 
 
-def _pooled_metrics(pool: Sequence[Record]) -> dict[str, list]:
-    telling = PLOTTED[pool[0].surface]
+def _pool_metrics(pool: Sequence[Record]) -> dict[str, list]:
+    telling = _plotted(surface_named(pool[0].surface))
     present = dict.fromkeys(name for record in pool for name in record.metrics)
     names = [name for name in telling if name in present] + [name for name in present if name not in telling]
     return {name: [value for record in pool for value in record.metrics.get(name, [])] for name in names}
 
 
-def _pooled_nulls(pool: Sequence[Record]) -> dict[str, dict[str, list]]:
+def _pool_nulls(pool: Sequence[Record]) -> dict[str, dict[str, list]]:
     names = dict.fromkeys(name for record in pool for name in record.nulls)
     pooled: dict[str, dict[str, list]] = {}
     for name in names:
@@ -200,64 +220,44 @@ def _measure(metric: str, values: list, columns: dict[str, dict[str, list]], nul
     )
 
 
-def _facts(pool: Sequence[Record], found: dict[str, list]) -> list[str]:
+def _facts(pool: Sequence[Record], found: dict[str, list], surface: Surface[Any]) -> list[str]:
     """What is said of a method beside its numbers."""
     first = pool[0]
     outcomes = dict.fromkeys(
         f"{record.outcome}: {OUTCOMES[record.outcome]}" if record.outcome in OUTCOMES else record.outcome for record in pool
     )
     facts = list(outcomes)
-    if first.surface != "labels" and found:
+    if surface.per_sample and found:
         counted = next(iter(found.values()))
         misses = sum(value is None for value in counted)
         facts.append(f"{len(counted)} samples" + (f", {misses} missed" if misses else ""))
     if len(pool) > 1:
         facts.append(f"{len(pool)} seeds")
     facts.extend(str(note) for note in first.details.get("counters") or [])
-    if first.surface != "labels" and found and first.threat_model.get("labels"):
+    if surface.takes_labels and found and first.threat_model.get("labels"):
         facts.append(f"labels {first.threat_model['labels']}")
     if any(record.seconds for record in pool):
         facts.append(duration(sum(record.seconds for record in pool)))
     for record in pool:
-        facts.extend(fact for fact in _details(record) if fact not in facts)
+        message = [str(record.details["message"])] if record.details.get("message") else []
+        facts.extend(fact for fact in surface.facts(record.details) + message if fact not in facts)
     return facts
 
 
-def _details(record: Record) -> list[str]:
-    details, facts = record.details, []
-    certified, false = details.get("certified"), details.get("false_certificates")
-    if isinstance(certified, bool):
-        facts.append("certified: proved from the gradient alone" if certified else "not certified")
-    elif isinstance(certified, int):
-        facts.append(f"{certified} certified from the gradient alone" + (f", {false} of them wrongly" if false else ""))
-    if isinstance(details.get("confidence"), (int, float)):
-        facts.append(f"the method’s own confidence {100 * details['confidence']:.1f}\u202f%")
-    if details.get("batch_size") is not None:
-        facts.append(f"batch size {details['batch_size']} read off the gradient")
-    if details.get("complete") is not None:
-        facts.append("the whole gradient is accounted for" if details["complete"] else "a part of the gradient is not accounted for")
-    reached, truth = details.get("objective"), details.get("objective_at_truth")
-    if isinstance(reached, (int, float)) and isinstance(truth, (int, float)):
-        hint = ": the attack stopped short, so it was under-optimised" if truth < reached else ""
-        facts.append(f"objective {significant(reached)}, at the truth {significant(truth)}{hint}")
-    if details.get("message"):
-        facts.append(str(details["message"]))
-    return facts
-
-
-def _picture_row(i: int, picture: dict[str, Any], record: Record) -> PictureRow:
-    nulls = {name: columns.get("psnr", []) for name, columns in record.nulls.items()}
+def _picture_row(i: int, picture: dict[str, Any], record: Record, surface: Surface[Any]) -> PictureRow:
+    metric = surface.headline
+    nulls = {name: columns.get(metric, []) for name, columns in record.nulls.items()}
     rivals = [column[i] for column in nulls.values() if i < len(column)]
     shown = [
         Picture(name="truth", source=_png(picture.get("truth")), score=""),
-        Picture(name="recovered", source=_png(picture.get("recovered")), score=score(picture.get("psnr"), "psnr")),
+        Picture(name="recovered", source=_png(picture.get("recovered")), score=score(picture.get(metric), metric)),
     ]
     order = list(record.nulls)
     by_null = sorted((picture.get("nulls") or {}).items(), key=lambda item: order.index(item[0]) if item[0] in order else len(order))
     for name, source in by_null:
         column = nulls.get(name, [])
-        shown.append(Picture(name=null_name(name), source=_png(source), score=score(column[i], "psnr") if i < len(column) else ""))
-    return PictureRow(number=i + 1, pictures=shown, beats=plots.beats_nulls(picture.get("psnr"), rivals, "psnr"))
+        shown.append(Picture(name=null_name(name), source=_png(source), score=score(column[i], metric) if i < len(column) else ""))
+    return PictureRow(number=i + 1, pictures=shown, beats=surface.beats_nulls(picture.get(metric), rivals))
 
 
 def _png(text: Any) -> str | None:

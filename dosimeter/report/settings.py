@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dosimeter.report.words import THREAT_MODEL, part_idea
+from dosimeter.surfaces.surface import surface_named
 from dosimeter.types import Record
 
 OF_THE_METHOD = frozenset({"labels", "needs", "auxiliary"})  # may differ between the methods of one setting
@@ -119,10 +120,10 @@ def _values(key: str, records: Sequence[Record]) -> list[str]:
 
 
 def _label_sources(records: Sequence[Record]) -> list[str]:
-    """Where the labels came from, with the methods that had them from there; a label recovery has none to name."""
+    """Where the labels came from, with the methods that had them from there."""
     methods: dict[str, dict[str, None]] = {}
     for record in records:
-        if record.surface != "labels" and (source := _value("labels", record.threat_model)):
+        if surface_named(record.surface).takes_labels and (source := _value("labels", record.threat_model)):
             methods.setdefault(source, {})[record.method] = None
     return [f"{source} ({', '.join(names)})" for source, names in methods.items()]
 

@@ -7,15 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from dosimeter.numbers import THIN, percent, significant
 from dosimeter.report.cells import Cell, cells_of
-from dosimeter.report.numbers import THIN, percent, significant
 from dosimeter.report.words import enumeration
-from dosimeter.surfaces.verdicts import SURFACES
+from dosimeter.surfaces.surface import surface_names
 from dosimeter.types import Record
 
-NEAR = (9.0, 14.0)  # per cent across and pixels down within which two numbers would overlap
-LEARNED = 0.1  # of the way from guessing to perfect that the undefended training must come for its accuracy to be a measure
-TOLERATED = 0.9  # of the undefended accuracy that a defense must keep to be advised
+LABEL_OVERLAP = (9.0, 14.0)  # per cent across and pixels down within which the numbers of two cells would overlap
+LEAST_LEARNED = 0.1  # of the way from guessing to perfect that the undefended training must come for its accuracy to be a measure
+LEAST_ACCURACY_KEPT = 0.9  # of the undefended accuracy that a defense must keep to be advised
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +54,7 @@ def tradeoff(records: Sequence[Record]) -> Tradeoff | None:
     cells = cells_of(records)
     if not cells:
         return None
-    surfaces = [surface for surface in SURFACES if any(surface in cell.leaks for cell in cells)]
+    surfaces = [surface for surface in surface_names() if any(surface in cell.leaks for cell in cells)]
     return Tradeoff(cells=cells, planes=[plane for s in surfaces if (plane := _plane(s, cells))], advice=advice(cells))
 
 
@@ -70,14 +70,14 @@ def front(points: Sequence[tuple[float, float]]) -> list[int]:
 def advice(cells: Sequence[Cell]) -> str:
     """In a sentence: what to switch on for this model, what it stops, and what that costs; then what would stop more, and any doubt."""
     undefended = next((cell for cell in cells if not cell.defended), None)
-    return _advised(cells, undefended) + _unlearned(undefended)
+    return _recommendation(cells, undefended) + _training_caveat(undefended)
 
 
-def _unlearned(undefended: Cell | None) -> str:
+def _training_caveat(undefended: Cell | None) -> str:
     """A sentence where the training itself came to little, so that the accuracy kept says little; else nothing."""
     if undefended is None or undefended.accuracy is None or undefended.guessing is None:
         return ""
-    if undefended.accuracy - undefended.guessing >= LEARNED * (1 - undefended.guessing):
+    if undefended.accuracy - undefended.guessing >= LEAST_LEARNED * (1 - undefended.guessing):
         return ""
     return (
         f" Without any defense the training reached an accuracy of {percent(undefended.accuracy)} only, guessing gives "
@@ -85,28 +85,28 @@ def _unlearned(undefended: Cell | None) -> str:
     )
 
 
-def _advised(cells: Sequence[Cell], undefended: Cell | None) -> str:
+def _recommendation(cells: Sequence[Cell], undefended: Cell | None) -> str:
     measured = [cell for cell in cells if cell.defended and cell.kept is not None and cell.leaks]
     if not measured:
         return "No defense could be measured here, so there is nothing to advise."
     worst = undefended.leaking if undefended else list(dict.fromkeys(s for cell in measured for s in cell.leaking))
     if not worst:
         return "Nothing leaked without a defense at this budget, so none of these can be told from another by what it stops."
-    bearable = [cell for cell in measured if cell.kept is not None and cell.kept >= TOLERATED]
+    bearable = [cell for cell in measured if cell.kept is not None and cell.kept >= LEAST_ACCURACY_KEPT]
     if not bearable:
         best = max(measured, key=lambda cell: cell.kept or 0.0)
         return (
-            f"No defense of this grid keeps {100 * TOLERATED:.0f}{THIN}% of the undefended accuracy; "
-            f"{best.name} keeps most, {percent(best.kept)}.{_stricter(measured, worst, len(worst))}"
+            f"No defense of this grid keeps {100 * LEAST_ACCURACY_KEPT:.0f}{THIN}% of the undefended accuracy; "
+            f"{best.name} keeps most, {percent(best.kept)}.{_stricter_choice(measured, worst, len(worst))}"
         )
-    chosen = min(bearable, key=lambda cell: (len(_open(cell, worst)), sum(cell.leaks.values()), -(cell.kept or 0.0)))
-    stricter = _stricter(measured, worst, len(_open(chosen, worst)))
-    stopped = [surface for surface in worst if surface not in _open(chosen, worst)]
+    chosen = min(bearable, key=lambda cell: (len(_open_surfaces(cell, worst)), sum(cell.leaks.values()), -(cell.kept or 0.0)))
+    stricter = _stricter_choice(measured, worst, len(_open_surfaces(chosen, worst)))
+    stopped = [surface for surface in worst if surface not in _open_surfaces(chosen, worst)]
     if not stopped:
         before = sum(undefended.leaks.values()) if undefended else math.inf
         if sum(chosen.leaks.values()) >= before:
             return (
-                f"None of these defenses stops a leak while it keeps {100 * TOLERATED:.0f}{THIN}% of the undefended accuracy: "
+                f"None of these defenses stops a leak while it keeps {100 * LEAST_ACCURACY_KEPT:.0f}{THIN}% of the undefended accuracy: "
                 f"none is worth switching on for this model alone.{stricter}"
             )
         effect = f"leaks least, though {enumeration(chosen.leaking)} still leak"
@@ -117,15 +117,15 @@ def _advised(cells: Sequence[Cell], undefended: Cell | None) -> str:
     return f"Switch on {chosen.name}: {effect}{doubt}; {_price(chosen)}.{stricter}"
 
 
-def _open(cell: Cell, worst: Sequence[str]) -> list[str]:
+def _open_surfaces(cell: Cell, worst: Sequence[str]) -> list[str]:
     """The surfaces that leak behind a cell's defenses, and those that leak without and were not measured here."""
-    return [surface for surface in SURFACES if cell.leaks.get(surface, float(surface in worst)) > 0]
+    return [surface for surface in surface_names() if cell.leaks.get(surface, float(surface in worst)) > 0]
 
 
-def _stricter(measured: Sequence[Cell], worst: Sequence[str], still_open: int) -> str:
+def _stricter_choice(measured: Sequence[Cell], worst: Sequence[str], still_open: int) -> str:
     """A sentence on the defense that leaves fewer surfaces open than the one advised, at a price that is not advised; else nothing."""
-    cell = min(measured, key=lambda cell: (len(_open(cell, worst)), -(cell.kept or 0.0)))
-    left = _open(cell, worst)
+    cell = min(measured, key=lambda cell: (len(_open_surfaces(cell, worst)), -(cell.kept or 0.0)))
+    left = _open_surfaces(cell, worst)
     if len(left) >= still_open:
         return ""
     closed = [surface for surface in worst if surface not in left]
@@ -143,11 +143,11 @@ def _price(cell: Cell) -> str:
     return ", ".join(costs)
 
 
-def _numbers(points: Sequence[Point]) -> list[tuple[float, float, str]]:
+def _label_places(points: Sequence[Point]) -> list[tuple[float, float, str]]:
     """Where the front's numbers are written; those of cells that stand close together share one place."""
     places: list[tuple[float, float, list[int]]] = []
     for point in sorted(points, key=lambda point: (point.across, point.down, point.number)):
-        if places and point.across - places[-1][0] < NEAR[0] and abs(point.down - places[-1][1]) < NEAR[1]:
+        if places and point.across - places[-1][0] < LABEL_OVERLAP[0] and abs(point.down - places[-1][1]) < LABEL_OVERLAP[1]:
             places[-1][2].append(point.number)
         else:
             places.append((point.across, point.down, [point.number]))
@@ -188,7 +188,7 @@ def _plane(surface: str, cells: Sequence[Cell]) -> Plane | None:
     return Plane(
         surface=surface,
         points=sorted(points, key=lambda point: point.front),
-        labels=_numbers([point for point in points if point.front]),
+        labels=_label_places([point for point in points if point.front]),
         segments=[part for (x, y), (u, v) in pairwise(ends) for part in ((x, y, x, v), (x, v, u, v))],
         across_ticks=[(across(tick), percent(tick)) for tick in ticks],
         down_ticks=[(down(tick), percent(tick)) for tick in (0.0, 0.25, 0.5, 0.75, 1.0)],

@@ -26,7 +26,7 @@ from dosimeter.registry import ATTACKS, DEFENSES, FEATURES, LABELS, LOSSES, TRAI
 from dosimeter.runs.audited_client import DataConfig, client_from
 from dosimeter.runs.experiment import expose, failed, run
 from dosimeter.runs.measurement import AuditedClient, Measurement, Protocol, key_of
-from dosimeter.surfaces.verdicts import SurfaceVerdict, judge_surfaces
+from dosimeter.surfaces.judging import SurfaceVerdict, judge_surfaces
 from dosimeter.types import Batch, Knowledge, Normalization, Outcome, Record, Refused
 
 USABLE = (Outcome.COMPLETED, Outcome.PARTIAL)

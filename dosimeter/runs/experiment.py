@@ -7,18 +7,17 @@ import warnings
 from dataclasses import fields, replace
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from dosimeter.client.observe import observe
 from dosimeter.engines.adaptation import adapt
-from dosimeter.engines.identifiability import identifiability
 from dosimeter.interfaces import Defense, Exposure, LabelRecovery
 from dosimeter.runs.measurement import AuditedClient, Measurement, Protocol, identity_of
 from dosimeter.runs.server import reconstruct, recover_features, recover_labels
-from dosimeter.surfaces.pictures import picture_rows
-from dosimeter.surfaces.scoring import Scores, score
-from dosimeter.surfaces.verdicts import Verdict, judge_features, judge_inputs, judge_labels
+from dosimeter.surfaces.scores import Scores
+from dosimeter.surfaces.scoring import score
+from dosimeter.surfaces.surface import Surface, surface_named
+from dosimeter.surfaces.verdicts import Verdict
 from dosimeter.types import Batch, FeatureEstimate, LabelEstimate, Outcome, Reconstruction, Record, Refused
 
 FOREIGN = 1_000_003  # between the seed of a client and that of the foreign one
@@ -41,6 +40,7 @@ def run(
     """
     if measurement.method is None:
         raise ValueError("nothing to measure: name a label recovery (`labels`), a feature recovery (`features`) or an `attack`")
+    surface = surface_named(measurement.surface)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
@@ -51,7 +51,7 @@ def run(
             return failed(subject, measurement, Outcome.IMPOSSIBLE, str(refusal))
         started = time.perf_counter()
         try:
-            found = _of_private_samples(_attack(exposure, measurement, subject.batch.targets), measurement.defenses)
+            found = _without_vain_proof(surface, _attack(exposure, measurement, subject.batch.targets), measurement.defenses)
             if found.outcome is Outcome.IMPOSSIBLE:
                 raise Refused(found.message)
         except Refused as refusal:
@@ -61,27 +61,23 @@ def run(
         if found.outcome is Outcome.CRASHED:
             return failed(subject, measurement, Outcome.CRASHED, found.message)
         seconds = time.perf_counter() - started
-        foreign = _attack_foreign(subject, measurement)
+        foreign = _attack_foreign(subject, measurement) if surface.has_foreign_null else None
         scores = _score(subject, exposure, found, foreign)
-        details = (
-            _details(found, scores)
-            | _identified(exposure, found)
-            | _objective_at_truth(found, subject.batch)
-            | _counters(measurement, exposure)
-        )
-    verdict, reason = _judge(found, scores, attempts)
+        details = _details(found, scores) | surface.details(found, exposure, subject.batch) | _counters(measurement, exposure)
+    verdict, reason = surface.judge(found, scores, attempts)
+    metrics, nulls = scores.as_lists()
     said = [str(warning.message) for warning in caught if issubclass(warning.category, UserWarning)]
     return Record(
         **identity_of(subject, measurement),
-        metrics={name: values.tolist() for name, values in scores.items()},
-        nulls={null: {name: values.tolist() for name, values in columns.items()} for null, columns in scores.nulls.items()},
+        metrics=metrics,
+        nulls=nulls,
         outcome=found.outcome.value,
         verdict=verdict.value,
         reason=reason,
-        warnings=list(dict.fromkeys([*said, *scores.warnings, *_shortfalls(found, details)])),
+        warnings=list(dict.fromkeys([*said, *scores.warnings, *_shortfalls(surface, found, details)])),
         seconds=seconds,
         details=details,
-        pictures=_pictures(subject, found, foreign, scores),
+        pictures=surface.pictures(found, subject.batch, foreign, subject.auxiliary or subject.reference, scores),
     )
 
 
@@ -130,22 +126,18 @@ def _attack(exposure: Exposure, measurement: Measurement, given: Tensor) -> Esti
     return recover_features(exposure, measurement.features, labels=labels, seed=seed)
 
 
-def _of_private_samples(found: Estimate, defenses: tuple[Defense, ...]) -> Estimate:
+def _without_vain_proof(surface: Surface[Any], found: Estimate, defenses: tuple[Defense, ...]) -> Estimate:
     """A certificate speaks of what the client trained on: where a defense replaces that, it proves nothing of the private batch."""
     replacing = ", ".join(defense.name for defense in defenses if defense.replaces)
-    if not replacing or isinstance(found, Reconstruction):
+    if not replacing:
         return found
-    message = "; ".join(
-        filter(None, (found.message, f"what the gradient proves is of the samples after {replacing}, not of the private ones"))
-    )
-    if isinstance(found, LabelEstimate):
-        return replace(found, certified=False, message=message)
-    return replace(found, certified=torch.zeros_like(found.certified), message=message)
+    vain = f"what the gradient proves is of the samples after {replacing}, not of the private ones"
+    return surface.without_proof(found, "; ".join(filter(None, (found.message, vain))))
 
 
 def _attack_foreign(subject: AuditedClient, measurement: Measurement) -> Estimate | None:
     """The same attack on another client's gradient: what its score is worth without the private batch."""
-    if subject.foreign is None or measurement.surface == "labels":
+    if subject.foreign is None:
         return None
     try:
         elsewhere = replace(measurement, seed=measurement.seed + FOREIGN)  # another client draws other noise
@@ -160,31 +152,10 @@ def _score(subject: AuditedClient, exposure: Exposure, found: Estimate, foreign:
     return score(found, subject.batch, auxiliary=reference, foreign=foreign, exposure=exposure, normalization=subject.normalization)
 
 
-def _judge(found: Estimate, scores: Scores, attempts: int) -> tuple[Verdict, str]:
-    metrics = {name: values.tolist() for name, values in scores.items()}
-    nulls = {null: {name: values.tolist() for name, values in columns.items()} for null, columns in scores.nulls.items()}
-    if isinstance(found, LabelEstimate):
-        return judge_labels(metrics, nulls, scores.details["chance"], found.certified, attempts)
-    if isinstance(found, FeatureEstimate):
-        return judge_features(metrics, nulls, int(found.certified.sum()), scores.details.get("false_certificates", 0))
-    return judge_inputs(metrics, nulls)
-
-
-def _objective_at_truth(found: Estimate, truth: Batch) -> dict[str, float]:
-    """The attack's own objective at the private batch, to tell under-optimisation from impossibility."""
-    if not isinstance(found, Reconstruction) or found.objective_at is None or len(found.inputs) != len(truth.inputs):
-        return {}  # of some of the samples, as behind a filter, it says nothing
-    return {"objective_at_truth": found.objective_at(truth.inputs, truth.targets)}
-
-
-def _shortfalls(found: Estimate, details: dict[str, Any]) -> list[str]:
+def _shortfalls(surface: Surface[Any], found: Estimate, details: dict[str, Any]) -> list[str]:
     if found.outcome is Outcome.DIVERGED:
         return [f"diverged, so that what is scored is no answer: {found.message}"]
-    reached, at_truth = details.get("objective"), details.get("objective_at_truth")
-    if reached is None or at_truth is None or not reached > at_truth:
-        return []
-    ends = f"the attack ended at objective {reached:.3g}, the true batch has {at_truth:.3g}"
-    return [f"under-optimised: {ends}; more steps or restarts may show more"]
+    return surface.shortfalls(details)
 
 
 def _counters(measurement: Measurement, exposure: Exposure) -> dict[str, list[str]]:
@@ -196,22 +167,9 @@ def _counters(measurement: Measurement, exposure: Exposure) -> dict[str, list[st
     return {"counters": list(adapted.notes) if measurement.adaptive or not adapted.changed else ["not adapted to the defenses"]}
 
 
-def _identified(exposure: Exposure, found: Estimate) -> dict[str, list[str]]:
-    """What the head's gradient can determine at all, beside what was recovered from it."""
-    return {"identifiability": [identifiability(exposure).sentence]} if isinstance(found, FeatureEstimate) else {}
-
-
 def _details(found: Estimate, scores: Scores) -> dict[str, Any]:
-    details: dict[str, Any] = {"message": found.message} | dict(scores.details)
-    if scores.unavailable:
-        details["unavailable"] = scores.unavailable
-    if isinstance(found, LabelEstimate):
-        details |= {"counts": found.counts.tolist(), "certified": found.certified, "confidence": found.confidence}
-    elif isinstance(found, FeatureEstimate):
-        details |= {"certified": int(found.certified.sum()), "complete": found.complete, "batch_size": found.batch_size}
-    else:
-        details |= {"objective": found.objective, "distance": found.distance, "restarts": list(found.restarts)}
-    return details
+    unavailable = {"unavailable": scores.unavailable} if scores.unavailable else {}
+    return {"message": found.message} | scores.details | unavailable
 
 
 def failed(subject: AuditedClient, measurement: Measurement, outcome: Outcome, reason: str) -> Record:
@@ -227,10 +185,3 @@ def failed(subject: AuditedClient, measurement: Measurement, outcome: Outcome, r
         warnings=[],
         seconds=0.0,
     )
-
-
-def _pictures(subject: AuditedClient, found: Estimate, foreign: Estimate | None, scores: Scores) -> list[dict[str, Any]]:
-    if not isinstance(found, Reconstruction) or found.inputs.ndim != 4 or found.inputs.shape[1] not in (1, 3):
-        return []
-    rival = foreign if isinstance(foreign, Reconstruction) else None
-    return picture_rows(found, subject.batch, rival, subject.auxiliary or subject.reference, scores)

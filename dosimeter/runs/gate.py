@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 from dosimeter.registry import METRICS
 from dosimeter.surfaces.intervals import summarize
-from dosimeter.surfaces.verdicts import SURFACES, UTILITY
+from dosimeter.surfaces.surface import surface_names
+from dosimeter.surfaces.verdicts import UTILITY
 from dosimeter.types import Record
 
 GRAMMAR = "surface.metric.statistic OP number, such as 'inputs.psnr.median > 20'"
@@ -54,7 +55,7 @@ class Condition:
 
 @dataclass(frozen=True, kw_only=True)
 class Trip:
-    """The record that met the condition first of all, by how far."""
+    """A record that meets the condition, and its value."""
 
     condition: Condition
     record: Record
@@ -71,8 +72,9 @@ def parse_condition(text: str) -> Condition:
     if found is None:
         raise ValueError(f"--fail-on: expected {GRAMMAR}, got {text!r}")
     surface, metric, statistic, comparison, bound = found.groups()
-    if surface not in (*SURFACES, UTILITY):
-        raise ValueError(f"--fail-on: expected a surface out of {', '.join((*SURFACES, UTILITY))}, got {surface!r}")
+    surfaces = (*surface_names(), UTILITY)
+    if surface not in surfaces:
+        raise ValueError(f"--fail-on: expected a surface out of {', '.join(surfaces)}, got {surface!r}")
     known = list(COSTS) if surface == UTILITY else [name for name in METRICS if METRICS.build(name).surface == surface]
     if metric not in known:
         raise ValueError(f"--fail-on: expected a metric of {surface} out of {', '.join(known)}, got {metric!r}")
@@ -81,12 +83,12 @@ def parse_condition(text: str) -> Condition:
     return Condition(surface=surface, metric=metric, statistic=statistic, comparison=comparison, bound=float(bound))
 
 
-def untested(condition: Condition, records: Sequence[Record]) -> bool:
+def is_untested(condition: Condition, records: Sequence[Record]) -> bool:
     """Whether nothing that ran could have met the condition, so that its silence says nothing."""
     return all(record.surface != condition.surface for record in records)
 
 
-def tripped(condition: Condition, records: Sequence[Record]) -> Trip | None:
+def furthest_trip(condition: Condition, records: Sequence[Record]) -> Trip | None:
     """The record that crosses the bound furthest, of all methods and settings; None where none does."""
     crossed = [
         Trip(condition=condition, record=record, value=value)

@@ -41,7 +41,7 @@ def summarize(values: Values, higher_is_better: bool) -> Summary:
     """
     scores = _advantage(values, higher_is_better)  # (n,), more is better, a miss is −∞
     if len(scores) == 0:
-        raise ValueError("statistics: expected at least one score, got none")
+        raise ValueError("summary: expected at least one score, got none")
     shares = [float(_quantile(scores, share)) for share in (0.1, 0.25, 0.5, 0.75, 0.9)]
     interval = _bootstrap(scores) if len(scores) > 1 else (-math.inf, -math.inf)
     if not higher_is_better:
@@ -56,30 +56,6 @@ def summarize(values: Values, higher_is_better: bool) -> Summary:
         high=high,
         quantiles=(q10, q25, q75, q90),
     )
-
-
-def compare(values: Values, null: Values, higher_is_better: bool) -> Summary:
-    """By how much each sample beats its own null, in the metric's unit; more is better whatever the metric's direction.
-
-    A sample that was missed loses to any null, also to one that missed it too; a null that missed a sample loses to any score.
-    """
-    ours, theirs = _advantage(values, higher_is_better), _advantage(null, higher_is_better)
-    if len(ours) != len(theirs):
-        raise ValueError(f"statistics: expected one null score for each of {len(ours)} scores, got {len(theirs)}")
-    missed = (ours == -math.inf) | ((ours == math.inf) & (theirs == math.inf))
-    return summarize(torch.where(missed, -math.inf, ours - theirs), higher_is_better=True)
-
-
-def beats(values: Values, null: Values, higher_is_better: bool, margin: float = 0.0) -> bool:
-    """Whether the median of the paired differences is above `margin` and its bootstrap interval above 0.
-
-    One sample has no interval: there the margin alone decides, so give it one that means something. With two to five samples
-    the interval is the whole range: every sample must beat its null.
-    """
-    difference = compare(values, null, higher_is_better)
-    if difference.median is None or difference.median <= margin:
-        return False
-    return difference.count == 1 or (difference.low is not None and difference.low > 0)
 
 
 def _advantage(values: Values, higher_is_better: bool) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dosimeter.normalization import to_pixels
 from dosimeter.surfaces.assignment import assign
-from dosimeter.surfaces.scoring import Scores
+from dosimeter.surfaces.scores import Scores
 from dosimeter.types import Batch, Reconstruction
 
 MOST = 16  # samples that a record shows

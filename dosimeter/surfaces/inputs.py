@@ -1,0 +1,149 @@
+"""Inputs: the client's samples themselves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from dosimeter.interfaces import Exposure
+from dosimeter.normalization import to_pixels
+from dosimeter.numbers import THIN, significant
+from dosimeter.registry import ATTACKS
+from dosimeter.surfaces.pictures import picture_rows
+from dosimeter.surfaces.scores import SAMPLE_NULLS, Comparison, Nulls, Scores, Values, columns_of, median, number, score_samples
+from dosimeter.surfaces.surface import SURFACES, Surface
+from dosimeter.surfaces.verdicts import Verdict
+from dosimeter.types import Batch, Normalization, Reconstruction
+
+MARGIN_DB = 3.0  # a picture must beat each of its nulls by as much to count as leaked
+PIXEL_SLACK = 1e-3  # how far past [0, 1] a true pixel may lie for rounding
+
+
+@SURFACES.register("inputs")
+class Inputs(Surface[Reconstruction]):
+    """The client's samples, rebuilt."""
+
+    position = 40
+    estimate = Reconstruction
+    methods = ATTACKS
+    headline = "psnr"
+    plot = "samples"
+
+    description = "The client’s samples themselves, rebuilt from what it sent."
+    if_leaked = (
+        "The server can rebuild private samples from one update: closer to the truth than anything it could make without that update."
+    )
+    if_not_shown = (
+        "What was tried here came no closer to the private samples than its nulls. That is no proof: a longer or newer attack may."
+    )
+    if_impossible = "None of the attacks that were asked for can work in this setting. Another setting may open this surface again."
+    null_words: ClassVar = SAMPLE_NULLS | {
+        "gray": ("gray", "one even gray, which needs no knowledge at all"),
+        "foreign features": (
+            "decoder, foreign features",
+            "what the decoder draws from the features of samples that the server already had",
+        ),
+        "mean feature": ("decoder, mean feature", "what the decoder draws from the mean of the features that the server already had"),
+        "shuffled features": ("decoder, shuffled features", "what the decoder draws from the recovered features in random order"),
+    }
+    share_words = f"the share that beats every null by {MARGIN_DB:g}{THIN}dB"
+    beaten_words = f"beats every null by {MARGIN_DB:g}{THIN}dB"
+    counting_words = f"An input counts as leaked if it beats each of its nulls by {MARGIN_DB:g}{THIN}dB."
+
+    def score(self, found: Reconstruction, comparison: Comparison) -> Scores:
+        return score_inputs(found, comparison)
+
+    def judge(self, found: Reconstruction, scores: Scores, attempts: int) -> tuple[Verdict, str]:
+        return judge_inputs(*scores.as_lists())
+
+    def beats_nulls(self, value: float | None, rivals: Values) -> bool:
+        return beats_nulls(value, rivals)
+
+    def details(self, found: Reconstruction, exposure: Exposure, truth: Batch) -> dict[str, Any]:
+        reached = {"objective": found.objective, "distance": found.distance, "restarts": list(found.restarts)}
+        if found.objective_at is None or len(found.inputs) != len(truth.inputs):
+            return reached  # of some of the samples, as behind a filter, the objective says nothing
+        return reached | {"objective_at_truth": found.objective_at(truth.inputs, truth.targets)}
+
+    def shortfalls(self, details: Mapping[str, Any]) -> list[str]:
+        """An objective that is lower at the truth tells under-optimisation from impossibility."""
+        reached, at_truth = details.get("objective"), details.get("objective_at_truth")
+        if reached is None or at_truth is None or not reached > at_truth:
+            return []
+        ends = f"the attack ended at objective {reached:.3g}, the true batch has {at_truth:.3g}"
+        return [f"under-optimised: {ends}; more steps or restarts may show more"]
+
+    def pictures(
+        self, found: Reconstruction, truth: Batch, foreign: Reconstruction | None, reference: Batch | None, scores: Scores
+    ) -> list[dict[str, Any]]:
+        if found.inputs.ndim != 4 or found.inputs.shape[1] not in (1, 3):
+            return []
+        return picture_rows(found, truth, foreign, reference, scores)
+
+    def facts(self, details: Mapping[str, Any]) -> list[str]:
+        reached, truth = details.get("objective"), details.get("objective_at_truth")
+        if not isinstance(reached, (int, float)) or not isinstance(truth, (int, float)):
+            return []
+        hint = ": the attack stopped short, so it was under-optimised" if truth < reached else ""
+        return [f"objective {significant(reached)}, at the truth {significant(truth)}{hint}"]
+
+
+def beats_nulls(psnr: float | None, rivals: Values) -> bool:
+    """Whether one input counts as leaked: its PSNR is above each null's by a margin that is seen. Without a null it is not."""
+    known = [number(rival) for rival in rivals if not math.isnan(number(rival))]
+    value = number(psnr, -math.inf)
+    return bool(known) and value > -math.inf and value >= max(known) + MARGIN_DB
+
+
+def judge_inputs(found: Mapping[str, Values], nulls: Nulls) -> tuple[Verdict, str]:
+    """Inputs leaked where one beats each of its own nulls, not where the average does by luck."""
+    psnr = [number(value, -math.inf) for value in found["psnr"]]
+    rivals = list(zip(*columns_of(nulls, "psnr")))
+    best = [max(number(value, -math.inf) for value in column) for column in rivals]
+    above = sum(map(beats_nulls, psnr, rivals))
+    given = [(value, rival) for value, rival in zip(psnr, best) if value > -math.inf]  # an attack may give back some inputs only
+    if not given:
+        return Verdict.NOT_SHOWN, f"none of {len(psnr)} inputs came back"
+    middle, rival = (median(column) for column in zip(*given))
+    figures = f"median PSNR {middle:.1f} dB against {rival:.1f} dB of each input's best null"
+    if len(given) < len(psnr):
+        figures = f"{len(given)} came back, {figures}"
+    if above:
+        return Verdict.LEAKED, f"{above} of {len(psnr)} inputs beat every null by {MARGIN_DB:g} dB or more; {figures}"
+    return Verdict.NOT_SHOWN, f"no input beats its nulls by {MARGIN_DB:g} dB; {figures}"
+
+
+def score_inputs(found: Reconstruction, comparison: Comparison) -> Scores:
+    """Compare recovered pixels with the true ones; the method's own nulls are scored beside."""
+    truth, auxiliary, foreign = comparison.truth, comparison.auxiliary, comparison.foreign
+
+    def pixels(inputs: Tensor, path: str, scale: Normalization) -> Tensor:
+        if inputs.shape[1:] != truth.inputs.shape[1:]:
+            raise ValueError(f"{path}: expected samples of shape {tuple(truth.inputs.shape[1:])}, got {tuple(inputs.shape[1:])}")
+        if len(scale.mean) != len(scale.std) or len(scale.mean) not in (1, inputs.shape[1]):
+            raise ValueError(f"normalization: expected 1 or {inputs.shape[1]} means and stds, got {scale}")
+        precision = torch.promote_types(found.inputs.dtype, torch.float32)
+        return to_pixels(inputs.detach().to(found.inputs.device, precision), scale)
+
+    scale = comparison.normalization or found.normalization
+    wanted = pixels(truth.inputs, "truth.inputs", scale)
+    foreign_scale = comparison.normalization or (scale if foreign is None else foreign.normalization)
+    scores = score_samples(
+        "inputs",
+        recovered=pixels(found.inputs, "found.inputs", scale),
+        truth=wanted,
+        auxiliary=None if auxiliary is None else pixels(auxiliary.inputs, "auxiliary.inputs", scale),
+        foreign=None if foreign is None else pixels(foreign.inputs, "foreign.inputs", foreign_scale),
+        own={name: pixels(inputs, f"found.nulls[{name!r}]", scale) for name, inputs in found.nulls.items()},
+        blind=("gray", torch.full_like(wanted, 0.5)),
+        metrics=comparison.metrics,
+    )
+    if bool((wanted < -PIXEL_SLACK).any()) or bool((wanted > 1 + PIXEL_SLACK).any()):
+        warning = f"true pixels reach from {wanted.min():.3g} to {wanted.max():.3g}, but psnr, ssim and lpips take them to lie in [0, 1]"
+        scores = replace(scores, warnings=(*scores.warnings, f"{warning}: pass the normalization"))
+    return scores

@@ -1,0 +1,213 @@
+"""Labels: how many samples of each class a batch holds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from dosimeter.client.losses import as_distribution
+from dosimeter.interfaces import Exposure
+from dosimeter.metrics.insacc import InstanceAccuracy
+from dosimeter.numbers import THIN, percent
+from dosimeter.randomness import generator
+from dosimeter.registry import LABELS
+from dosimeter.surfaces.assignment import assign
+from dosimeter.surfaces.scores import Comparison, Nulls, Scores, Values, choose_metrics, compare_samples, number
+from dosimeter.surfaces.surface import SURFACES, Surface
+from dosimeter.surfaces.verdicts import Verdict
+from dosimeter.types import Batch, LabelEstimate, Record
+
+GUESSED_BATCHES = (1_000, 10_000)  # label batches drawn for the null of label counts, fewer where there are many classes
+LARGEST_CHANCE = 0.05  # the probability of luck up to which labels count as leaked
+DOUBTFUL_SHARE = 0.25  # agreement, from guessing to perfect, that is worth a word where luck cannot be ruled out
+
+
+@SURFACES.register("labels")
+class Labels(Surface[LabelEstimate]):
+    """Which classes the samples of a batch belong to."""
+
+    position = 10
+    estimate = LabelEstimate
+    methods = LABELS
+    headline = "insacc"
+    also_plotted = ("clsacc",)
+    plot = "shares"
+    per_sample = False
+    takes_labels = False
+    has_foreign_null = False
+
+    description = (
+        "Which classes the client’s samples belong to, and how many there are of each. A class can itself be the secret: "
+        "a diagnosis, a purchase, a word that was typed."
+    )
+    if_leaked = "Whoever runs the server can tell what kinds of samples this client holds from one update, without seeing any."
+    if_not_shown = "What was tried here did no better than guessing. That is no proof: another method or a larger budget may do better."
+    null_words: ClassVar = {
+        "prior": ("guessing", "labels guessed from how common each class is, averaged over many guesses"),
+        "guess": ("guessing", "labels drawn at random, many times over: what luck alone gets right"),
+    }
+    share_words = "how far recovery is from guessing to perfect"
+
+    def score(self, found: LabelEstimate, comparison: Comparison) -> Scores:
+        return score_labels(found, comparison)
+
+    def judge(self, found: LabelEstimate, scores: Scores, attempts: int) -> tuple[Verdict, str]:
+        return judge_labels(*scores.as_lists(), scores.details["chance"], found.certified, attempts)
+
+    def beats_nulls(self, value: float | None, rivals: Values) -> bool:
+        """Never by the score alone: `chance` tells a leak from luck."""
+        return False
+
+    def without_proof(self, found: LabelEstimate, message: str) -> LabelEstimate:
+        return replace(found, certified=False, message=message)
+
+    def details(self, found: LabelEstimate, exposure: Exposure, truth: Batch) -> dict[str, Any]:
+        return {"counts": found.counts.tolist(), "certified": found.certified, "confidence": found.confidence}
+
+    def facts(self, details: Mapping[str, Any]) -> list[str]:
+        facts = []
+        if isinstance(details.get("certified"), bool):
+            facts.append("certified: proved from the gradient alone" if details["certified"] else "not certified")
+        if isinstance(details.get("confidence"), (int, float)):
+            facts.append(f"the method’s own confidence {100 * details['confidence']:.1f}{THIN}%")
+        return facts
+
+    def share(self, record: Record) -> float:
+        """How far the recovery is from guessing (0) to perfect (1)."""
+        if not record.metrics:
+            return 0.0
+        found, guessed = record.metrics["insacc"][0] or 0.0, record.nulls["prior"]["insacc"][0] or 0.0
+        return max(0.0, (found - guessed) / (1 - guessed)) if guessed < 1 else 0.0
+
+    def leaked_share(self, methods: Sequence[Sequence[Record]]) -> float:
+        return max((self._mean_share(batches) for batches in methods if is_beyond_luck(batches, len(methods))), default=0.0)
+
+    def doubt(self, methods: Sequence[Sequence[Record]]) -> str:
+        """A sentence where the labels look recovered but the batches are too small to tell that from luck."""
+        if any(is_beyond_luck(batches, len(methods)) for batches in methods):
+            return ""
+        closest = max(methods, key=self._mean_share, default=[])
+        if not closest or self._mean_share(closest) < DOUBTFUL_SHARE:
+            return ""
+        samples = sum(int(record.threat_model.get("batch_size") or 0) for record in closest)
+        agreement = f"{percent(self._mean_share(closest))} of the way from guessing to perfect"
+        return f"labels: {closest[0].method} came {agreement}, which {samples} samples are too few to tell from luck"
+
+    def _mean_share(self, batches: Sequence[Record]) -> float:
+        return sum(map(self.share, batches)) / len(batches)
+
+
+def judge_labels(found: Mapping[str, Values], nulls: Nulls, chance: float, certified: bool, attempts: int = 1) -> tuple[Verdict, str]:
+    """Labels leaked where they are proved, or recovered beyond chance.
+
+    `chance` is how often luck agrees as well as the estimate does. With several methods tried it is multiplied by their number
+    (Bonferroni), so that the best of many cannot win by luck.
+    """
+    share = f"{number(found['insacc'][0]):.0%} of the labels recovered (InsAcc), guessing gives {number(nulls['prior']['insacc'][0]):.0%}"
+    if certified:
+        return Verdict.LEAKED, f"{share}; proved from the gradient alone"
+    corrected = min(1.0, chance * attempts)
+    luck = f"by luck with probability {corrected:.2g}" + (f", counting {attempts} methods tried" if attempts > 1 else "")
+    if corrected <= LARGEST_CHANCE:
+        return Verdict.LEAKED, f"{share}; as much agreement comes {luck}"
+    return Verdict.NOT_SHOWN, f"{share}; as much agreement comes {luck}, so this batch does not tell a leak from luck"
+
+
+def is_beyond_luck(batches: Sequence[Record], methods: int) -> bool:
+    """Whether the batches together show a leak: one is proved, or luck is refuted by all of them taken together.
+
+    Fisher's method on each batch's probability of luck, times the number of methods tried (Bonferroni).
+    """
+    if any(record.details.get("certified") for record in batches):
+        return True
+    chances = [record.details.get("chance") for record in batches]
+    if any(chance is None for chance in chances):
+        return any(record.verdict == Verdict.LEAKED for record in batches)
+    evidence = -sum(math.log(max(float(chance), 1e-300)) for chance in chances if chance is not None)
+    terms = [evidence**k / math.factorial(k) for k in range(len(chances))]  # the tail of χ² with 2n degrees, at twice the evidence
+    return methods * math.exp(-evidence) * sum(terms) <= LARGEST_CHANCE
+
+
+def score_labels(found: LabelEstimate, comparison: Comparison) -> Scores:
+    """Compare the counts, and where labels are soft the samples too; the null draws whole batches from the prior."""
+    truth, auxiliary, foreign = comparison.truth, comparison.auxiliary, comparison.foreign
+    device = found.counts.device
+    batches = [batch.targets.to(device) for batch in (truth, auxiliary) if batch is not None]
+    estimates: list[LabelEstimate] = [estimate for estimate in (found, foreign) if estimate is not None]
+    narrow = [len(estimate.counts) for estimate in estimates] + [_classes(_rows(estimate)) for estimate in estimates]
+    width = max(2, comparison.classes or 0, *narrow, *map(_classes, batches))
+    wanted = _widen(as_distribution(batches[0], width, torch.float64), width)  # (B, C)
+    true_counts = torch.bincount(wanted.argmax(1), minlength=width)  # (C,)
+    seen = torch.ones_like(wanted[0])  # (C,) one of each, so that a class that the auxiliary data lack is not impossible
+    if auxiliary is not None:
+        seen = seen + _widen(as_distribution(batches[1], width, torch.float64), width).sum(0)
+    prior = seen / seen.sum()
+    usable, unavailable = choose_metrics(comparison.metrics, "labels", None)
+    if comparison.metrics is None and found.soft is None and truth.targets.ndim == 1:  # hard labels: the counts say it all
+        usable = {name: metric for name, metric in usable.items() if metric.per_batch}
+
+    def values(estimate: LabelEstimate) -> tuple[dict[str, Tensor], Tensor | None]:
+        counts = _widen(estimate.counts, width)
+        result = {name: metric(counts, true_counts) for name, metric in usable.items() if metric.per_batch}
+        by_sample = {name: metric for name, metric in usable.items() if not metric.per_batch}
+        if not by_sample:
+            return result, None
+        rows = _widen(as_distribution(_rows(estimate), width, torch.float64), width)  # (n, C)
+        assignment = assign(rows, wanted, order=1.0)
+        return result | compare_samples(by_sample, rows, wanted, assignment), assignment
+
+    drawn = _draw_counts(prior, len(wanted))  # (N, C)
+    expected = {
+        name: metric(drawn, true_counts.expand_as(drawn)).mean(0, keepdim=True)
+        if metric.per_batch
+        else metric(prior.expand_as(wanted), wanted)
+        for name, metric in usable.items()
+    }
+    per_metric, assignment = values(found)
+    nulls = {"prior": expected} | ({} if foreign is None else {"foreign": values(foreign)[0]})
+    details = {"chance": _chance(_widen(found.counts, width), true_counts, drawn)}
+    return Scores(surface="labels", per_metric=per_metric, nulls=nulls, assignment=assignment, unavailable=unavailable, details=details)
+
+
+def _chance(counts: Tensor, true_counts: Tensor, drawn: Tensor) -> float:
+    """How often luck agrees as well as the estimate does, by InsAcc: the larger of two p-values.
+
+    Both keep the estimate, whose bias then does not matter. One draws the truth anew from the prior, so that knowing the
+    prior is no leak; the other renames the estimate's classes at random, so that knowing how labels repeat (all of one
+    class, each class once) is none either: only which classes they are counts. (k + 1)/(N + 1) each, which is never 0.
+    """
+    accuracy = InstanceAccuracy()
+    reached = accuracy(counts, true_counts) - 1e-12
+    order = torch.rand(drawn.shape, generator=generator(0, "renamed classes", drawn.device), device=drawn.device).argsort(1)
+    redrawn = accuracy(counts.expand_as(drawn), drawn) >= reached
+    renamed = accuracy(counts[order], true_counts.expand_as(drawn)) >= reached
+    return max((int(as_good.sum()) + 1) / (len(drawn) + 1) for as_good in (redrawn, renamed))
+
+
+def _draw_counts(prior: Tensor, batch_size: int) -> Tensor:
+    """Counts of batches whose labels are drawn independently from the prior (C,), always the same ones: (N, C)."""
+    fewest, most = GUESSED_BATCHES
+    draws = min(most, max(fewest, 2**24 // len(prior)))
+    rng = generator(0, "label guesses", prior.device)
+    labels = torch.multinomial(prior.expand(draws, -1), batch_size, replacement=True, generator=rng)  # (N, B)
+    counts = torch.zeros(draws, len(prior), dtype=torch.int64, device=prior.device)
+    return counts.scatter_add_(1, labels, torch.ones_like(labels))
+
+
+def _rows(estimate: LabelEstimate) -> Tensor:
+    return estimate.labels if estimate.soft is None else estimate.soft
+
+
+def _classes(targets: Tensor) -> int:
+    return targets.shape[1] if targets.ndim == 2 else int(targets.max()) + 1 if len(targets) else 0
+
+
+def _widen(rows: Tensor, width: int) -> Tensor:
+    """Zeros for the classes that a narrower vector leaves out."""
+    return pad(rows, (0, width - rows.shape[-1]))

@@ -1,0 +1,137 @@
+"""What can leak. A surface owns every rule about itself: score, nulls, verdict, headline, share of a grid cell and words."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Generic, Literal, TypeVar
+
+from dosimeter.interfaces import Exposure
+from dosimeter.registry import METRICS, Registry
+from dosimeter.surfaces.scores import Comparison, Scores, Values, columns_of, median, number
+from dosimeter.surfaces.verdicts import Verdict
+from dosimeter.types import Batch, Record
+
+Estimate = TypeVar("Estimate")
+
+
+class Surface(ABC, Generic[Estimate]):
+    """One kind of thing that an update can give away, and all that is said of it.
+
+    A surface is one file in this package and its test. `score`, `judge`, the records, the report, the terminal, the gate and the
+    grid of defenses look it up: by the type of an estimate, or by the name that stands in a record.
+    """
+
+    name: ClassVar[str] = ""  # set by the registry; stands in every record
+    position: ClassVar[int]  # surfaces are listed in ascending order
+    estimate: ClassVar[type]  # what its methods return
+    methods: ClassVar[Registry[Any]]
+
+    headline: ClassVar[str]  # the metric that stands for the surface: in rankings, tables and plots
+    also_plotted: ClassVar[tuple[str, ...]] = ()  # metrics that are drawn beside the headline
+    plot: ClassVar[Literal["shares", "errors", "samples"]]  # on a track of 0 to 100 %, on a logarithmic one, or sample by sample
+
+    per_sample: ClassVar[bool] = True  # False: its headline is one number a batch
+    takes_labels: ClassVar[bool] = True  # the methods build on labels, whose source is said
+    has_foreign_null: ClassVar[bool] = True  # the same method is run on another client's gradient
+
+    description: ClassVar[str]  # what it is, for a newcomer
+    if_leaked: ClassVar[str]  # what each verdict means for the client
+    if_not_shown: ClassVar[str]
+    if_impossible: ClassVar[str] = (
+        "None of the methods that were asked for can work in this setting. Another setting may open this surface again."
+    )
+    null_words: ClassVar[Mapping[str, tuple[str, str]]]  # null -> its name on the page, and what it means
+    share_words: ClassVar[str]  # what the share of a grid cell is, after "of <surface>"
+    beaten_words: ClassVar[str] = "beats every null"  # what marks a sample in plots and pictures
+    counting_words: ClassVar[str] = ""  # when one sample counts as leaked, as a sentence
+
+    @abstractmethod
+    def score(self, found: Estimate, comparison: Comparison) -> Scores:
+        """What was recovered beside the truth, and its nulls beside it."""
+
+    @abstractmethod
+    def judge(self, found: Estimate, scores: Scores, attempts: int) -> tuple[Verdict, str]:
+        """The verdict and its reason; `attempts` is how many methods are tried on the same batch."""
+
+    @abstractmethod
+    def beats_nulls(self, value: float | None, rivals: Values) -> bool:
+        """Whether one sample's headline shows a leak, given the headline of each of its nulls."""
+
+    def meaning(self, verdict: Verdict) -> str:
+        """What a verdict on the surface means for the client."""
+        return {
+            Verdict.LEAKED: self.if_leaked,
+            Verdict.NOT_SHOWN: self.if_not_shown,
+            Verdict.IMPOSSIBLE: self.if_impossible,
+            Verdict.NOT_MEASURED: "Every method on this surface was stopped by an error, so nothing is known about it.",
+        }[verdict]
+
+    def without_proof(self, found: Estimate, message: str) -> Estimate:
+        """The estimate without its certificates, and why; for defenses that replace what the client trains on."""
+        return found
+
+    def details(self, found: Estimate, exposure: Exposure, truth: Batch) -> dict[str, Any]:
+        """What the record holds of the estimate beside its scores, as plain JSON."""
+        return {}
+
+    def shortfalls(self, details: Mapping[str, Any]) -> list[str]:
+        """Warnings that the method could have shown more."""
+        return []
+
+    def pictures(
+        self, found: Estimate, truth: Batch, foreign: Estimate | None, reference: Batch | None, scores: Scores
+    ) -> list[dict[str, Any]]:
+        """Rows of small pictures for the record, one a sample; none where there is nothing to see."""
+        return []
+
+    def facts(self, details: Mapping[str, Any]) -> list[str]:
+        """What the report says of a method beside its numbers, out of a record's details."""
+        return []
+
+    def share(self, record: Record) -> float:
+        """The share of one record that leaks: of the samples, those that beat their nulls."""
+        values = record.metrics[self.headline]
+        columns = columns_of(record.nulls, self.headline)
+        rivals = list(zip(*columns)) or [()] * len(values)
+        return sum(map(self.beats_nulls, values, rivals)) / len(values)
+
+    def leaked_share(self, methods: Sequence[Sequence[Record]]) -> float:
+        """How much leaks in a grid cell: by the most telling method, the mean over its batches; 0 where none is shown to leak."""
+        return max(sum(self.share(r) for r in batches if r.verdict == Verdict.LEAKED) / len(batches) for batches in methods)
+
+    def doubt(self, methods: Sequence[Sequence[Record]]) -> str:
+        """A sentence where a grid cell looks leaked and its batches cannot tell; else nothing."""
+        return ""
+
+    def advantage(self, record: Record) -> float:
+        """The median headline of a record, turned so that more is worse for the client; −∞ without scores."""
+        sign = 1 if METRICS.build(self.headline).higher_is_better else -1
+        values = [number(value, -sign * math.inf) for value in record.metrics.get(self.headline, [])]
+        return sign * median(values) if values else -math.inf
+
+
+SURFACES: Registry[Surface[Any]] = Registry("surface", "dosimeter.surfaces", Surface)
+
+
+def surfaces() -> list[Surface[Any]]:
+    """Every surface, in order."""
+    return sorted((surface_named(name) for name in SURFACES), key=lambda surface: surface.position)
+
+
+def surface_names() -> tuple[str, ...]:
+    return tuple(surface.name for surface in surfaces())
+
+
+def surface_named(name: str) -> Surface[Any]:
+    return SURFACES.entry(name, "surface")()
+
+
+def surface_of(found: object) -> Surface[Any]:
+    """The surface whose methods return this type of estimate."""
+    for surface in surfaces():
+        if isinstance(found, surface.estimate):
+            return surface
+    known = ", ".join(surface.estimate.__name__ for surface in surfaces())
+    raise TypeError(f"found: expected an estimate out of {known}, got {type(found).__name__}")
