@@ -92,12 +92,13 @@ def _add(commands: Any, name: str, command: Any, help_text: str) -> argparse.Arg
 
 
 def _audit(options: argparse.Namespace) -> int:
-    from dosimeter import terminal
     from dosimeter.config import construct
     from dosimeter.runs.audit import AuditConfig, run_suite
     from dosimeter.runs.audited_client import prepare
     from dosimeter.runs.defense_grid import DefenseGrid, grid_of, run_grid
-    from dosimeter.runs.gate import parse_condition, tripped, untested
+    from dosimeter.runs.gate import furthest_trip, is_untested, parse_condition
+    from dosimeter.terminal.audit import print_audit
+    from dosimeter.terminal.progress import progress_bar
 
     _spare_cores()
     conditions = [parse_condition(text) for text in options.fail_on]
@@ -106,23 +107,23 @@ def _audit(options: argparse.Namespace) -> int:
         data |= {"grid": grid_of(options.defenses)}
     config = construct(DefenseGrid if "grid" in data else AuditConfig, data)
     subject = prepare(config.model, config.data, seed=config.seed, device=config.device)
-    with terminal.progress_bar() as progress:
+    with progress_bar() as progress:
         settings = {"out": options.out, "progress": progress, "checkpoint_every": options.checkpoint_every}
         result = run_grid(subject, config, **settings) if isinstance(config, DefenseGrid) else run_suite(subject, config, **settings)
     path = result.save(options.out)
-    failures = [str(trip) for condition in conditions if (trip := tripped(condition, result.records))]
+    failures = [str(trip) for condition in conditions if (trip := furthest_trip(condition, result.records))]
     if options.json:
         verdicts = [vars(verdict) for verdict in result.verdicts]
         records = [_without_pictures(record) for record in result.records]
         _print_json({"verdicts": verdicts, "records": records, "report": str(path), "failures": failures})
     else:
-        terminal.print_audit(result, path)
+        print_audit(result, path)
     for failure in failures:
         sys.stderr.write(f"dosimeter: {failure}\n")
     if failures:
         return 1
     for condition in conditions:
-        if untested(condition, result.records):
+        if is_untested(condition, result.records):
             raise ValueError(
                 f"--fail-on: nothing that ran measures {condition.surface}, so '{condition}' cannot tell a pass from a failure"
             )
@@ -132,59 +133,61 @@ def _audit(options: argparse.Namespace) -> int:
 def _run(options: argparse.Namespace) -> int:
     from pathlib import Path
 
-    from dosimeter import terminal
     from dosimeter.artefacts import CHECKPOINT_FOLDER, save_checkpoints
     from dosimeter.progress import listening
     from dosimeter.records import write_record
     from dosimeter.runs.audited_client import Experiment, prepare
     from dosimeter.runs.experiment import run
+    from dosimeter.terminal.progress import step_bar
+    from dosimeter.terminal.record import print_record
     from dosimeter.types import Outcome
 
     _spare_cores()
     config = _configured(Experiment, options.words)
     subject = prepare(config.model, config.data, seed=config.seed, device=config.device)
     folder = Path(options.out) / CHECKPOINT_FOLDER if options.out else None
-    with terminal.step_bar() as listener, listening(listener), save_checkpoints(folder, options.checkpoint_every):
+    with step_bar() as listener, listening(listener), save_checkpoints(folder, options.checkpoint_every):
         record = run(subject, config.measurement(), raise_refusals=True)
     if options.out:
         write_record(options.out, record)
     if options.json:
         _print_json(_without_pictures(record))
     else:
-        terminal.print_record(record)
+        print_record(record)
     return 3 if record.outcome == Outcome.CRASHED else 0
 
 
 def _list(options: argparse.Namespace) -> int:
-    from dosimeter import terminal
     from dosimeter.listing import catalogue
+    from dosimeter.terminal.catalogue import print_catalogue
 
     entries = catalogue([options.kind] if options.kind else KINDS)
     if options.json:
         _print_json(entries)
     else:
-        terminal.print_catalogue(entries)
+        print_catalogue(entries)
     return 0
 
 
 def _reproduce(options: argparse.Namespace) -> int:
     from pathlib import Path
 
-    from dosimeter import terminal
     from dosimeter.runs.audited_client import check_device
     from dosimeter.runs.reproduction.library import Library
     from dosimeter.runs.reproduction.reproduce import reproduce
     from dosimeter.runs.reproduction.tables import read_table, summaries
+    from dosimeter.terminal.progress import step_bar
+    from dosimeter.terminal.reproduction import print_reproduction, print_tables
 
     if options.table is None:
-        _print_json(summaries()) if options.json else terminal.print_tables(summaries())
+        _print_json(summaries()) if options.json else print_tables(summaries())
         return 0
     check_device(options.device)
     table = read_table(options.table, quick=options.quick)
     folders = {name: Path(value).expanduser() for name in ("data", "cache") if (value := getattr(options, name))}
-    with terminal.step_bar() as listener:
+    with step_bar() as listener:
         result = reproduce(table, Library(**folders), out=Path(options.out) / table.key, device=options.device, progress=listener)
-    _print_json(result.as_json()) if options.json else terminal.print_reproduction(result)
+    _print_json(result.as_json()) if options.json else print_reproduction(result)
     return 0
 
 
@@ -195,12 +198,12 @@ def _inspect(options: argparse.Namespace) -> int:
 
 
 def _generator(options: argparse.Namespace) -> int:
-    from dosimeter import terminal
     from dosimeter.progress import listening
     from dosimeter.runs.decoder_training import train_from
+    from dosimeter.terminal.progress import step_bar
 
     _spare_cores()
-    with terminal.step_bar() as listener, listening(listener):
+    with step_bar() as listener, listening(listener):
         found = train_from(_described(options.words), options.out)
     if options.json:
         _print_json(found)

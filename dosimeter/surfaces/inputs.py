@@ -52,7 +52,7 @@ class Inputs(Surface[Reconstruction]):
         "shuffled features": ("decoder, shuffled features", "what the decoder draws from the recovered features in random order"),
     }
     share_words = f"the share that beats every null by {MARGIN_DB:g}{THIN}dB"
-    beaten_words = f"beats every null by {MARGIN_DB:g}{THIN}dB"
+    beaten_words = f"beats every null by {MARGIN_DB:g}{THIN}dB or more"
     counting_words = f"An input counts as leaked if it beats each of its nulls by {MARGIN_DB:g}{THIN}dB."
 
     def score(self, found: Reconstruction, comparison: Comparison) -> Scores:

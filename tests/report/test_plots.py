@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dosimeter.report.plots import HEIGHT, Scale, beats_nulls, error_plot, label_plot, sample_plot, sample_scale
-from dosimeter.surfaces.verdicts import MARGIN_DB, Verdict, judge_inputs
+from dosimeter.report.plots import HEIGHT, Scale, error_plot, sample_plot, sample_scale, share_plot
+from dosimeter.surfaces.inputs import beats_nulls
 
 
 @given(st.floats(1e-12, 1e6), st.floats(1e-12, 1e6), st.booleans())
@@ -21,8 +21,8 @@ def test_a_logarithmic_scale_has_equal_steps_for_equal_ratios():
     assert [scale.at(10.0**power) for power in (-3, -2, -1)] == pytest.approx([0.25, 0.5, 0.75])
 
 
-def test_label_plot_places_scores_and_guessing_in_per_cent():
-    plot = label_plot([("ilrg", {"insacc": [0.9]}, {"prior": {"insacc": [0.25]}})], "insacc")
+def test_share_plot_places_scores_and_guessing_in_per_cent():
+    plot = share_plot([("ilrg", {"insacc": [0.9]}, {"prior": {"insacc": [0.25]}})], "insacc")
     assert plot is not None
     (strip,) = plot.strips
     assert strip.dots == [90.0]
@@ -32,14 +32,14 @@ def test_label_plot_places_scores_and_guessing_in_per_cent():
 
 
 def test_a_band_spans_the_middle_nine_tenths_of_a_null():
-    plot = label_plot([("ilrg", {"insacc": [1.0]}, {"guess": {"insacc": [i / 100 for i in range(101)]}})], "insacc")
+    plot = share_plot([("ilrg", {"insacc": [1.0]}, {"guess": {"insacc": [i / 100 for i in range(101)]}})], "insacc")
     assert plot is not None
     band = plot.strips[0].bands[0]
     assert (band.start, band.start + band.width, band.median) == pytest.approx((5, 95, 50))
 
 
 def test_nothing_to_plot_is_no_plot():
-    assert label_plot([("direct", {}, {})], "insacc") is None
+    assert share_plot([("direct", {}, {})], "insacc") is None
     assert error_plot([], "feature_error") is None
 
 
@@ -57,7 +57,7 @@ def test_sample_plot_puts_the_better_score_higher_and_the_stem_on_the_best_null(
     found, nulls = [30.0, 12.0], {"mean": {"psnr": [10.0, 11.0]}, "nearest": {"psnr": [20.0, 9.0]}}
     scale = sample_scale([(found, nulls)], "psnr")
     assert (scale.low, scale.high) == (0, 30)
-    first, second = sample_plot("dlg", found, nulls, "psnr", scale).columns
+    first, second = sample_plot("dlg", found, nulls, "psnr", scale, beats_nulls).columns
     assert first.score == 0
     assert first.rival == pytest.approx(HEIGHT / 3, abs=0.1)
     assert (first.beats, second.beats) == (True, False)
@@ -66,22 +66,6 @@ def test_sample_plot_puts_the_better_score_higher_and_the_stem_on_the_best_null(
 
 def test_a_missed_sample_has_a_column_and_no_dot():
     nulls = {"mean": {"psnr": [10.0, 11.0]}}
-    plot = sample_plot("dlg", [None, 12.0], nulls, "psnr", sample_scale([([None, 12.0], nulls)], "psnr"))
+    plot = sample_plot("dlg", [None, 12.0], nulls, "psnr", sample_scale([([None, 12.0], nulls)], "psnr"), beats_nulls)
     assert [column.score is None for column in plot.columns] == [True, False]
     assert len(plot.columns[0].nulls) == 1
-
-
-@given(st.lists(st.tuples(st.floats(0, 60), st.floats(0, 60), st.floats(0, 60)), min_size=1, max_size=8))
-def test_the_marked_samples_are_those_that_the_verdict_counts(rows):
-    found = [row[0] for row in rows]
-    nulls = {"mean": {"psnr": [row[1] for row in rows]}, "nearest": {"psnr": [row[2] for row in rows]}}
-    verdict, reason = judge_inputs({"psnr": found}, nulls)
-    marked = sum(beats_nulls(value, [one, two], "psnr") for value, one, two in rows)
-    assert (verdict == Verdict.LEAKED) == (marked > 0)
-    assert not marked or reason.startswith(f"{marked} of {len(rows)} ")
-
-
-def test_only_psnr_has_a_margin():
-    assert beats_nulls(20 + MARGIN_DB, [20.0], "psnr")
-    assert not beats_nulls(19.9 + MARGIN_DB, [20.0], "psnr")
-    assert not beats_nulls(0.9, [0.1], "ssim")

@@ -1,11 +1,11 @@
 import dataclasses
 
 import pytest
-from scipy.stats import combine_pvalues
 
 from dosimeter.report.cells import cells_of, leaked_share
 from dosimeter.report.page import render
 from dosimeter.report.tradeoff import advice, front, tradeoff
+from dosimeter.surfaces.surface import surface_named
 from dosimeter.types import Record
 
 BLANK = Record(
@@ -67,22 +67,16 @@ def test_the_leak_is_the_share_beyond_the_nulls():
 
 def test_the_most_telling_method_counts_and_a_crash_does_not():
     strong, weak = inputs(NONE, [30.0] * 4, "leaked"), inputs(NONE, [11.0] * 4, "not shown at this budget", "sapag")
-    assert leaked_share("inputs", [weak, strong]) == 1.0
-    assert leaked_share("inputs", [weak]) == 0.0
-    assert leaked_share("inputs", [dataclasses.replace(strong, outcome="crashed")]) is None
-    assert leaked_share("labels", [strong]) is None
-
-
-@pytest.mark.parametrize(("found", "share"), [(1.0, 1.0), (0.6, 0.5), (0.2, 0.0), (0.1, 0.0)])
-def test_labels_count_from_guessing_to_perfect(found, share):
-    record = dataclasses.replace(BLANK, surface="labels", metrics={"insacc": [found]}, nulls={"prior": {"insacc": [0.2]}}, verdict="leaked")
-    assert leaked_share("labels", [record]) == pytest.approx(share)
+    assert leaked_share(surface_named("inputs"), [weak, strong]) == 1.0
+    assert leaked_share(surface_named("inputs"), [weak]) == 0.0
+    assert leaked_share(surface_named("inputs"), [dataclasses.replace(strong, outcome="crashed")]) is None
+    assert leaked_share(surface_named("labels"), [strong]) is None
 
 
 def test_features_count_below_half_of_each_null():
     metrics, nulls = {"feature_error": [0.1, 0.3, None]}, {"mean": {"feature_error": [0.4, 0.4, 0.4]}, "zero": {"feature_error": [1.0] * 3}}
     record = dataclasses.replace(BLANK, surface="features", metrics=metrics, nulls=nulls, verdict="leaked")
-    assert leaked_share("features", [record]) == pytest.approx(1 / 3)
+    assert leaked_share(surface_named("features"), [record]) == pytest.approx(1 / 3)
 
 
 def test_the_front_by_brute_force():
@@ -191,22 +185,7 @@ def labels(found, chance, method="ilrg", seed=0, **details):
 
 def test_the_share_is_the_mean_over_the_batches():
     batches = [inputs(NONE, [30.0] * 4, "leaked"), inputs(NONE, [11.0] * 4, "not shown at this budget")]
-    assert leaked_share("inputs", batches) == 0.5
-
-
-@pytest.mark.parametrize("chances", [[0.2, 0.2, 0.2], [0.1, 0.1, 0.1], [0.04, 0.5, 0.9], [0.01], [0.2, 0.01]])
-def test_batches_refute_luck_together_as_fishers_method_has_it(chances):
-    refuted = combine_pvalues(chances, method="fisher").pvalue <= 0.05
-    leak = leaked_share("labels", [labels(1.0, chance, seed=seed) for seed, chance in enumerate(chances)])
-    assert leak == (1.0 if refuted else 0.0)
-
-
-def test_luck_is_corrected_for_the_methods_tried_and_a_proof_needs_none():
-    lucky = [labels(0.75, 0.04, seed=seed) for seed in range(2)]
-    others = [labels(0.5, 1.0, method, seed) for method in ("llg", "zlg", "rlg", "idlg", "posterior", "a", "b") for seed in range(2)]
-    assert leaked_share("labels", lucky) == 0.5
-    assert leaked_share("labels", [*lucky, *others]) == 0.0
-    assert leaked_share("labels", [labels(0.75, 0.9, certified=True), *others]) == 0.5
+    assert leaked_share(surface_named("inputs"), batches) == 0.5
 
 
 def test_batches_too_small_to_tell_say_so():

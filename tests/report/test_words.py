@@ -1,15 +1,7 @@
 import pytest
 
 from dosimeter.registry import METRICS
-from dosimeter.report.words import MEANINGS, SURFACES, higher_is_better, is_share, method_idea, metric_idea, part_idea, unit
-from dosimeter.surfaces.verdicts import SURFACES as ALL_SURFACES
-from dosimeter.surfaces.verdicts import Verdict
-
-
-def test_every_verdict_on_every_surface_has_its_meaning():
-    judged = set(Verdict) - {Verdict.NOT_MEASURED}  # a method's alone
-    assert set(MEANINGS) == {(surface, verdict) for surface in ALL_SURFACES for verdict in judged}
-    assert tuple(SURFACES) == ALL_SURFACES
+from dosimeter.report.words import higher_is_better, is_share, method_idea, metric_idea, metric_name, null_name, part_idea, unit
 
 
 @pytest.mark.parametrize("name", METRICS.names())
@@ -25,4 +17,6 @@ def test_what_is_not_installed_is_named_without_an_idea():
     assert higher_is_better("gain_of_tomorrow")
     assert not higher_is_better("error_of_tomorrow")
     assert (unit("psnr"), unit("gain_of_tomorrow")) == ("dB", "")
+    assert (metric_name("psnr"), metric_name("gain_of_tomorrow")) == ("PSNR", "gain of tomorrow")
+    assert (null_name("prior"), null_name("null_of_tomorrow")) == ("guessing", "null of tomorrow")
     assert (is_share("insacc"), is_share("label_l1"), is_share("psnr")) == (True, False, False)

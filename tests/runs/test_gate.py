@@ -2,7 +2,7 @@ import dataclasses
 
 import pytest
 
-from dosimeter.runs.gate import parse_condition, tripped, untested
+from dosimeter.runs.gate import furthest_trip, is_untested, parse_condition
 from dosimeter.types import Record
 
 BLANK = Record(
@@ -41,29 +41,29 @@ def record(surface="inputs", method="dlg", **metrics):
     ],
 )
 def test_statistics_and_comparisons(text, trips):
-    assert (tripped(parse_condition(text), [record(psnr=[10.0, 21.0, 30.0])]) is not None) is trips
+    assert (furthest_trip(parse_condition(text), [record(psnr=[10.0, 21.0, 30.0])]) is not None) is trips
 
 
 def test_a_miss_is_the_worst_score():
     missed = [record(psnr=[None, None, 30.0])]
-    assert tripped(parse_condition("inputs.psnr.median > 5"), missed) is None
-    assert tripped(parse_condition("inputs.psnr.min > 5"), missed) is None
-    assert tripped(parse_condition("inputs.psnr.max > 5"), missed).value == 30.0
+    assert furthest_trip(parse_condition("inputs.psnr.median > 5"), missed) is None
+    assert furthest_trip(parse_condition("inputs.psnr.min > 5"), missed) is None
+    assert furthest_trip(parse_condition("inputs.psnr.max > 5"), missed).value == 30.0
     errors = [record("features", feature_error=[None, 0.1])]
-    assert tripped(parse_condition("features.feature_error.max < 1"), errors) is None
-    assert tripped(parse_condition("features.feature_error.min < 1"), errors).value == 0.1
+    assert furthest_trip(parse_condition("features.feature_error.max < 1"), errors) is None
+    assert furthest_trip(parse_condition("features.feature_error.min < 1"), errors).value == 0.1
 
 
 def test_the_sentence_names_the_worst_method_and_its_defenses():
     defended = dataclasses.replace(record(method="sapag", psnr=[40.0]), threat_model={"defenses": [{"name": "pruning", "ratio": 0.9}]})
-    trip = tripped(parse_condition("inputs.psnr.median > 20"), [record(psnr=[25.0]), defended])
+    trip = furthest_trip(parse_condition("inputs.psnr.median > 20"), [record(psnr=[25.0]), defended])
     assert str(trip) == "failed on inputs.psnr.median > 20: sapag gave 40 (behind pruning)"
 
 
 def test_costs_can_be_gated_too():
     cost = record("utility", "federated training", accuracy=[0.7], epsilon=[None])
-    assert tripped(parse_condition("utility.accuracy.median < 0.8"), [cost]).value == 0.7
-    assert tripped(parse_condition("utility.epsilon.median > 8"), [cost]) is None
+    assert furthest_trip(parse_condition("utility.accuracy.median < 0.8"), [cost]).value == 0.7
+    assert furthest_trip(parse_condition("utility.epsilon.median > 8"), [cost]) is None
 
 
 @pytest.mark.parametrize(
@@ -87,12 +87,12 @@ def test_bad_grammar_is_refused(text, problem):
 
 def test_a_defense_that_promises_nothing_has_no_finite_epsilon():
     costs = record("utility", "", epsilon=[None])
-    assert tripped(parse_condition("utility.epsilon.max > 1"), [costs]) is None  # nothing was to promise anything
+    assert furthest_trip(parse_condition("utility.epsilon.max > 1"), [costs]) is None  # nothing was to promise anything
     defended = dataclasses.replace(costs, threat_model={"defenses": [{"name": "gaussian_noise"}]})
-    assert tripped(parse_condition("utility.epsilon.max > 1"), [defended]) is not None
+    assert furthest_trip(parse_condition("utility.epsilon.max > 1"), [defended]) is not None
 
 
 def test_a_surface_that_nothing_measured_is_no_pass():
     condition = parse_condition("inputs.psnr.median > 20")
-    assert untested(condition, [record("labels", "ilrg", insacc=[1.0])])
-    assert not untested(condition, [record(psnr=[1.0])])
+    assert is_untested(condition, [record("labels", "ilrg", insacc=[1.0])])
+    assert not is_untested(condition, [record(psnr=[1.0])])

@@ -1,4 +1,4 @@
-"""Summaries in which misses rank last, and the paired comparison with a null."""
+"""Summaries in which misses rank last."""
 
 import math
 
@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import bootstrap
 
-from dosimeter.surfaces.intervals import beats, compare, summarize
+from dosimeter.surfaces.intervals import summarize
 
 finite = st.floats(-1e6, 1e6)
 
@@ -77,49 +77,6 @@ def test_two_to_five_samples_have_their_range_as_interval():
         assert (summary.low, summary.high) == (0.0, count - 1.0)
 
 
-def test_a_clear_lead_beats_its_null_and_noise_around_it_does_not():
-    rng = torch.Generator().manual_seed(22)
-    null = 11 + torch.randn(32, generator=rng)
-    assert beats(null + 3 + torch.randn(32, generator=rng), null, True, 1.0)
-    assert not beats(null + 3, null, True, 3.5)
-    assert not beats(null - 3, null, True)
-    assert not beats(null, null, True)
-    assert beats(null - 3, null, False, 1.0)
-
-
-def test_noise_alone_beats_its_null_no_more_often_than_the_level_allows():
-    rng = torch.Generator().manual_seed(23)
-    wins = sum(beats(torch.randn(16, generator=rng), torch.randn(16, generator=rng), True) for _ in range(300))
-    assert wins / 300 <= 0.06
-
-
-def test_a_few_exact_hits_do_not_make_a_batch_leak():
-    values, null = [100.0] * 3 + [10.0] * 5, [11.0] * 8
-    assert np.mean(values) > 40
-    assert not beats(values, null, True)
-
-
-def test_misses_lose_and_missing_nulls_are_beaten():
-    assert not beats([30.0, None, None, None], [11.0] * 4, True)
-    assert beats([30.0] * 4, [None] * 4, True, 1.0)
-    assert not beats([None] * 4, [None] * 4, True)
-    assert compare([30.0, None], [11.0, None], True).misses == 1
-
-
-def test_of_one_sample_the_margin_decides_and_of_few_every_one_must_win():
-    assert beats([15.0], [11.0], True, 3.0)
-    assert not beats([15.0], [11.0], True, 5.0)
-    assert beats([15.0, 12.0, 20.0], [11.0] * 3, True, 1.0)
-    assert not beats([15.0, 10.9, 20.0], [11.0] * 3, True, 1.0)
-
-
-def test_the_comparison_is_paired_and_in_the_metrics_unit():
-    difference = compare([0.1, 0.5, 0.9], [0.2, 0.7, 1.2], False)
-    assert (difference.median, difference.low, difference.high) == pytest.approx((0.2, 0.1, 0.3))
-
-
-def test_refuses_no_scores_and_unpaired_nulls():
+def test_refuses_no_scores():
     with pytest.raises(ValueError, match="expected at least one score, got none"):
         summarize([], True)
-    with pytest.raises(ValueError, match="expected one null score for each of 2 scores, got 3"):
-        beats([1.0, 2.0], [1.0, 2.0, 3.0], True)

@@ -3,7 +3,8 @@
 import torch
 
 import dosimeter as dm
-from dosimeter.surfaces.verdicts import Verdict, judge_inputs
+from dosimeter.surfaces.inputs import judge_inputs
+from dosimeter.surfaces.verdicts import Verdict
 
 
 def test_an_attacks_own_nulls_are_matched_and_counted(digits):

@@ -4,7 +4,7 @@ import pytest
 
 from dosimeter.runs.reproduction.comparing import Agreement, Cell
 from dosimeter.runs.reproduction.reproduce import Reproduction
-from dosimeter.terminal import print_reproduction
+from dosimeter.terminal.reproduction import print_reproduction
 
 ROW = "soft labels by mixup of the images' own and of random labels, on the CIFAR-10 ResNet-20 trained to 92 %"
 COLUMNS = ("a trained network, the standard deviation of its weights multiplied by 0.5", "the same, multiplied by 0.25")

@@ -1,0 +1,78 @@
+"""An audit: the verdict on every surface with its methods, or with the defenses of a grid."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from dosimeter.numbers import percent, times
+from dosimeter.registry import METRICS
+from dosimeter.report.tradeoff import Tradeoff, tradeoff
+from dosimeter.report.words import shown_name
+from dosimeter.runs.audit import Audit
+from dosimeter.surfaces.judging import gravity
+from dosimeter.surfaces.surface import surface_named, surface_names
+from dosimeter.surfaces.verdicts import Verdict
+from dosimeter.terminal.record import COLOURS, short, summary_of, verdict_line
+from dosimeter.types import Record
+
+
+def print_audit(result: Audit, report: Path) -> None:
+    """The verdict on every surface, with the methods or, of a grid of defenses, with the defenses; then where the report lies."""
+    console = Console()
+    costs = tradeoff(result.records)
+    for verdict in result.verdicts:
+        console.print(verdict_line(verdict.surface, verdict.verdict, verdict.method, verdict.reason))
+        if costs is None:
+            _print_methods(console, verdict.surface, [record for record in result.records if record.surface == verdict.surface])
+    judged = {verdict.surface for verdict in result.verdicts}
+    for record in result.records:
+        if record.surface in surface_names() and record.surface not in judged:
+            console.print(verdict_line(record.surface, Verdict.NOT_MEASURED, shown_name(record), record.reason))
+    if costs is not None:
+        _print_tradeoff(console, costs)
+    console.print(f"report: {report}", soft_wrap=True)
+
+
+def _print_methods(console: Console, surface: str, records: list[Record]) -> None:
+    """The methods of one surface, the most telling first."""
+    table = Table(box=None, padding=(0, 2, 0, 2))
+    table.add_column("method", no_wrap=True)
+    for heading in (surface_named(surface).headline, "best null", "s"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("", overflow="fold")
+    for record in sorted(records, key=gravity, reverse=True):
+        remark = record.reason if not record.metrics else record.verdict
+        table.add_row(shown_name(record), *_figures(record), f"{record.seconds:.1f}", Text(remark, COLOURS[Verdict(record.verdict)]))
+    console.print(table)
+    console.print()
+
+
+def _print_tradeoff(console: Console, found: Tradeoff) -> None:
+    """A row a defense: how much of each surface leaks behind it, and what it costs."""
+    console.print()
+    table = Table(box=None, padding=(0, 1, 0, 1))
+    table.add_column("leaked behind, and cost", min_width=24)
+    for heading in (*surface_names(), "accuracy", "bytes", "time"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for cell in found.cells:
+        leaks = [percent(cell.leaks.get(surface)) for surface in surface_names()]
+        costs = [percent(cell.accuracy), times(cell.bytes_ratio), times(cell.time_ratio)]
+        remark = cell.note or ", ".join(cell.promises)
+        table.add_row(f"{cell.name}: {remark}" if remark else cell.name, *leaks, *costs)
+    console.print(table)
+    console.print(Text.assemble(("\nwhat to switch on: ", "bold"), found.advice))
+    console.print()
+
+
+def _figures(record: Record) -> tuple[str, str]:
+    """The median of the surface's headline, and the best of its nulls' medians."""
+    metric = surface_named(record.surface).headline
+    if metric not in record.metrics:
+        return "", ""
+    medians = [summary_of(metric, columns[metric]).median for columns in record.nulls.values() if metric in columns]
+    best = (max if METRICS.build(metric).higher_is_better else min)((m for m in medians if m is not None), default=None)
+    return short(summary_of(metric, record.metrics[metric]).median), short(best)

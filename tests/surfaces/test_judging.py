@@ -1,0 +1,66 @@
+"""The verdict on a surface out of many records, and how records are ranked."""
+
+import math
+
+import pytest
+
+from dosimeter.surfaces.judging import gravity, judge_surfaces
+from dosimeter.surfaces.verdicts import Verdict
+from dosimeter.types import Record
+
+
+def record(surface="inputs", method="a", verdict=Verdict.NOT_SHOWN, outcome="completed", metrics=None, **details) -> Record:
+    return Record(
+        key=method,
+        config={},
+        surface=surface,
+        method=method,
+        seed=0,
+        threat_model={},
+        metrics=metrics or {},
+        nulls={},
+        outcome=outcome,
+        verdict=verdict,
+        reason=f"because of {method}",
+        warnings=[],
+        seconds=0.0,
+        versions={},
+        details=details,
+    )
+
+
+def test_an_impossible_surface_says_what_each_method_lacks():
+    refused = [record("labels", name, Verdict.IMPOSSIBLE, outcome="impossible") for name in ("a", "b")]
+    (verdict,) = judge_surfaces(refused)
+    assert (verdict.verdict, verdict.method) == (Verdict.IMPOSSIBLE, "")
+    assert verdict.reason == "none of 2 methods can run in this threat model: because of a; because of b"
+    assert judge_surfaces(refused[:1])[0].reason == "because of a"
+
+
+def test_a_surface_takes_its_gravest_record():
+    shown = record(method="shown", verdict=Verdict.LEAKED, metrics={"psnr": [5.0]})
+    louder = record(method="louder", metrics={"psnr": [9.0]})
+    refused = record(surface="labels", method="refused", verdict=Verdict.IMPOSSIBLE)
+    crashed = record(surface="features", method="crashed", outcome="crashed")
+    verdicts = judge_surfaces([louder, shown, refused, crashed])
+    assert [(v.surface, v.verdict, v.method) for v in verdicts] == [
+        ("labels", Verdict.IMPOSSIBLE, "refused"),
+        ("inputs", Verdict.LEAKED, "shown"),
+    ]
+
+
+def test_a_proof_outranks_a_higher_score():
+    proved = record("labels", "proved", Verdict.LEAKED, metrics={"insacc": [0.9]}, certified=True)
+    likely = record("labels", "likely", Verdict.LEAKED, metrics={"insacc": [1.0]})
+    assert gravity(proved) > gravity(likely)
+    assert judge_surfaces([likely, proved])[0].method == "proved"
+
+
+def test_lower_errors_are_graver():
+    near, far = (record("features", "x", Verdict.LEAKED, metrics={"feature_error": [error]}) for error in (0.01, 0.3))
+    assert gravity(near) > gravity(far)
+
+
+@pytest.mark.parametrize("surface", ["labels", "features", "inputs"])
+def test_a_record_without_scores_ranks_last(surface):
+    assert gravity(record(surface))[2] == -math.inf
