@@ -80,7 +80,7 @@ def test_nulls_are_the_mean_the_nearest_and_the_foreign(digits, rng):
     assert scores.nulls["foreign"]["mse"].tolist() == pytest.approx(dm.score(foreign, truth)["mse"].tolist())
     for null in scores.nulls.values():
         assert set(null) == set(scores)
-        assert bool((scores["psnr"] > null["psnr"] + 1).all())
+        assert float(scores["psnr"].median()) > float(null["psnr"].median()) + 1
 
 
 def test_without_auxiliary_data_the_null_is_mid_gray(digits):

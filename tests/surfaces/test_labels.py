@@ -175,7 +175,8 @@ def test_a_proof_is_taken_away_with_its_reason():
     assert (bare.certified, bare.message) == (False, "of mixed samples")
 
 
-def test_the_record_says_what_was_counted_and_the_report_says_how_sure(classifier, batch):
+def test_the_record_says_what_was_counted_and_the_report_says_how_sure(classifier, digits):
+    batch = dm.Batch(digits.inputs[:3], digits.targets[:3])
     found = dataclasses.replace(estimate([0, 1, 1], 3), certified=True, confidence=0.5)
     details = Labels().details(found, dm.observe(classifier, batch), batch)
     assert details == {"counts": [1, 2, 0], "certified": True, "confidence": 0.5}

@@ -18,7 +18,7 @@ def found(truth) -> dm.Reconstruction:
 
 def test_an_estimate_is_scored_by_its_own_surface(found, truth, classifier):
     exposure = dm.observe(classifier, truth)
-    features = torch.zeros(2, 256)
+    features = torch.zeros(2, 12)
     nothing = torch.zeros(2, dtype=torch.bool)
     estimates = {
         "labels": dm.LabelEstimate(counts=torch.tensor([1, 1]), labels=torch.tensor([0, 1])),
