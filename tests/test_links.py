@@ -44,6 +44,12 @@ def test_every_page_can_be_reached():
     assert not alone
 
 
+def test_the_architecture_names_every_room():
+    rooms = {file.parent.name for file in (ROOT / "dosimeter").glob("*/__init__.py")}
+    page = (ROOT / "docs/guide/architecture.md").read_text(encoding="utf-8")
+    assert {room for room in rooms if f"`dosimeter/{room}/`" not in page} == set()
+
+
 @pytest.mark.parametrize("folder", ["dosimeter", "benchmarks", "papers"])
 def test_the_code_names_no_file_that_is_gone(folder):
     for file in sorted((ROOT / folder).rglob("*.py")):
