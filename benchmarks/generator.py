@@ -1,6 +1,6 @@
 """How fast a decoder trains, and how long RGLA takes on 256 images of 224 pixels, with exact features and as published.
 
-    python benchmarks/generator.py --parts training attack recovery --backbone resnet50_backbone.safetensors --device cuda
+    python benchmarks/generator.py --parts training attack recovery --backbone resnet50_keras.safetensors --device cuda
 
 Every ratio is measured in one run on one machine. Images are random: the times depend on the sizes alone. `attack` needs labels to
 be recovered as well, which `subspace` does on its way; `published_steps` of the paper's 20,000 can be cut, the time is then scaled.
@@ -9,7 +9,6 @@ be recovered as well, which `subspace` does on its way; `published_steps` of the
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 from functools import partial
 from pathlib import Path
@@ -18,16 +17,23 @@ import torch
 from torch import Tensor, nn
 
 import dosimeter as dm
-from dosimeter.engines.decoder.cache import trained
+from dosimeter.engines.decoder.cache import train_or_load
 from dosimeter.engines.decoder.losses import squared_error
 from dosimeter.engines.decoder.network import Decoder, Shape
 from dosimeter.engines.decoder.target import Target
 from dosimeter.engines.decoder.train import DecoderSettings
+from dosimeter.models.backbone import load_backbone
+from dosimeter.models.loading import load_model
 from dosimeter.randomness import generator
 from dosimeter.types import Normalization
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "papers" / "rgla"))
-from pretrained import target
+
+def target(backbone: Path, *, classes: int = 1000, size: int = 224, seed: int = 0) -> nn.Module:
+    """RGLA's network: ResNet-50 without pooling, its head drawn from `seed`, in train mode."""
+    options = {"classes": classes, "size": size, "stem": "imagenet", "pooling": False, "variant": "keras"}
+    model = load_model("resnet50", options, None, seed)
+    load_backbone(model, backbone, head="fc")
+    return model.train()
 
 
 def seconds(function, device: torch.device) -> tuple[float, object]:
@@ -105,7 +111,7 @@ def attack(options: argparse.Namespace, model: nn.Module, view: Target) -> None:
     """The whole attack, decoder trained; once to warm up, then timed."""
     settings = DecoderSettings(width=options.widths[0], finest=options.finest, epochs=1, batch_size=32)
     pixels = torch.rand(64, *view.image_shape, generator=generator(0, "auxiliary"))
-    decoder = trained(view, pixels.to(view.device), settings, options.out / "bench-decoder.safetensors")
+    decoder = train_or_load(view, pixels.to(view.device), settings, options.out / "bench-decoder.safetensors")
     auxiliary = dm.Batch(pixels.to(view.device), torch.zeros(64, dtype=torch.int64, device=view.device))
     for size in options.batch_sizes:
         batch = _batch(view, size, options.classes)

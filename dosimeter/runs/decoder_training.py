@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dosimeter.config import construct
-from dosimeter.engines.decoder.cache import Trained, trained
+from dosimeter.engines.decoder.cache import StoredDecoder, train_or_load
 from dosimeter.engines.decoder.target import Target
 from dosimeter.engines.decoder.train import DecoderSettings
 from dosimeter.models.loading import ModelConfig
@@ -50,9 +50,9 @@ def train_from(described: dict[str, Any], out: str | None) -> dict[str, Any]:
     return {"path": str(found.path), "origin": found.origin, "feature_shape": list(target.feature_shape)} | facts | words
 
 
-def train_decoder_of(subject: AuditedClient, settings: DecoderSettings, path: Path | None) -> tuple[Target, Trained]:
+def train_decoder_of(subject: AuditedClient, settings: DecoderSettings, path: Path | None) -> tuple[Target, StoredDecoder]:
     """The decoder for a client's model, trained on the auxiliary images unless it is kept already."""
     assert subject.auxiliary is not None
     target = Target.from_model(subject.model, tuple(subject.batch.inputs.shape[1:]), subject.normalization)
     pixels = to_pixels(subject.auxiliary.inputs, subject.normalization).clamp(0, 1)
-    return target, trained(target, pixels, settings, path)
+    return target, train_or_load(target, pixels, settings, path)

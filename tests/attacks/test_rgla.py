@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 import dosimeter as dm
-from dosimeter.engines.decoder.cache import obtain, trained
+from dosimeter.engines.decoder.cache import obtain, train_or_load
 from dosimeter.engines.decoder.target import Target
 from dosimeter.engines.decoder.train import DecoderSettings, decode_without_slope
 from dosimeter.models.resnet_cifar import CifarResNet
@@ -98,7 +98,7 @@ def twin(shared_data, tmp_path_factory):
     settings = DecoderSettings(width=64, epochs=8, batch_size=25, learning_rate=2e-3, reuse=2)
     view = Target.from_model(model, (3, 32, 32), dm.Normalization())
     assert view.feature_shape == (64, 8, 8)
-    decoder = trained(view, pixels, settings, tmp_path_factory.mktemp("twin") / "decoder.safetensors")
+    decoder = train_or_load(view, pixels, settings, tmp_path_factory.mktemp("twin") / "decoder.safetensors")
     auxiliary = dm.Batch(pixels, torch.zeros(len(pixels), dtype=torch.int64))
 
     def drawn(batch_size, labels, method, number=0, **options):

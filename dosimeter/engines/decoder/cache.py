@@ -25,7 +25,7 @@ SECONDS_BETWEEN_SAVES = 30.0  # of a training in progress
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trained:
+class StoredDecoder:
     """A decoder, and where it comes from."""
 
     decoder: Decoder  # in eval mode, on the target's device
@@ -43,18 +43,18 @@ def default_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dosimeter" / "decoders"
 
 
-def obtain(exposure: Exposure, settings: DecoderSettings, path: str | None) -> tuple[Target, Trained]:
+def obtain(exposure: Exposure, settings: DecoderSettings, path: str | None) -> tuple[Target, StoredDecoder]:
     """The decoder in `path`, or the kept one for this model, auxiliary set and settings, or one that is trained now and kept."""
     target = Target.of(exposure)
     if path is not None:
         return target, load_decoder(Path(path).expanduser(), target)
     assert exposure.auxiliary is not None
-    return target, trained(target, to_pixels(exposure.auxiliary.inputs, target.normalization).clamp(0, 1), settings)
+    return target, train_or_load(target, to_pixels(exposure.auxiliary.inputs, target.normalization).clamp(0, 1), settings)
 
 
-def trained(
-    target: Target, pixels: Tensor, settings: DecoderSettings, path: Path | None = None, *, start: Trained | None = None
-) -> Trained:
+def train_or_load(
+    target: Target, pixels: Tensor, settings: DecoderSettings, path: Path | None = None, *, start: StoredDecoder | None = None
+) -> StoredDecoder:
     """Train a decoder on auxiliary pixels (N, channels, height, width), from `start` on where given, unless it is kept already."""
     depends = {"backbone": target.fingerprint(), "auxiliary": _fingerprint(pixels), "settings": describe(settings)}
     if start is not None:
@@ -65,16 +65,16 @@ def trained(
         if all(found.facts.get(name) == json.dumps(value) for name, value in depends.items()):
             return found
     keep = CheckpointFile(path.with_suffix(".progress"), SECONDS_BETWEEN_SAVES, digest(depends))
-    lesson = train_decoder(target, pixels, settings, keep, start=None if start is None else start.decoder)
-    shape = lesson.decoder.shape
+    result = train_decoder(target, pixels, settings, keep, start=None if start is None else start.decoder)
+    shape = result.decoder.shape
     facts = {name: json.dumps(value) for name, value in depends.items()}
     facts |= {"kind": KIND, "shape": json.dumps(vars(shape)), "mode": "train" if target.train_mode else "eval"}
-    facts |= {"images": str(len(pixels)), "error": repr(lesson.error), "seconds": f"{lesson.seconds:.1f}", "notes": "; ".join(lesson.notes)}
-    write_tensors(path, lesson.decoder.state_dict(), facts)
-    return Trained(decoder=lesson.decoder, path=path, facts=facts)
+    facts |= {"images": str(len(pixels)), "error": repr(result.error), "seconds": f"{result.seconds:.1f}", "notes": "; ".join(result.notes)}
+    write_tensors(path, result.decoder.state_dict(), facts)
+    return StoredDecoder(decoder=result.decoder, path=path, facts=facts)
 
 
-def load_decoder(path: Path, target: Target) -> Trained:
+def load_decoder(path: Path, target: Target) -> StoredDecoder:
     """A decoder from its file; refused, in a sentence, where it was trained for another model."""
     if not path.is_file():
         raise FileNotFoundError(f"decoder: no file {path}; `dosimeter generator train` makes one")
@@ -98,7 +98,7 @@ def load_decoder(path: Path, target: Target) -> Trained:
     except RuntimeError:
         raise ValueError(f"decoder: {path} was made by another version of dosimeter; train it again") from None
     decoder = decoder.to(target.device).eval().requires_grad_(False)
-    return Trained(decoder=decoder, path=path, facts=facts)
+    return StoredDecoder(decoder=decoder, path=path, facts=facts)
 
 
 @lru_cache(maxsize=2)

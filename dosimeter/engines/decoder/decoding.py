@@ -73,11 +73,11 @@ class DecodingAttack(Attack):
             nulls=decoder_nulls(exposure, target, trained.decoder, rng, count=len(features), features=features),
         )
         if self.joint_steps:
-            found = jointly_refined(exposure, found, rng, steps=self.joint_steps)
+            found = refine_jointly(exposure, found, rng, steps=self.joint_steps)
         return replace(found, message="; ".join(note for note in (*notes, found.message) if note))
 
 
-def jointly_refined(exposure: Exposure, found: Reconstruction, rng: Generator, *, steps: int) -> Reconstruction:
+def refine_jointly(exposure: Exposure, found: Reconstruction, rng: Generator, *, steps: int) -> Reconstruction:
     """The images moved together until their gradient points where the client's does: Inverting Gradients from a good start."""
     size = exposure.public.batch_size
     if size is not None and len(found.inputs) != size:

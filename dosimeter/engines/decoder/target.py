@@ -84,7 +84,7 @@ class Target:
         rest = len(images) % size if self.train_mode else 0
         rest = min(len(images), size + 1) if rest == 1 else rest
         whole, last = images[: len(images) - rest], images[len(images) - rest :]
-        with _normalised_apart(self.model, size):
+        with _normalise_batches_apart(self.model, size):
             found = [self.features(piece, bfloat16=bfloat16) for piece in whole.split(max(size, TOGETHER // size * size)) if len(piece)]
         return torch.cat([*found, self.features(last, bfloat16=bfloat16)] if rest else found)
 
@@ -111,7 +111,7 @@ def _feature_shape(model: nn.Module, head: str, image_shape: tuple[int, int, int
 
 
 @contextmanager
-def _normalised_apart(model: nn.Module, size: int) -> Iterator[None]:
+def _normalise_batches_apart(model: nn.Module, size: int) -> Iterator[None]:
     """Batch norm, for as long as this lasts, takes its statistics over every `size` samples on their own."""
     norms = [module for module in model.modules() if isinstance(module, _BatchNorm) and module.training]
     for norm in norms:

@@ -16,7 +16,7 @@ from dosimeter.artefacts import CheckpointFile
 from dosimeter.engines.decoder.losses import fine_tuning, perceptual_reason, squared_error
 from dosimeter.engines.decoder.network import Decoder, Shape, default_width
 from dosimeter.engines.decoder.target import Target
-from dosimeter.engines.decoder.training_set import Lot, Supply
+from dosimeter.engines.decoder.training_set import FeatureBatch, TrainingSet
 from dosimeter.options import Fraction, NonNegativeInt, PositiveFloat, PositiveInt, check_fields
 from dosimeter.progress import advance
 from dosimeter.randomness import generator
@@ -58,7 +58,7 @@ class DecoderSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lesson:
+class TrainedDecoder:
     """What was learned, and at what cost."""
 
     decoder: Decoder  # in eval mode
@@ -75,7 +75,7 @@ def train_decoder(
     *,
     start: Decoder | None = None,
     compiled: bool = False,
-) -> Lesson:
+) -> TrainedDecoder:
     """A decoder for `target`'s features, from auxiliary pixels (N, channels, height, width) of any size.
 
     After every epoch the state goes to `keep`, from which a killed training resumes to the same bits on a CPU. `start` is a
@@ -101,7 +101,7 @@ def train_decoder(
         raise Refused(f"decoder.seconds: {settings.seconds} s were over before the first step; the features alone take longer")
     if keep is not None:
         keep.remove()
-    return Lesson(
+    return TrainedDecoder(
         decoder=session.decoder.eval().requires_grad_(False),
         error=session.error,
         seconds=session.elapsed,
@@ -119,7 +119,7 @@ class _Session:
         self.bfloat16 = settings.precision == "bf16" or (settings.precision == "auto" and self.cuda)
         if self.cuda:
             target.model.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
-        self.supply = Supply(
+        self.training_set = TrainingSet(
             target=target,
             pixels=pixels,
             client_batch_sizes=settings.client_batch_sizes,
@@ -131,7 +131,9 @@ class _Session:
             seed=settings.seed,
         )
         self.epochs = settings.epochs + settings.fine_tuning_epochs
-        self.steps_each = sum(math.ceil(len(part) / settings.batch_size) for part in torch.arange(len(pixels)).split(self.supply.held))
+        self.steps_each = sum(
+            math.ceil(len(part) / settings.batch_size) for part in torch.arange(len(pixels)).split(self.training_set.capacity)
+        )
         self.decoder = self._decoder(start)
         self.optimizer = torch.optim.Adam(self.decoder.parameters(), lr=settings.learning_rate, fused=self.cuda)
         reason = perceptual_reason(target.image_shape) if settings.fine_tuning_epochs else None
@@ -139,7 +141,7 @@ class _Session:
         self.notes = () if reason is None else (f"fine-tuned without LPIPS: {reason}",)
         self.step = 0
         self.error = math.inf
-        self._kept: tuple[int, Lot] | None = None
+        self._kept: tuple[int, FeatureBatch] | None = None
         self._losses: dict[bool, Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]] = {}
 
     def _decoder(self, start: Decoder | None) -> Decoder:
@@ -150,10 +152,10 @@ class _Session:
             width=settings.width or default_width(target.image_shape),
             finest=settings.finest,
         )
-        with _drawn_from(settings.seed):
+        with _draw_from_seed(settings.seed):
             decoder = Decoder(shape).to(target.device)
         if start is None:
-            decoder.standardise(self.supply.sample())
+            decoder.standardise(self.training_set.sample())
         else:
             decoder.load_state_dict(start.state_dict())
         return decoder.to(memory_format=torch.channels_last) if self.cuda else decoder  # pyright: ignore[reportCallIssue]
@@ -176,31 +178,33 @@ class _Session:
         self.step = epoch * self.steps_each
         self.decoder.train()
         total, seen = torch.zeros((), device=self.target.device), 0
-        parts = ((lot, chosen) for lot in self.lots(epoch) for chosen in _split(len(lot.features), settings.batch_size, rng))
-        for lot, chosen in parts:
+        parts = (
+            (batch, chosen) for batch in self.feature_batches(epoch) for chosen in _split(len(batch.features), settings.batch_size, rng)
+        )
+        for batch, chosen in parts:
             progress = self.progress
             if progress > 1:
                 break
             tuning = progress > settings.epochs / self.epochs
             if len(chosen) > 1:  # batch norm cannot train on one
-                total += len(chosen) * self._improve(*lot.some(chosen), tuning, _rate(progress))
+                total += len(chosen) * self._improve(*batch.select(chosen), tuning, _rate(progress))
                 seen += len(chosen)
             self.step += 1
             advance(self.step, self.epochs * self.steps_each, "fine-tuning the decoder" if tuning else "training the decoder")
         if seen:
             self.error = float(total) / seen
 
-    def lots(self, epoch: int) -> Iterator[Lot]:
+    def feature_batches(self, epoch: int) -> Iterator[FeatureBatch]:
         """The auxiliary images with their features, as many at a time as are held; all at once, they are kept for `reuse` epochs."""
         first = epoch - epoch % self.settings.reuse
         if self._kept is not None and self._kept[0] == first:
             yield self._kept[1]
             return
         self._kept = None
-        for lot in self.supply.lots(first):
-            if len(lot.features) == len(self.supply.pixels):
-                self._kept = (first, lot)
-            yield lot
+        for batch in self.training_set.feature_batches(first):
+            if len(batch.features) == len(self.training_set.pixels):
+                self._kept = (first, batch)
+            yield batch
 
     def _improve(self, features: Tensor, images: Tensor, tuning: bool, rate: float) -> Tensor:
         """One step of Adam; the squared error before it."""
@@ -273,7 +277,7 @@ def _rate(progress: float) -> float:
 
 
 @contextmanager
-def _drawn_from(seed: int) -> Iterator[None]:
+def _draw_from_seed(seed: int) -> Iterator[None]:
     """PyTorch's own initialisation, from our seed; the caller's random state is put back."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(generator(seed, "decoder weights").initial_seed())

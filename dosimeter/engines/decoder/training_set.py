@@ -19,20 +19,20 @@ HELD = 2**29  # bytes of features and images that are computed and then trained 
 MOMENTS = 512  # images that the features' moments are taken from, at most
 
 
-class Lot(NamedTuple):
+class FeatureBatch(NamedTuple):
     """Images whose features are at hand."""
 
     features: Tensor  # (n, H)
     images: Tensor  # (n, *image), as levels 0..255
 
-    def some(self, chosen: Tensor) -> tuple[Tensor, Tensor]:
+    def select(self, chosen: Tensor) -> tuple[Tensor, Tensor]:
         """Features, and pixels in [0, 1]."""
         chosen = chosen.to(self.features.device)
         return self.features[chosen], self.images[chosen].float() / 255
 
 
 @dataclass(frozen=True, kw_only=True)
-class Supply:
+class TrainingSet:
     """Auxiliary pixels, and how they are varied before the target sees them."""
 
     target: Target
@@ -46,7 +46,7 @@ class Supply:
     seed: int
 
     @cached_property
-    def held(self) -> int:
+    def capacity(self) -> int:
         """How many images are at hand at once."""
         device = self.target.device
         entries = math.prod(self.target.feature_shape) * (2 if self.bfloat16 else 4) + math.prod(self.target.image_shape)
@@ -58,36 +58,36 @@ class Supply:
         """How many images pass the target at once."""
         return max(self.client_batch_sizes)
 
-    def lots(self, number: int) -> Iterator[Lot]:
+    def feature_batches(self, number: int) -> Iterator[FeatureBatch]:
         """All images once, in an order and with variations that `number` decides."""
         rng = generator(self.seed, f"decoder features {number}")
-        for part in torch.randperm(len(self.pixels), generator=rng).split(self.held):
-            lot: Lot | None = None
+        for part in torch.randperm(len(self.pixels), generator=rng).split(self.capacity):
+            batch: FeatureBatch | None = None
             filled = 0
             for chosen in part.split(self.together):
                 piece = self._piece(chosen, rng)
-                if lot is None:  # all at once, since pieces that are joined later take twice the memory
-                    lot = Lot(*(tensor.new_empty(len(part), *tensor.shape[1:]) for tensor in piece))
-                for whole, tensor in zip(lot, piece):
+                if batch is None:  # all at once, since pieces that are joined later take twice the memory
+                    batch = FeatureBatch(*(tensor.new_empty(len(part), *tensor.shape[1:]) for tensor in piece))
+                for whole, tensor in zip(batch, piece):
                     whole[filled : filled + len(chosen)] = tensor
                 filled += len(chosen)
-            assert lot is not None
-            yield lot
+            assert batch is not None
+            yield batch
 
     def sample(self) -> Tensor:
         """Features of enough images to take their moments."""
         rng = generator(self.seed, "decoder moments")
-        chosen = torch.randperm(len(self.pixels), generator=rng)[: min(self.held, MOMENTS)]
+        chosen = torch.randperm(len(self.pixels), generator=rng)[: min(self.capacity, MOMENTS)]
         return torch.cat([self._piece(piece, rng).features for piece in chosen.split(self.together)])
 
-    def _piece(self, chosen: Tensor, rng: Generator) -> Lot:
+    def _piece(self, chosen: Tensor, rng: Generator) -> FeatureBatch:
         """Some images in client batches of one size and one kind."""
-        images = self.varied(chosen, rng)
+        images = self.augment(chosen, rng)
         size = self.client_batch_sizes[int(torch.randint(len(self.client_batch_sizes), (), generator=rng))]
         features = self.target.features_in_batches(images, size, bfloat16=self.bfloat16)
-        return Lot(features.bfloat16() if self.bfloat16 else features, (255 * images).round_().to(torch.uint8))
+        return FeatureBatch(features.bfloat16() if self.bfloat16 else features, (255 * images).round_().to(torch.uint8))
 
-    def varied(self, chosen: Tensor, rng: Generator) -> Tensor:
+    def augment(self, chosen: Tensor, rng: Generator) -> Tensor:
         """Images of the model's size, all of one kind, as a client's are: plain, mosaics, sharpened, coloured; each one mirrored or not."""
         mosaics, sharpened, coloured = (
             torch.rand((3,), generator=rng) < torch.tensor([self.mosaics, self.sharpened, self.coloured])

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from dosimeter.engines.decoder import cache
-from dosimeter.engines.decoder.cache import load_decoder, trained
+from dosimeter.engines.decoder.cache import load_decoder, train_or_load
 from dosimeter.engines.decoder.target import Target
 from dosimeter.engines.decoder.train import DecoderSettings
 from dosimeter.progress import listening
@@ -28,9 +28,9 @@ def cache_folder(tmp_path, monkeypatch):
 
 def test_the_same_question_is_answered_from_disk(normed_classifier, digits, monkeypatch):
     view = view_of(normed_classifier)
-    first = trained(view, digits[0][:40], SMALL)
+    first = train_or_load(view, digits[0][:40], SMALL)
     monkeypatch.setattr(cache, "train_decoder", lambda *_: pytest.fail("trained again"))
-    again = trained(view, digits[0][:40], SMALL)
+    again = train_or_load(view, digits[0][:40], SMALL)
     assert again.path == first.path
     assert again.facts == first.facts
     features = view.features(digits[0][50:53])
@@ -40,7 +40,7 @@ def test_the_same_question_is_answered_from_disk(normed_classifier, digits, monk
 @pytest.mark.parametrize("change", ["model", "auxiliary", "settings"])
 def test_whatever_it_depends_on_has_a_decoder_of_its_own(normed_classifier, digits, change):
     view, pixels, settings = view_of(normed_classifier), digits[0][:40], SMALL
-    first = trained(view, pixels, settings)
+    first = train_or_load(view, pixels, settings)
     if change == "model":
         other = copy.deepcopy(normed_classifier)
         nn.init.normal_(other[0].weight)
@@ -50,12 +50,12 @@ def test_whatever_it_depends_on_has_a_decoder_of_its_own(normed_classifier, digi
         pixels[3, 0, 0, 0] = 1 - pixels[3, 0, 0, 0]
     else:
         settings = DecoderSettings(width=8, epochs=2)
-    assert trained(view, pixels, settings).path != first.path
+    assert train_or_load(view, pixels, settings).path != first.path
 
 
 def test_a_decoder_of_another_model_is_refused_in_a_sentence(normed_classifier, classifier, digits, tmp_path):
     path = tmp_path / "mine.safetensors"
-    trained(view_of(normed_classifier.eval()), digits[0][:40], SMALL, path)
+    train_or_load(view_of(normed_classifier.eval()), digits[0][:40], SMALL, path)
     assert load_decoder(path, view_of(normed_classifier)).path == path
     with pytest.raises(Refused, match=r"from \(4, 8, 8\), but this model makes \(12, 1, 1\)"):
         load_decoder(path, view_of(classifier))
@@ -86,7 +86,7 @@ def test_a_decoder_of_another_architecture_is_refused(normed_classifier, digits,
     from safetensors.torch import save_file
 
     view, path = view_of(normed_classifier), tmp_path / "old.safetensors"
-    found = trained(view, digits[0][:40], SMALL, path)
+    found = train_or_load(view, digits[0][:40], SMALL, path)
     tensors = {name: tensor for name, tensor in found.decoder.state_dict().items() if not name.startswith("opening.")}
     save_file(tensors, path, found.facts)
     with pytest.raises(ValueError, match="another version of dosimeter; train it again"):
@@ -107,8 +107,8 @@ def test_a_killed_training_of_other_settings_is_not_gone_on_with(normed_classifi
 
     monkeypatch.setattr(cache, "SECONDS_BETWEEN_SAVES", 0.0)
     with pytest.raises(Killed), listening(kill):
-        trained(view, digits[0][:40], first, path)
+        train_or_load(view, digits[0][:40], first, path)
     assert path.with_suffix(".progress").is_file()
-    expected = trained(view, digits[0][:40], other).decoder.state_dict()
-    found = trained(view, digits[0][:40], other, path).decoder.state_dict()
+    expected = train_or_load(view, digits[0][:40], other).decoder.state_dict()
+    found = train_or_load(view, digits[0][:40], other, path).decoder.state_dict()
     assert all(torch.equal(expected[name], tensor) for name, tensor in found.items())

