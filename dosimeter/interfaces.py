@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
@@ -11,7 +11,21 @@ import torch
 from torch import Generator, Tensor, nn
 
 from dosimeter.options import check_fields
-from dosimeter.types import Batch, FeatureEstimate, Knowledge, LabelEstimate, Normalization, Outcome, Reconstruction, Update
+from dosimeter.types import (
+    Accounting,
+    Batch,
+    Distortion,
+    Encoding,
+    FeatureEstimate,
+    Guarantee,
+    Knowledge,
+    LabelEstimate,
+    Normalization,
+    Outcome,
+    ProtectedUnit,
+    Reconstruction,
+    Update,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +39,10 @@ class Method(ABC):
 
     def __post_init__(self) -> None:
         check_fields(self)
+
+    def counter(self, defense: Defense) -> str:
+        """What this method does by itself about a defense; part of a record."""
+        return f"{self.name} has no counter of its own here"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,16 +93,79 @@ class Sampler(Method):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Replay:
+    """What an attack that matches updates does about one defense that it knows."""
+
+    note: str  # for the record
+    transform: Callable[[Update], Update] | None = None  # applied to the update of every guess; differentiable
+    options: Mapping[str, Any] = field(default_factory=dict)  # options of the attack that are set
+    deviation: Mapping[str, float] = field(default_factory=dict)  # standard deviation of the error in each layer's entries
+
+
+@dataclass(frozen=True, kw_only=True)
 class Defense(Method):
-    """A transformer of the client: of its data, its model, its training or what it sends."""
+    """A transformer of the client: of its data, its model, its training or what it sends.
+
+    Everything that the rest of the code knows of a defense stands on its class. `__call__` and `distorts` must be defined. The
+    other statements have defaults that claim nothing: no model of the distortion, no known scale, no counter, no guarantee.
+    """
 
     side: ClassVar[Literal["data", "model", "training", "update"]]  # what it changes; the sides act in this order
     promise: ClassVar[str] = "nothing"  # what the defense guarantees on paper
     breaks: ClassVar[str] = ""  # what it costs, or makes impossible
     replaces: ClassVar[bool] = False  # True: the client trains on other inputs, labels or features than its own
+    pairs_labels: ClassVar[bool] = False  # True: each sample has two labels, in shares that the server does not know
+    hides_head: ClassVar[bool] = False  # True: the head's gradient may be absent, or something else stands in its place
+    once: ClassVar[bool] = False  # True: acts once, before the first round; defenses of the model always do
+    voids: ClassVar[frozenset[ProtectedUnit]] = frozenset()  # units whose guarantees do not hold beside this defense
+    strengths: ClassVar[tuple[dict[str, Any], ...]] = ()  # options of a mild and a strong setting, for grids
 
     @abstractmethod
     def __call__(self, client: Client, rng: Generator) -> Client: ...
+
+    @abstractmethod
+    def distorts(self) -> bool:
+        """Whether entries of the update are sent otherwise than training gave them, a common factor and absent layers aside."""
+
+    def distortion(self, change: Tensor, public: Public) -> Distortion | None:
+        """What is known of the entries of a layer that was sent as `change`, where this defense distorts.
+
+        A defense that distorts and does not define this has no model: estimates ignore it, and nothing behind it is certified.
+        """
+        return None
+
+    def is_modelled(self) -> bool:
+        return type(self).distortion is not Defense.distortion
+
+    def scaling(self) -> Literal["none", "update", "layers", "unknown"]:
+        """What a number that the server does not know multiplies: nothing, the whole update, each layer by its own, or not shown."""
+        return "unknown"
+
+    def empties(self) -> bool:
+        """Whether small entries are set to zero, the head bias's among them."""
+        return False
+
+    def adds_noise(self) -> bool:
+        """Whether every entry gets noise, so that zeros of earlier defenses are zeros no longer."""
+        return False
+
+    def replay(self, sent: Update, attack: Attack, later: Sequence[Defense]) -> Replay:
+        """What an attack that knows this defense does about it; `sent` is the update, `later` are the defenses after this one."""
+        if self.side == "model":
+            return Replay(note="the server sent the model and replays it, adapted or not")
+        return Replay(note="no counter is known here")
+
+    def norm_bound(self) -> float:
+        """The largest L2 norm that the update can have after this defense."""
+        return float("inf")
+
+    def guarantee(self, accounting: Accounting, previous: Defense | None) -> Guarantee | None:
+        """What this defense promises; `previous` is the defense of the update directly before it."""
+        return None
+
+    def encoding(self, before: Encoding) -> Encoding:
+        """How an update can be written down after this defense."""
+        return before
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,6 +207,11 @@ class Exposure:
 @dataclass(frozen=True, kw_only=True)
 class LabelRecovery(Method):
     """Recovers the labels of a batch from an exposure."""
+
+    # Attacks take their labels from the recovery with the largest trust where none proves its labels; 0: only where there is no other.
+    trust: ClassVar[int] = 0
+    trust_when_distorted: ClassVar[int | None] = None  # behind defenses that distort entries; None: the same
+    needs_small_entries: ClassVar[bool] = False  # True: reads the bias, or sums of rows, of which pruning leaves little
 
     @abstractmethod
     def __call__(self, exposure: Exposure, rng: Generator) -> LabelEstimate: ...

@@ -44,6 +44,8 @@ class Registry(Generic[Built]):
         def decorate(entry: Entry) -> Entry:
             if name in self._entries:
                 raise ValueError(f"{self.kind} {name!r} is registered twice: {self._entries[name]} and {entry}")
+            if missing := sorted(getattr(entry, "__abstractmethods__", ())):
+                raise TypeError(f"{self.kind} {name!r} cannot be registered: it does not say {_asked_of(entry, missing[0])}")
             self._entries[name] = entry
             _give_name(entry, name)
             return entry
@@ -90,6 +92,12 @@ class Registry(Generic[Built]):
         module = importlib.import_module(self.where)
         for found in pkgutil.iter_modules(getattr(module, "__path__", []), self.where + "."):
             importlib.import_module(found.name)
+
+
+def _asked_of(entry: Any, name: str) -> str:
+    """An abstract method and the question that it answers, in its docstring's words."""
+    asked = (inspect.getdoc(getattr(entry, name)) or "").partition("\n")[0]
+    return f"`{name}`" + (f" ({asked.rstrip('.')})" if asked else "")
 
 
 def _give_name(entry: Any, name: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -58,6 +58,49 @@ class Normalization:
 
     mean: tuple[float, ...] = (0.0,)
     std: tuple[float, ...] = (1.0,)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Distortion:
+    """Entries of one layer: sent with noise where `live`, else known to lie between `low` and `high`."""
+
+    noise: float  # standard deviation of what was added to a live entry
+    live: Tensor  # bool, of the layer's shape
+    low: Tensor  # like live, of the entries that are not; −∞ where nothing is known
+    high: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Encoding:
+    """How a layer can be written down once defenses have acted."""
+
+    bits: int | None = None  # a value; None: its own width
+    rank: int | None = None  # of the layer's factors; None: it has none
+    sparse: bool = False  # zeros were put in on purpose and are left out
+
+
+Accountant = Literal["rdp", "gdp", "prv"]
+ProtectedUnit = Literal["sample", "client", "label"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Accounting:
+    """What a guarantee is counted over."""
+
+    sample_rate: float = 1.0  # of a client's data in each round
+    steps: int = 1  # rounds
+    delta: float = 1e-5
+    accountant: Accountant = "rdp"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Guarantee:
+    """(ε, δ)-differential privacy, and for whom."""
+
+    epsilon: float
+    delta: float
+    unit: ProtectedUnit  # what may be exchanged without the update's distribution telling
+    source: str  # the defenses it comes from, and how it was computed
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -32,9 +32,14 @@ def identify(value):
 
 
 def build(registry: Registry, name: str, fast: bool = False):
-    options = {
-        option.name: REQUIRED[option.name] for option in options_of(registry.entry(name)) if option.default is inspect.Parameter.empty
-    }
+    usual = getattr(registry.entry(name), "strengths", ())
+    options = (
+        dict(usual[-1])
+        if usual
+        else {
+            option.name: REQUIRED[option.name] for option in options_of(registry.entry(name)) if option.default is inspect.Parameter.empty
+        }
+    )
     if fast:
         options |= {option.name: FAST[option.name] for option in options_of(registry.entry(name)) if option.name in FAST}
     return registry.build(name, **options)

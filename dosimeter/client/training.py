@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -78,6 +79,25 @@ class FedAvg(Replayable):
         if self.steps is None:
             return epoch * self.epochs
         return [epoch[step % len(epoch)] for step in range(self.steps)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeanOfClients(Replayable):
+    """The mean of the updates that clients compute on their shares of the batch, weighted by the shares' sizes."""
+
+    name: ClassVar[str] = "mean_of_clients"
+
+    clients: PositiveInt
+    each: Replayable
+
+    def replay(self, gradient: Gradient, parameters: Update, buffers: dict[str, Tensor], inputs: Tensor, targets: Tensor) -> Update:
+        total: Update = {}
+        for share, wanted in zip(torch.tensor_split(inputs, self.clients), torch.tensor_split(targets, self.clients)):
+            own = {name: buffer.clone() for name, buffer in buffers.items()}
+            update = self.each.replay(gradient, parameters, own, share, wanted)
+            weight = len(share) / len(inputs)
+            total = {name: total[name] + change * weight if total else change * weight for name, change in update.items()}
+        return total
 
 
 def sends_one_gradient(training: Training) -> bool:

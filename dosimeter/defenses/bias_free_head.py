@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from torch import Generator
 
@@ -26,6 +26,12 @@ class BiasFreeHead(Defense):
     side: ClassVar = "model"
     promise: ClassVar[str] = "no head bias gradient exists; the weight's gradient determines labels and features without it"
     breaks: ClassVar[str] = "a trained model's class priors, until it is trained on"
+
+    def distorts(self) -> bool:
+        return False
+
+    def scaling(self) -> Literal["none"]:
+        return "none"
 
     def __call__(self, client: Client, rng: Generator) -> Client:
         name, _ = locate_head(client.model, tuple(client.batch.inputs.shape[1:]), client.loss.shift_invariant)

@@ -30,6 +30,12 @@ class BiasWithheld(Defense):
 
     scope: Literal["head", "linear", "all"] = "linear"
 
+    def distorts(self) -> bool:
+        return False
+
+    def scaling(self) -> Literal["none"]:
+        return "none"
+
     def __call__(self, client: Client, rng: Generator) -> Client:
         withheld = self._names(client)
 

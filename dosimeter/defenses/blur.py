@@ -32,6 +32,9 @@ class Blur(Defense):
 
     sigma: FiniteFloat
 
+    def distorts(self) -> bool:
+        return False
+
     def __call__(self, client: Client, rng: Generator) -> Client:
         inputs = client.batch.inputs
         if self.sigma == 0:

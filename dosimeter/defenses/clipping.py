@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import torch
 from torch import Generator, Tensor
 
-from dosimeter.defenses.outgoing import OutgoingDefense
+from dosimeter.defenses.outgoing import OutgoingDefense, live_entries
+from dosimeter.interfaces import Attack, Defense, Public, Replay
 from dosimeter.options import PositiveFloat
 from dosimeter.registry import DEFENSES
-from dosimeter.types import Update
+from dosimeter.types import Distortion, Encoding, Update
 
 
 @DEFENSES.register("clipping")
@@ -28,9 +30,13 @@ class Clipping(OutgoingDefense):
 
     promise: ClassVar[str] = "a bound on what one client can contribute, which is the sensitivity that noise needs; no ε by itself"
     breaks: ClassVar[str] = "the size of large updates: training slows down; directions, quotients and ratios stay exact in the norm modes"
+    strengths: ClassVar = ({"max_norm": 1.0}, {"max_norm": 0.1})
 
     max_norm: PositiveFloat
     mode: Literal["norm", "layer", "value"] = "norm"
+
+    def distorts(self) -> bool:
+        return self.mode == "value" and self.max_norm < math.inf
 
     def protect(self, update: Update, rng: Generator) -> Update:
         if math.isinf(self.max_norm) or not update:
@@ -42,6 +48,39 @@ class Clipping(OutgoingDefense):
             norms = norm(norms).expand(len(update))
         scales = clip_factor(norms, self.max_norm).tolist()
         return {name: change * scale if scale < 1 else change for (name, change), scale in zip(update.items(), scales)}
+
+    def distortion(self, change: Tensor, public: Public) -> Distortion:
+        """An entry at the bound was at least as large."""
+        whole, at_bound = live_entries(change), change.abs() >= self.max_norm
+        return replace(
+            whole,
+            live=~at_bound,
+            low=torch.where(at_bound & (change > 0), self.max_norm, whole.low),
+            high=torch.where(at_bound & (change < 0), -self.max_norm, whole.high),
+        )
+
+    def scaling(self) -> Literal["update", "layers", "unknown"]:
+        return "update" if self.mode == "norm" else "layers" if self.mode == "layer" else "unknown"
+
+    def replay(self, sent: Update, attack: Attack, later: Sequence[Defense]) -> Replay:
+        if self.mode == "norm" and attack.matches == "direction":
+            return Replay(note="matching directions does not see a common scale")
+        return Replay(note="the clipping is replayed on the guess", transform=self.clipped)
+
+    def clipped(self, update: Update) -> Update:
+        """As `protect`, and differentiable in what it clips, the factor included."""
+        if self.mode == "value":
+            return {name: cut(change, self.max_norm) for name, change in update.items()}
+        norms = {name: norm(change) for name, change in update.items()}
+        if self.mode == "norm":
+            norms = dict.fromkeys(norms, norm(torch.stack(list(norms.values()))))
+        return {name: change * clip_factor(norms[name], self.max_norm).to(change) for name, change in update.items()}
+
+    def norm_bound(self) -> float:
+        return self.max_norm if self.mode == "norm" else math.inf
+
+    def encoding(self, before: Encoding) -> Encoding:
+        return replace(before, bits=None, rank=None) if self.mode == "value" else before
 
 
 def cut(change: Tensor, bound: float) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar
@@ -13,13 +14,13 @@ from torch.func import functional_call, grad, vmap
 
 from dosimeter.client.training import FedSGD
 from dosimeter.defenses.clipping import clip_factor, norm
-from dosimeter.defenses.outgoing import standard_normal, with_noise, working_dtype
-from dosimeter.engines.privacy import Accountant, gaussian_epsilon
-from dosimeter.interfaces import Client, Defense, Loss, Training
+from dosimeter.defenses.outgoing import ONE_VARIANCE, live_entries, standard_normal, with_noise, working_dtype
+from dosimeter.engines.privacy import gaussian_epsilon
+from dosimeter.interfaces import Attack, Client, Defense, Loss, Public, Replay, Training
 from dosimeter.network.probing import copied_buffers
 from dosimeter.options import FiniteFloat, OptionError, PositiveFloat
 from dosimeter.registry import DEFENSES
-from dosimeter.types import Refused, Update
+from dosimeter.types import Accountant, Accounting, Distortion, Guarantee, Refused, Update
 
 VALUES_AT_ONCE = 2**27  # of per-sample gradients held in memory at one time
 
@@ -38,6 +39,7 @@ class DPSGD(Defense):
     side: ClassVar = "training"
     promise: ClassVar[str] = "(ε, δ) for each sample, against everything the server can do: see `epsilon`"
     breaks: ClassVar[str] = "accuracy at small ε; batch norm in train mode; time and memory for a gradient a sample"
+    strengths: ClassVar = ({"max_norm": 1.0, "noise_multiplier": 0.1}, {"max_norm": 1.0, "noise_multiplier": 1.0})
 
     max_norm: PositiveFloat
     noise_multiplier: FiniteFloat
@@ -46,6 +48,9 @@ class DPSGD(Defense):
         super().__post_init__()
         if math.isinf(self.max_norm) and self.noise_multiplier > 0:
             raise OptionError("noise_multiplier", f"expected 0 with an infinite max_norm, got {self.noise_multiplier}; noise needs a bound")
+
+    def distorts(self) -> bool:
+        return self.noise_multiplier > 0
 
     def __call__(self, client: Client, rng: Generator) -> Client:
         if not isinstance(client.training, FedSGD):
@@ -63,6 +68,20 @@ class DPSGD(Defense):
         return gaussian_epsilon(
             noise_multiplier=self.noise_multiplier, sample_rate=sample_rate, steps=steps, delta=delta, accountant=accountant
         )
+
+    def guarantee(self, accounting: Accounting, previous: Defense | None) -> Guarantee | None:
+        if self.noise_multiplier == 0:
+            return None
+        source = f"{self.name} by {accounting.accountant}"
+        return Guarantee(epsilon=self.epsilon(**vars(accounting)), delta=accounting.delta, unit="sample", source=source)
+
+    def distortion(self, change: Tensor, public: Public) -> Distortion:
+        """Noise of a size that is known only where the batch size is."""
+        size = public.batch_size
+        return live_entries(change, noise=0.0 if size is None else self.noise_multiplier * self.max_norm / size)
+
+    def replay(self, sent: Update, attack: Attack, later: Sequence[Defense]) -> Replay:
+        return Replay(note=f"the clipping of every sample is replayed with the training; {ONE_VARIANCE}")
 
 
 @dataclass(frozen=True, kw_only=True)

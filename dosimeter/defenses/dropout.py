@@ -35,6 +35,9 @@ class Dropout(Defense):
 
     rate: Rate = 0.5
 
+    def distorts(self) -> bool:
+        return False
+
     def __call__(self, client: Client, rng: Generator) -> Client:
         if self.rate == 0:
             return client

@@ -15,7 +15,7 @@ from dosimeter.network.head import locate_head
 from dosimeter.network.probing import change_output
 from dosimeter.options import Constraint
 from dosimeter.registry import DEFENSES
-from dosimeter.types import Refused
+from dosimeter.types import Encoding, Refused
 
 Share = Annotated[float, Constraint("a number in (0, 1]", lambda value: 0 < value <= 1)]
 CHANNELLED = (nn.modules.conv._ConvNd, nn.modules.batchnorm._BatchNorm)
@@ -38,6 +38,12 @@ class FewerChannels(Defense):
     breaks: ClassVar[str] = "the accuracy of a trained model, until it is trained on; what a narrower model cannot learn"
 
     kept: Share = 0.5
+
+    def distorts(self) -> bool:
+        return False
+
+    def encoding(self, before: Encoding) -> Encoding:
+        return replace(before, sparse=before.sparse or self.kept < 1)
 
     def __call__(self, client: Client, rng: Generator) -> Client:
         if self.kept == 1:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from torch import Generator
 
@@ -26,8 +26,15 @@ class HeadWithheld(Defense):
     """
 
     side: ClassVar = "update"
+    hides_head: ClassVar[bool] = True
     promise: ClassVar[str] = "the head's gradient is not seen; the layers below carry it on (thesis chapter 4 bridges the gap)"
     breaks: ClassVar[str] = "a shared classifier: each client keeps its own head, or pays for encrypting it"
+
+    def distorts(self) -> bool:
+        return False
+
+    def scaling(self) -> Literal["none"]:
+        return "none"
 
     def __call__(self, client: Client, rng: Generator) -> Client:
         name, _ = locate_head(client.model, tuple(client.batch.inputs.shape[1:]), client.loss.shift_invariant)

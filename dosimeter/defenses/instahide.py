@@ -13,7 +13,7 @@ from dosimeter.client.losses import as_distribution
 from dosimeter.interfaces import Client, Defense
 from dosimeter.options import Constraint
 from dosimeter.registry import DEFENSES
-from dosimeter.types import Batch, Refused
+from dosimeter.types import Batch, ProtectedUnit, Refused
 
 Several = Annotated[int, Constraint("an int of at least 2", lambda value: value >= 2)]
 Ceiling = Annotated[float, Constraint("a number in (0, 1]", lambda value: 0 < value <= 1)]
@@ -33,6 +33,7 @@ class InstaHide(Defense):
 
     side: ClassVar = "data"
     replaces: ClassVar[bool] = True
+    voids: ClassVar[frozenset[ProtectedUnit]] = frozenset({"sample"})  # a sample that is blended into several moves several gradients
     promise: ClassVar[str] = "nothing that held: Carlini et al. (S&P 2021) recover the samples from the blends"
     breaks: ClassVar[str] = "accuracy by a few points; hard labels are gone"
 
@@ -43,6 +44,9 @@ class InstaHide(Defense):
         super().__post_init__()
         if self.largest * self.images <= 1:
             raise ValueError(f"defense.largest: expected more than 1/{self.images}, as the coefficients sum to one, got {self.largest}")
+
+    def distorts(self) -> bool:
+        return False
 
     def __call__(self, client: Client, rng: Generator) -> Client:
         inputs, targets = client.batch.inputs, client.batch.targets

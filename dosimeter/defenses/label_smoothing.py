@@ -32,6 +32,9 @@ class LabelSmoothing(Defense):
     smoothing: Fraction
     convention: Smoothing = "pytorch"
 
+    def distorts(self) -> bool:
+        return False
+
     def __call__(self, client: Client, rng: Generator) -> Client:
         if self.smoothing == 0:
             return client

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Generator, Tensor
 
-from dosimeter.defenses.outgoing import OutgoingDefense, with_noise, working_dtype
+from dosimeter.defenses.outgoing import OutgoingDefense, largest_magnitude, live_entries, noise_replay, with_noise, working_dtype
+from dosimeter.interfaces import Attack, Defense, Public, Replay
 from dosimeter.options import FiniteFloat
 from dosimeter.registry import DEFENSES
-from dosimeter.types import Update
+from dosimeter.types import Distortion, Encoding, Update
 
 
 @DEFENSES.register("laplace_noise")
@@ -30,10 +33,32 @@ class LaplaceNoise(OutgoingDefense):
     scale: FiniteFloat
     relative: bool = False
 
+    def distorts(self) -> bool:
+        return self.scale > 0
+
     def protect(self, update: Update, rng: Generator) -> Update:
         if self.scale == 0:
             return dict(update)
         return with_noise(update, _standard_laplace, rng, size=self.scale, relative=self.relative, defense=self.name)
+
+    def deviation(self, change: Tensor) -> float:
+        """The noise's standard deviation in a layer, from the layer as it was sent."""
+        return math.sqrt(2) * self.scale * (largest_magnitude(change) if self.relative else 1.0)
+
+    def distortion(self, change: Tensor, public: Public) -> Distortion:
+        return live_entries(change, noise=self.deviation(change))
+
+    def scaling(self) -> Literal["none"]:
+        return "none"
+
+    def adds_noise(self) -> bool:
+        return self.scale > 0
+
+    def replay(self, sent: Update, attack: Attack, later: Sequence[Defense]) -> Replay:
+        return noise_replay(sent, self.deviation, relative=self.relative)
+
+    def encoding(self, before: Encoding) -> Encoding:
+        return Encoding() if self.scale > 0 else before
 
 
 def _standard_laplace(like: Tensor, rng: Generator) -> Tensor:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from torch import Generator
 
 from dosimeter.client.training import FedAvg, FedSGD
-from dosimeter.interfaces import Client, Defense
+from dosimeter.interfaces import Attack, Client, Defense, Replay
 from dosimeter.options import PositiveFloat, PositiveInt
 from dosimeter.registry import DEFENSES
-from dosimeter.types import Refused
+from dosimeter.types import Refused, Update
 
 
 @DEFENSES.register("local_iterations")
@@ -27,9 +28,19 @@ class LocalIterations(Defense):
     side: ClassVar = "training"
     promise: ClassVar[str] = "nothing: the server knows the steps and can replay them"
     breaks: ClassVar[str] = "clients drift apart on unlike data; fewer rounds pay for it"
+    strengths: ClassVar = ({"steps": 4, "learning_rate": 0.1}, {"steps": 16, "learning_rate": 0.1})
 
     steps: PositiveInt
     learning_rate: PositiveFloat | None = None  # None: the client's own, or FedAvg's default
+
+    def replay(self, sent: Update, attack: Attack, later: Sequence[Defense]) -> Replay:
+        return Replay(note="replayed with the training, adapted or not")
+
+    def distorts(self) -> bool:
+        return False
+
+    def scaling(self) -> Literal["none"]:
+        return "none"
 
     def __call__(self, client: Client, rng: Generator) -> Client:
         training = client.training

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Generator, Tensor
 
 from dosimeter.defenses.outgoing import OutgoingDefense, working_dtype
+from dosimeter.interfaces import Attack, Defense, Replay
 from dosimeter.options import PositiveInt
 from dosimeter.registry import DEFENSES
-from dosimeter.types import Update
+from dosimeter.types import Encoding, Update
 
 
 @DEFENSES.register("low_rank")
@@ -28,15 +30,42 @@ class LowRank(OutgoingDefense):
 
     promise: ClassVar[str] = "nothing: a batch of at most `rank` samples leaves a linear layer's gradient as it was"
     breaks: ClassVar[str] = "the directions that few samples share; training needs error feedback"
+    strengths: ClassVar = ({"rank": 2}, {"rank": 1})
 
     rank: PositiveInt
     iterations: PositiveInt = 1
 
+    def distorts(self) -> bool:
+        return True
+
     def protect(self, update: Update, rng: Generator) -> Update:
         return {name: self._compressed(change, rng) for name, change in update.items()}
 
+    def scaling(self) -> Literal["none"]:
+        return "none"
+
+    def replay(self, sent: Update, attack: Attack, later: Sequence[Defense]) -> Replay:
+        spaces = {name: space for name, change in sent.items() if (space := self._column_space(change)) is not None}
+        if not spaces:
+            return Replay(note="takes nothing out at this rank")
+        return Replay(note="the guess is projected on the space of the factors that were sent", transform=_Projected(spaces))
+
+    def encoding(self, before: Encoding) -> Encoding:
+        return Encoding(rank=self.rank)
+
+    def _is_sent_whole(self, change: Tensor) -> bool:
+        return change.ndim < 2 or change.numel() == 0 or min(len(change), change[0].numel()) <= self.rank
+
+    def _column_space(self, change: Tensor) -> Tensor | None:
+        """The space of the left factor that the client sent; None for layers that are sent as they are."""
+        if self._is_sent_whole(change):
+            return None
+        left, values, _ = torch.linalg.svd(change.flatten(1).double(), full_matrices=False)
+        real = values[: self.rank] > 1e-6 * values[0].clamp_min(torch.finfo(torch.float64).tiny)
+        return left[:, : self.rank][:, real].to(change.dtype)
+
     def _compressed(self, change: Tensor, rng: Generator) -> Tensor:
-        if change.ndim < 2 or change.numel() == 0 or min(len(change), change[0].numel()) <= self.rank:
+        if self._is_sent_whole(change):
             return change
         matrix = change.flatten(1).to(working_dtype(change))  # (n, m)
         right = torch.randn(matrix.shape[1], self.rank, generator=rng, dtype=matrix.dtype, device=rng.device).to(matrix.device)
@@ -45,3 +74,16 @@ class LowRank(OutgoingDefense):
             left = torch.linalg.qr(matrix @ right).Q  # (n, rank), orthonormal columns
             right = matrix.T @ left  # (m, rank)
         return (left @ right.T).view_as(change).to(change.dtype)
+
+
+@dataclass(frozen=True)
+class _Projected:
+    """Layers as matrices M turned into U Uᵀ M."""
+
+    spaces: dict[str, Tensor]  # (rows, rank), orthonormal columns
+
+    def __call__(self, update: Update) -> Update:
+        return {name: self._one(change, self.spaces[name]) if name in self.spaces else change for name, change in update.items()}
+
+    def _one(self, change: Tensor, space: Tensor) -> Tensor:
+        return (space @ (space.T @ change.flatten(1))).reshape(change.shape)

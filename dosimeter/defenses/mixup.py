@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Annotated, ClassVar
 
 import numpy as np
@@ -12,10 +13,10 @@ from torch import Generator
 
 from dosimeter.client.checks import check_batch
 from dosimeter.client.losses import as_distribution
-from dosimeter.interfaces import Client, Defense
+from dosimeter.interfaces import Attack, Client, Defense, Replay
 from dosimeter.options import Constraint
 from dosimeter.registry import DEFENSES
-from dosimeter.types import Batch, Refused
+from dosimeter.types import Batch, ProtectedUnit, Refused, Update
 
 Concentration = Annotated[float, Constraint("a positive finite number", lambda value: 0 < value < math.inf)]
 
@@ -31,10 +32,16 @@ class Mixup(Defense):
 
     side: ClassVar = "data"
     replaces: ClassVar[bool] = True
+    pairs_labels: ClassVar[bool] = True
+    voids: ClassVar[frozenset[ProtectedUnit]] = frozenset({"sample"})  # a sample that is blended into several moves several gradients
     promise: ClassVar[str] = "nothing: the blends leak as samples do, and the labels say how they were blended"
     breaks: ClassVar[str] = "little: it is a regulariser; hard labels are gone"
+    strengths: ClassVar = ({"alpha": 0.2}, {"alpha": 1.0})
 
     alpha: Concentration = 1.0
+
+    def distorts(self) -> bool:
+        return False
 
     def __call__(self, client: Client, rng: Generator) -> Client:
         inputs, targets = client.batch.inputs, client.batch.targets
@@ -47,6 +54,11 @@ class Mixup(Defense):
         mixed = image_share * inputs + (1 - image_share) * inputs[partner]
         labels = share[:, None] * soft + (1 - share[:, None]) * soft[partner]
         return replace(client, batch=Batch(mixed, labels))
+
+    def replay(self, sent: Update, attack: Attack, later: Sequence[Defense]) -> Replay:
+        if any(option.name == "joint_labels" for option in fields(attack)):
+            return Replay(note="labels are soft and optimised along with the inputs", options={"joint_labels": True})
+        return super().replay(sent, attack, later)
 
     def _shares(self, count: int, rng: Generator) -> torch.Tensor:
         """λ of each sample; numpy draws it, seeded by `rng`, as PyTorch's Beta takes no generator."""

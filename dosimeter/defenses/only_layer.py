@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from torch import Generator
 
@@ -23,10 +23,17 @@ class OnlyLayer(Defense):
     """
 
     side: ClassVar = "update"
+    hides_head: ClassVar[bool] = True  # unless `layer` is the head
     promise: ClassVar[str] = "the other layers' gradients are not seen"
     breaks: ClassVar[str] = "training of every other layer"
 
     layer: str
+
+    def distorts(self) -> bool:
+        return False
+
+    def scaling(self) -> Literal["none"]:
+        return "none"
 
     def __call__(self, client: Client, rng: Generator) -> Client:
         parameters = [name for name, _ in client.model.named_parameters()]

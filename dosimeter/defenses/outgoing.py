@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar
@@ -11,8 +11,9 @@ from typing import ClassVar
 import torch
 from torch import Generator, Tensor, nn
 
-from dosimeter.interfaces import Client, Defense
-from dosimeter.types import Refused, Update
+from dosimeter.engines.adaptation import ScaledLayers
+from dosimeter.interfaces import Client, Defense, Replay
+from dosimeter.types import Distortion, Refused, Update
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,9 +43,35 @@ def with_noise(
     return noisy
 
 
+ONE_VARIANCE = "one variance for all entries weighs them alike, so matching stays as it is"
+
+
+def noise_replay(sent: Update, deviation: Callable[[Tensor], float], *, relative: bool) -> Replay:
+    """Every layer's error as a matching attack weighs it."""
+    note = "every layer is weighed by the noise's known variance" if relative else ONE_VARIANCE
+    return Replay(note=note, deviation={name: deviation(change) for name, change in sent.items()})
+
+
+def survivors_replay(sent: Update, emptied: Callable[[Tensor], bool], later: Sequence[Defense]) -> Replay:
+    """Only the entries that are not zero are matched, in layers that a defense `emptied`."""
+    if any(defense.adds_noise() for defense in later):
+        return Replay(note="the noise after it fills what it emptied, so which entries survived is not known and all are matched")
+    layers = {name: (change != 0).to(change) for name, change in sent.items() if emptied(change)}
+    if not layers:
+        return Replay(note="nothing that was sent is empty")
+    survived = sum(int(change.count_nonzero()) for change in sent.values()) / max(1, sum(c.numel() for c in sent.values()))
+    return Replay(note=f"only entries that survived are matched, {survived:.1%} of the update", transform=ScaledLayers(layers))
+
+
 def standard_normal(like: Tensor, rng: Generator) -> Tensor:
     """Gaussian noise of the shape, dtype and device of `like`, drawn from `rng` wherever that lives."""
     return torch.randn(like.shape, generator=rng, dtype=like.dtype, device=rng.device).to(like.device)
+
+
+def live_entries(change: Tensor, *, noise: float = 0.0) -> Distortion:
+    """A layer whose entries were all sent, with noise of that standard deviation."""
+    everywhere = torch.ones_like(change, dtype=torch.bool)
+    return Distortion(noise=noise, live=everywhere, low=torch.full_like(change, -torch.inf), high=torch.full_like(change, torch.inf))
 
 
 def names_of(parameters: Iterable[Tensor | None], model: nn.Module) -> set[str]:

@@ -34,6 +34,9 @@ class Precode(Defense):
 
     width: PositiveInt = 256
 
+    def distorts(self) -> bool:
+        return False
+
     def __call__(self, client: Client, rng: Generator) -> Client:
         if not client.model.training:
             raise Refused("precode draws its bottleneck in train mode only, and this client trains in eval mode: call model.train() first")

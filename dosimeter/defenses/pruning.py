@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import torch
 from torch import Generator, Tensor
 
-from dosimeter.defenses.outgoing import OutgoingDefense
+from dosimeter.defenses.outgoing import OutgoingDefense, live_entries, survivors_replay
+from dosimeter.interfaces import Attack, Defense, Public, Replay
 from dosimeter.options import Fraction
 from dosimeter.registry import DEFENSES
-from dosimeter.types import Update
+from dosimeter.types import Distortion, Encoding, Update
 
 
 @DEFENSES.register("pruning")
@@ -29,9 +31,13 @@ class Pruning(OutgoingDefense):
 
     promise: ClassVar[str] = "nothing: the surviving entries are exact"
     breaks: ClassVar[str] = "small gradients are lost for good without error accumulation; accuracy suffers above about 99 %"
+    strengths: ClassVar = ({"ratio": 0.9}, {"ratio": 0.99})
 
     ratio: Fraction
     scope: Literal["layer", "update"] = "layer"
+
+    def distorts(self) -> bool:
+        return self.ratio > 0
 
     def protect(self, update: Update, rng: Generator) -> Update:
         if self.ratio == 0 or not update:
@@ -41,6 +47,36 @@ class Pruning(OutgoingDefense):
         magnitudes = torch.cat([change.abs().flatten().double() for change in update.values()])
         masks = _smallest(magnitudes, self.ratio).split([change.numel() for change in update.values()])
         return {name: change.masked_fill(mask.view_as(change), 0) for (name, change), mask in zip(update.items(), masks)}
+
+    def distortion(self, change: Tensor, public: Public) -> Distortion:
+        """An entry that was pruned was no larger than the smallest that survived."""
+        whole, survived = live_entries(change), self._survivors(change)
+        cutoff = float(change[survived].abs().min()) if bool(survived.any()) else 0.0
+        low, high = torch.where(survived, whole.low, -cutoff), torch.where(survived, whole.high, cutoff)
+        return replace(whole, live=survived, low=low, high=high)
+
+    def _survivors(self, change: Tensor) -> Tensor:
+        """The entries that are not zero, or, where noise was added since, as many of the largest as survive."""
+        if bool((change == 0).any()) or change.numel() == 0:
+            return change != 0
+        pruned = min(math.floor(self.ratio * change.numel() + 1e-9), change.numel() - 1)
+        return change.abs() >= change.abs().flatten().kthvalue(pruned + 1).values
+
+    def scaling(self) -> Literal["none"]:
+        return "none"
+
+    def empties(self) -> bool:
+        return self.ratio > 0
+
+    def replay(self, sent: Update, attack: Attack, later: Sequence[Defense]) -> Replay:
+        return Replay(note="takes nothing out") if self.ratio == 0 else survivors_replay(sent, _has_zeros, later)
+
+    def encoding(self, before: Encoding) -> Encoding:
+        return replace(before, rank=None, sparse=True) if self.ratio > 0 else before
+
+
+def _has_zeros(change: Tensor) -> bool:
+    return not bool(change.all())
 
 
 def _smallest(magnitudes: Tensor, ratio: float) -> Tensor:

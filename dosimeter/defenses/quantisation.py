@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Generator, Tensor
 
-from dosimeter.defenses.outgoing import OutgoingDefense
+from dosimeter.defenses.outgoing import OutgoingDefense, largest_magnitude, live_entries
+from dosimeter.interfaces import Attack, Defense, Public, Replay
 from dosimeter.options import Constraint
 from dosimeter.registry import DEFENSES
-from dosimeter.types import Update
+from dosimeter.types import Distortion, Encoding, Update
 
 Bits = Annotated[int, Constraint("an int from 2 to 32 (one bit is the `sign` defense)", lambda value: 2 <= value <= 32)]
 
@@ -29,9 +31,13 @@ class Quantisation(OutgoingDefense):
 
     promise: ClassVar[str] = "nothing: every entry is known to within half a step"
     breaks: ClassVar[str] = "entries far below their layer's largest one, which round to zero"
+    strengths: ClassVar = ({"bits": 4}, {"bits": 2})
 
     bits: Bits
     stochastic: bool = False
+
+    def distorts(self) -> bool:
+        return self.bits < 32
 
     def protect(self, update: Update, rng: Generator) -> Update:
         if self.bits == 32:
@@ -41,6 +47,31 @@ class Quantisation(OutgoingDefense):
     def step(self, change: Tensor) -> Tensor:
         """The distance between two levels of a layer, in float64: ()."""
         return change.abs().max().double() / (2 ** (self.bits - 1) - 1)
+
+    def deviation(self, change: Tensor) -> float:
+        """The standard deviation of a layer's rounding errors."""
+        return float(self.step(change)) / (6 if self.stochastic else 12) ** 0.5 if change.numel() else 0.0
+
+    def distortion(self, change: Tensor, public: Public) -> Distortion:
+        """An entry lies within a step of its level. Of a bias, whose sums are used, the rounding counts as noise."""
+        if change.ndim < 2 or change.numel() == 0:
+            return live_entries(change, noise=self.deviation(change))
+        reach, most = float(self.step(change)) * (1.0 if self.stochastic else 0.5), largest_magnitude(change)
+        whole = live_entries(change)
+        low, high = (change - reach).clamp_min(-most), (change + reach).clamp_max(most)
+        return replace(whole, live=~whole.live, low=low, high=high)
+
+    def scaling(self) -> Literal["none"]:
+        return "none"
+
+    def replay(self, sent: Update, attack: Attack, later: Sequence[Defense]) -> Replay:
+        if self.bits == 32:
+            return super().replay(sent, attack, later)
+        sizes = {name: self.deviation(change) for name, change in sent.items()}
+        return Replay(note="every layer is weighed by the known variance of its rounding", deviation=sizes)
+
+    def encoding(self, before: Encoding) -> Encoding:
+        return Encoding(bits=self.bits, sparse=before.sparse) if self.bits < 32 else before
 
     def _quantised(self, change: Tensor, rng: Generator) -> Tensor:
         if change.numel() == 0 or not change.any():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -9,11 +10,10 @@ import torch
 from torch import Generator
 
 from dosimeter.client.checks import check_batch
-from dosimeter.engines.privacy import randomised_response_keep
 from dosimeter.interfaces import Client, Defense
 from dosimeter.options import NonNegativeFloat
 from dosimeter.registry import DEFENSES
-from dosimeter.types import Batch, Refused
+from dosimeter.types import Accounting, Batch, Guarantee, Refused
 
 
 @DEFENSES.register("random_labels")
@@ -28,10 +28,18 @@ class RandomLabels(Defense):
 
     side: ClassVar = "data"
     replaces: ClassVar[bool] = True
+    once: ClassVar[bool] = True  # a fresh draw every round would spend ε every round
     promise: ClassVar[str] = "ε for each label, δ = 0, if a label is randomised once and then reused; nothing for the inputs"
     breaks: ClassVar[str] = "accuracy at small ε, the more the more classes there are"
+    strengths: ClassVar = ({"epsilon": 3.0}, {"epsilon": 1.0})
 
     epsilon: NonNegativeFloat
+
+    def distorts(self) -> bool:
+        return False
+
+    def guarantee(self, accounting: Accounting, previous: Defense | None) -> Guarantee | None:
+        return None if math.isinf(self.epsilon) else Guarantee(epsilon=self.epsilon, delta=0.0, unit="label", source=self.name)
 
     def __call__(self, client: Client, rng: Generator) -> Client:
         targets = client.batch.targets
@@ -43,3 +51,8 @@ class RandomLabels(Defense):
         shift = torch.randint(1, classes, targets.shape, generator=rng, device=rng.device)
         answered = torch.where(stays.to(targets.device), targets, (targets + shift.to(targets)) % classes)
         return replace(client, batch=Batch(client.batch.inputs, answered))
+
+
+def randomised_response_keep(epsilon: float, classes: int) -> float:
+    """The probability e^ε / (e^ε + C − 1) with which a label must stay for ε."""
+    return 1 / (1 + (classes - 1) * math.exp(-epsilon))

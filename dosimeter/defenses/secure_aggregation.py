@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-import torch
-from torch import Generator, Tensor
+from torch import Generator
 
-from dosimeter.client.training import Gradient, Replayable
-from dosimeter.interfaces import Client, Defense
+from dosimeter.client.training import MeanOfClients, Replayable
+from dosimeter.interfaces import Attack, Client, Defense, Replay
 from dosimeter.options import PositiveInt
 from dosimeter.registry import DEFENSES
 from dosimeter.types import Refused, Update
@@ -34,6 +34,12 @@ class SecureAggregation(Defense):
 
     clients: PositiveInt
 
+    def replay(self, sent: Update, attack: Attack, later: Sequence[Defense]) -> Replay:
+        return Replay(note="replayed with the training, adapted or not")
+
+    def distorts(self) -> bool:
+        return False
+
     def __call__(self, client: Client, rng: Generator) -> Client:
         if self.clients == 1:
             return client
@@ -45,22 +51,3 @@ class SecureAggregation(Defense):
         if samples < self.clients:
             raise Refused(f"secure_aggregation over {self.clients} clients needs a sample for each; the batch has {samples}")
         return replace(client, training=MeanOfClients(clients=self.clients, each=client.training))
-
-
-@dataclass(frozen=True, kw_only=True)
-class MeanOfClients(Replayable):
-    """The mean of the updates that clients compute on their shares of the batch, weighted by the shares' sizes."""
-
-    name: ClassVar[str] = "mean_of_clients"
-
-    clients: PositiveInt
-    each: Replayable
-
-    def replay(self, gradient: Gradient, parameters: Update, buffers: dict[str, Tensor], inputs: Tensor, targets: Tensor) -> Update:
-        total: Update = {}
-        for share, wanted in zip(torch.tensor_split(inputs, self.clients), torch.tensor_split(targets, self.clients)):
-            own = {name: buffer.clone() for name, buffer in buffers.items()}
-            update = self.each.replay(gradient, parameters, own, share, wanted)
-            weight = len(share) / len(inputs)
-            total = {name: total[name] + change * weight if total else change * weight for name, change in update.items()}
-        return total

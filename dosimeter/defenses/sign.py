@@ -10,7 +10,7 @@ from torch import Generator, Tensor
 
 from dosimeter.defenses.outgoing import OutgoingDefense, working_dtype
 from dosimeter.registry import DEFENSES
-from dosimeter.types import Update
+from dosimeter.types import Encoding, Update
 
 
 @DEFENSES.register("sign")
@@ -27,6 +27,12 @@ class Sign(OutgoingDefense):
     breaks: ClassVar[str] = "all magnitudes, so that quotients and row sums of the head lose their meaning; training needs error feedback"
 
     scaled: bool = True
+
+    def distorts(self) -> bool:
+        return True
+
+    def encoding(self, before: Encoding) -> Encoding:
+        return Encoding(bits=1, sparse=before.sparse)
 
     def protect(self, update: Update, rng: Generator) -> Update:
         return {name: change.sign() * _mean_magnitude(change) if self.scaled else change.sign() for name, change in update.items()}

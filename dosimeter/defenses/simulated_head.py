@@ -27,12 +27,16 @@ class SimulatedHead(Defense):
     """
 
     side: ClassVar = "update"
+    hides_head: ClassVar[bool] = True
     promise: ClassVar[str] = (
         "nothing by itself: the columns' statistics are kept, the classes' order is not; layers below are sent as they are"
     )
     breaks: ClassVar[str] = "training of the head, whose gradient no longer points anywhere"
 
     mode: Literal["column_shuffle", "statistics", "column_statistics", "mask"] = "column_shuffle"
+
+    def distorts(self) -> bool:
+        return True
 
     def __call__(self, client: Client, rng: Generator) -> Client:
         name, _ = locate_head(client.model, tuple(client.batch.inputs.shape[1:]), client.loss.shift_invariant)

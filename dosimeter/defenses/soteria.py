@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -10,13 +11,13 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn.functional import one_hot
 
-from dosimeter.defenses.outgoing import own_weight
-from dosimeter.interfaces import Client, Defense
+from dosimeter.defenses.outgoing import live_entries, own_weight, survivors_replay
+from dosimeter.interfaces import Attack, Client, Defense, Public, Replay
 from dosimeter.network.head import locate_head
 from dosimeter.network.probing import input_of
 from dosimeter.options import Fraction, PositiveInt
 from dosimeter.registry import DEFENSES
-from dosimeter.types import Update
+from dosimeter.types import Distortion, Encoding, ProtectedUnit, Update
 
 VALUES_AT_ONCE = 2**20  # of the gradients of inputs that one batched backward pass makes
 
@@ -38,15 +39,20 @@ class Soteria(Defense):
     """
 
     side: ClassVar = "update"
+    voids: ClassVar[frozenset[ProtectedUnit]] = frozenset({"sample", "client"})  # without noise, the samples choose its zeros
     promise: ClassVar[str] = (
         "a bound on reconstruction from the representation alone, under the paper's assumptions; no other layer is touched"
     )
     breaks: ClassVar[str] = (
         "training of the head's zeroed columns; a gradient of the inputs for every feature, hence minutes on wide models without `probes`"
     )
+    strengths: ClassVar = ({"ratio": 0.4, "probes": 8}, {"ratio": 0.9, "probes": 8})
 
     ratio: Fraction
     probes: PositiveInt | None = None  # None: the paper's norms, exactly
+
+    def distorts(self) -> bool:
+        return self.ratio > 0
 
     def __call__(self, client: Client, rng: Generator) -> Client:
         name, _ = locate_head(client.model, tuple(client.batch.inputs.shape[1:]), client.loss.shift_invariant)
@@ -60,6 +66,21 @@ class Soteria(Defense):
             return update | {layer: update[layer].index_fill(1, telling, 0)}
 
         return replace(client, outgoing=(*client.outgoing, without_telling))
+
+    def distortion(self, change: Tensor, public: Public) -> Distortion:
+        """Whole columns are gone, and may have held anything."""
+        whole = live_entries(change)
+        return replace(whole, live=whole.live & change.any(0)) if change.ndim > 1 else whole
+
+    def replay(self, sent: Update, attack: Attack, later: Sequence[Defense]) -> Replay:
+        return Replay(note="takes nothing out") if self.ratio == 0 else survivors_replay(sent, _has_empty_column, later)
+
+    def encoding(self, before: Encoding) -> Encoding:
+        return replace(before, rank=None, sparse=True) if self.ratio > 0 else before
+
+
+def _has_empty_column(change: Tensor) -> bool:
+    return change.ndim == 2 and not bool(change.any(0).all())
 
 
 def feature_scores(model: nn.Module, head: str, inputs: Tensor, probes: int | None = None, rng: Generator | None = None) -> Tensor:

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from dosimeter.engines.subspace.distortion import distortion_of
 from dosimeter.engines.subspace.spectrum import Spectrum, factor, noise_edge, rounding_unit
 from dosimeter.interfaces import Exposure
 from dosimeter.network.head import find_head
@@ -58,7 +57,7 @@ def identifiability(exposure: Exposure) -> Identifiability:
     if not layers or layers[-1].kind != "head":
         return Identifiability(layers=tuple(layers), batch_size=size, separable=None, sentence="the client sent no head gradient")
     last = layers[-1]
-    if size is None and last.rank > 0 and distortion_of(exposure.update[_weight_of(last.name)], exposure.public) is not None:
+    if size is None and last.rank > 0 and any(defense.distorts() for defense in exposure.public.defenses):
         directions = "1 direction" if last.rank == 1 else f"{last.rank} directions"
         behind = (
             f"behind the defenses in force the head's gradient shows {directions} above its noise; that need not be the number of samples"

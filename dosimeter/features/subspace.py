@@ -8,10 +8,11 @@ import torch
 from torch import Generator
 
 from dosimeter.client.training import sends_one_gradient
+from dosimeter.engines.subspace.distortion import unmodelled
 from dosimeter.engines.subspace.guesses import add_likely_guesses
-from dosimeter.engines.subspace.problem import Targets, separate_head
+from dosimeter.engines.subspace.problem import Targets, counter_of, separate_head
 from dosimeter.engines.subspace.verdict import Separation
-from dosimeter.interfaces import Exposure, FeatureRecovery
+from dosimeter.interfaces import Defense, Exposure, FeatureRecovery
 from dosimeter.network.head import Head, find_head
 from dosimeter.options import NonNegativeInt, PositiveInt
 from dosimeter.registry import FEATURES
@@ -71,11 +72,18 @@ class Subspace(FeatureRecovery):
             message=message,
         )
 
+    def counter(self, defense: Defense) -> str:
+        if defense.distorts() and defense.is_modelled():
+            return f"what {self.name} cannot prove it guesses, as the most likely features under what this defense is known to do"
+        return counter_of(self.name, defense) or super().counter(defense)
+
 
 def _verdict(found: Separation, dimensions: int, exposure: Exposure, head: Head) -> tuple[Outcome, str]:
     certified, rank = int(found.certified.sum()), found.rank
     if not sends_one_gradient(exposure.public.training):
         return Outcome.PARTIAL, f"guesses only: the update sums gradients of {exposure.public.training.name}'s local steps"
+    if changing := unmodelled(exposure.public):
+        return Outcome.PARTIAL, f"guesses only: {changing} changes the gradient's entries in a way that is not modelled"
     if rank == 0:
         return Outcome.SINGULAR, "no direction of the head's gradient stands above its noise"
     if found.complete:

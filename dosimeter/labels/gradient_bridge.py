@@ -10,7 +10,7 @@ from torch import Generator, Tensor
 from dosimeter.engines.counting.auxiliary import Source, reference_at
 from dosimeter.engines.counting.counts import nothing_to_read
 from dosimeter.engines.counting.shares import class_shares, counts_of
-from dosimeter.interfaces import Exposure, LabelRecovery
+from dosimeter.interfaces import Defense, Exposure, LabelRecovery
 from dosimeter.network.head import find_head
 from dosimeter.network.linear_stack import Link, chain_to
 from dosimeter.registry import LABELS
@@ -62,6 +62,9 @@ class GradientBridge(LabelRecovery):
             return estimate
         undetermined = f"{head.classes} classes on {head.features} features: the gradient at the logits is not determined"
         return replace(estimate, outcome=Outcome.SINGULAR, message=f"{estimate.message} {undetermined}".strip())
+
+    def counter(self, defense: Defense) -> str:
+        return f"{self.name} does without the head" if defense.hides_head else super().counter(defense)
 
     def _shared_stack(self, exposure: Exposure, chain: list[Link]) -> list[Link]:
         """From the hidden layer that the client shares to the head."""

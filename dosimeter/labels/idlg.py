@@ -29,6 +29,7 @@ class IDLG(LabelRecovery):
     """
 
     needs = frozenset({Knowledge.HEAD_GRADIENT, Knowledge.SOFTMAX_LOSS})
+    trust = 10
 
     as_published: bool = False
 

@@ -44,6 +44,8 @@ class ILRG(LabelRecovery):
     """
 
     needs = frozenset({Knowledge.HEAD_GRADIENT, Knowledge.BIAS_GRADIENT})
+    trust = 50
+    needs_small_entries = True
 
     as_published: bool = False
     candidates: PositiveInt = 2048

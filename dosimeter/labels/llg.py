@@ -30,6 +30,7 @@ class LLG(LabelRecovery):
     """
 
     needs = frozenset({Knowledge.HEAD_GRADIENT, Knowledge.SOFTMAX_LOSS, Knowledge.BATCH_SIZE})
+    trust = 30
 
     as_published: bool = False
 

@@ -30,6 +30,8 @@ class Posterior(LabelRecovery):
     """
 
     needs = frozenset({Knowledge.HEAD_GRADIENT, Knowledge.BIAS_GRADIENT, Knowledge.AUXILIARY})
+    trust = 40
+    needs_small_entries = True
 
     as_published: bool = False
 

@@ -8,9 +8,10 @@ import torch
 from torch import Generator, Tensor
 
 from dosimeter.client.losses import CrossEntropy
-from dosimeter.engines.subspace.problem import separate_head
+from dosimeter.engines.subspace.distortion import unmodelled
+from dosimeter.engines.subspace.problem import counter_of, separate_head
 from dosimeter.engines.subspace.verdict import Separation
-from dosimeter.interfaces import Exposure, LabelRecovery
+from dosimeter.interfaces import Defense, Exposure, LabelRecovery
 from dosimeter.network.head import find_head
 from dosimeter.options import NonNegativeInt, PositiveInt
 from dosimeter.registry import LABELS
@@ -30,6 +31,8 @@ class Subspace(LabelRecovery):
     """
 
     needs = frozenset({Knowledge.HEAD_GRADIENT, Knowledge.SOFTMAX_LOSS})
+    trust = 60
+    trust_when_distorted = 5
 
     attempts: NonNegativeInt = 4  # rounds of random starts without a new sample before the search ends
     starts: PositiveInt = 8  # random starts a class in such a round
@@ -51,6 +54,8 @@ class Subspace(LabelRecovery):
         if not found.complete:
             outcome = Outcome.PARTIAL if certified else Outcome.AMBIGUOUS
             message = f"{certified} of {found.rank} dimensions of the gradient are certified; the other labels are guesses"
+        if changing := unmodelled(exposure.public):
+            message += f": {changing} changes the gradient's entries in a way that is not modelled"
         return LabelEstimate(
             counts=counts,
             labels=torch.repeat_interleave(torch.arange(classes, device=counts.device), counts),
@@ -61,6 +66,9 @@ class Subspace(LabelRecovery):
             outcome=outcome,
             message=message,
         )
+
+    def counter(self, defense: Defense) -> str:
+        return counter_of(self.name, defense) or super().counter(defense)
 
 
 def _soft_labels(found: Separation, exposure: Exposure) -> Tensor | None:

@@ -28,6 +28,8 @@ class ZLG(LabelRecovery):
     """
 
     needs = frozenset({Knowledge.HEAD_GRADIENT})
+    trust = 20
+    needs_small_entries = True
 
     source: Source = "available"
 

@@ -15,7 +15,7 @@ from dosimeter.client.checks import listed
 from dosimeter.client.losses import CrossEntropy
 from dosimeter.client.training import FedSGD
 from dosimeter.config import describe
-from dosimeter.engines.adaptation import adapt, trusted
+from dosimeter.engines.adaptation import adapt, distrust
 from dosimeter.engines.needs import check_needs
 from dosimeter.interfaces import ActiveAttack, Attack, Defense, Exposure, FeatureRecovery, LabelRecovery, Loss, Tampering, Training
 from dosimeter.models.loading import ModelConfig
@@ -174,7 +174,7 @@ def run_suite(
     with exclusive(folder), save_checkpoints(folder / CHECKPOINT_FOLDER if folder else None, checkpoint_every):
         protocol = {name: getattr(suite, name) for name in Protocol.__dataclass_fields__}
         attempts = [(recovery, carry_out(Measurement(**protocol, labels=recovery))) for recovery in labels]
-        source = "given" if suite.attack_labels == "given" else _label_source(attempts, trusted(suite.defenses if suite.adaptive else ()))
+        source = "given" if suite.attack_labels == "given" else _label_source(attempts, suite.defenses if suite.adaptive else ())
         for recovery in features:
             wanted = source if Knowledge.LABELS in recovery.needs else "optimised"
             carry_out(Measurement(**protocol, labels=wanted, features=recovery))
@@ -221,12 +221,12 @@ def known_records(folder: Path | None, *subjects: AuditedClient) -> dict[str, Re
     return known
 
 
-def _label_source(attempts: list[tuple[LabelRecovery, Record]], order: tuple[str, ...]) -> LabelRecovery | Literal["optimised"]:
+def _label_source(attempts: list[tuple[LabelRecovery, Record]], defenses: tuple[Defense, ...]) -> LabelRecovery | Literal["optimised"]:
     """The label recovery that the attacks build on, chosen by what the server sees: a proof first, then the order of trust."""
     passive = [(recovery, record) for recovery, record in attempts if not isinstance(recovery, Tampering)]
     usable = [(recovery, record) for recovery, record in passive if record.outcome in USABLE]
     proved = [recovery for recovery, record in usable if record.details.get("certified")]
-    ranked = sorted((recovery for recovery, _ in usable), key=lambda r: order.index(r.name) if r.name in order else len(order))
+    ranked = sorted((recovery for recovery, _ in usable), key=lambda recovery: distrust(recovery, defenses))
     return (proved + ranked)[0] if usable else "optimised"
 
 

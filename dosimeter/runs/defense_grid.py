@@ -13,9 +13,6 @@ import torch
 
 from dosimeter.attacks.dlg import DLG
 from dosimeter.config import construct, describe, digest, override
-from dosimeter.defenses.head_withheld import HeadWithheld
-from dosimeter.defenses.only_layer import OnlyLayer
-from dosimeter.defenses.simulated_head import SimulatedHead
 from dosimeter.interfaces import Attack, Defense, FeatureRecovery, LabelRecovery
 from dosimeter.models.loading import ModelConfig
 from dosimeter.options import OptionError, PositiveInt
@@ -30,20 +27,6 @@ from dosimeter.runs.utility import Federation, Utility, measure_utility
 from dosimeter.surfaces.verdicts import UTILITY
 from dosimeter.types import Batch, Outcome, Record, Refused
 
-# Of each defense that `--defenses all` tries, a mild and a strong protocol.
-STRENGTHS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "gaussian_noise": ({"std": 1e-3}, {"std": 1e-2}),
-    "clipping": ({"max_norm": 1.0}, {"max_norm": 0.1}),
-    "pruning": ({"ratio": 0.9}, {"ratio": 0.99}),
-    "quantisation": ({"bits": 4}, {"bits": 2}),
-    "low_rank": ({"rank": 2}, {"rank": 1}),
-    "soteria": ({"ratio": 0.4, "probes": 8}, {"ratio": 0.9, "probes": 8}),
-    "dpsgd": ({"max_norm": 1.0, "noise_multiplier": 0.1}, {"max_norm": 1.0, "noise_multiplier": 1.0}),
-    "mixup": ({"alpha": 0.2}, {"alpha": 1.0}),
-    "random_labels": ({"epsilon": 3.0}, {"epsilon": 1.0}),
-    "local_iterations": ({"steps": 4, "learning_rate": 0.1}, {"steps": 16, "learning_rate": 0.1}),
-}
-
 
 @dataclass(frozen=True, kw_only=True)
 class SmallImages(DataConfig):
@@ -56,10 +39,10 @@ class SmallImages(DataConfig):
 class DefenseGrid(AuditConfig):
     """An audit of many defenses as a TOML file describes it: each entry of `grid` is a list of defenses, tried together.
 
-    "all" stands for ten defenses at two strengths each. What `defenses` names is in force in every cell, before the cell's own.
-    Every cell is audited on `batches` private batches, so that no advice rests on one draw; those after the first are held-out
-    images, and each has its own seed. The methods default to a few strong ones and the data to small images, so that the whole
-    grid takes minutes.
+    "all" stands for every defense that has usual strengths, at each of them. What `defenses` names is in force in every cell,
+    before the cell's own. Every cell is audited on `batches` private batches, so that no advice rests on one draw; those after the
+    first are held-out images, and each has its own seed. The methods default to a few strong ones and the data to small images,
+    so that the whole grid takes minutes.
     """
 
     labels: Literal["all"] | tuple[LabelRecovery, ...] = field(
@@ -78,7 +61,7 @@ class DefenseGrid(AuditConfig):
     @property
     def cells(self) -> tuple[tuple[Defense, ...], ...]:
         """The defenses of every cell; the first has none but those that all have."""
-        own = strengths(tuple(STRENGTHS)) if self.grid == "all" else self.grid
+        own = strengths(_with_strengths()) if self.grid == "all" else self.grid
         return tuple(dict.fromkeys((self.defenses, *((*self.defenses, *cell) for cell in own))))
 
 
@@ -102,12 +85,21 @@ def _settings(item: str) -> list[Defense]:
     entry = DEFENSES.entry(name, "defenses")
     if words:
         return [construct(Defense, override({"name": name}, words), "defenses")]
-    if name in STRENGTHS:
-        return [defense(name, **options) for options in STRENGTHS[name]]
+    if usual := _usual_options(name):
+        return [defense(name, **options) for options in usual]
     required = [option.name for option in options_of(entry) if option.default is Parameter.empty]
     if required:
         raise OptionError("defenses", f"{name!r} has no usual strength; say it, as in {name}:{':'.join(f'{one}=...' for one in required)}")
     return [defense(name)]
+
+
+def _usual_options(name: str) -> tuple[dict[str, Any], ...]:
+    return getattr(DEFENSES.entry(name), "strengths", ())
+
+
+def _with_strengths() -> list[str]:
+    """The defenses that say what a mild and a strong setting of them are."""
+    return [name for name in DEFENSES if _usual_options(name)]
 
 
 def run_grid(
@@ -145,7 +137,7 @@ def run_grid(
 
 def _with_counters(suite: Suite) -> Suite:
     """The suite with the methods that do without the head, or without labels, where the defenses withhold or replace the head."""
-    if not suite.adaptive or not any(isinstance(one, (HeadWithheld, OnlyLayer, SimulatedHead)) for one in suite.defenses):
+    if not suite.adaptive or not any(one.hides_head for one in suite.defenses):
         return suite
     bridge, joint = label_recovery("gradient_bridge"), attack("dlg", **DLG.quick)
     labels = suite.labels if suite.labels in ("all", ()) or bridge in suite.labels else (*suite.labels, bridge)

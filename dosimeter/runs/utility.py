@@ -7,32 +7,22 @@ import math
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import reduce
 from typing import Annotated, Literal
 
 import torch
 from torch import Tensor, nn
 
 from dosimeter.client.observe import observe
-from dosimeter.defenses.clipping import Clipping
-from dosimeter.defenses.fewer_channels import FewerChannels
-from dosimeter.defenses.gaussian_noise import GaussianNoise
-from dosimeter.defenses.guarantees import guarantees
-from dosimeter.defenses.laplace_noise import LaplaceNoise
-from dosimeter.defenses.low_rank import LowRank
-from dosimeter.defenses.pruning import Pruning
-from dosimeter.defenses.quantisation import Quantisation
-from dosimeter.defenses.random_labels import RandomLabels
-from dosimeter.defenses.sign import Sign
-from dosimeter.defenses.soteria import Soteria
-from dosimeter.engines.privacy import Guarantee
+from dosimeter.engines.privacy import guarantees
 from dosimeter.interfaces import Client, Defense, Exposure
 from dosimeter.options import Constraint, PositiveFloat, PositiveInt, check_fields
 from dosimeter.progress import advance
 from dosimeter.randomness import generator
 from dosimeter.runs.audited_client import measure_accuracy
 from dosimeter.runs.measurement import AuditedClient, Protocol
-from dosimeter.types import Batch, Outcome, Refused, Update
+from dosimeter.types import Batch, Encoding, Guarantee, Outcome, Refused, Update
 
 Probability = Annotated[float, Constraint("a number in (0, 1)", lambda value: 0 < value < 1)]
 LAST = 5  # rounds whose models are judged, since one round alone moves the accuracy by several points
@@ -78,9 +68,9 @@ class Utility:
 def measure_utility(subject: AuditedClient, protocol: Protocol, federation: Federation) -> Utility:
     """Train the subject's model on its pool, every client behind the protocol's defenses, and measure what comes out.
 
-    What a real federation does once is done once: changes of the model, and labels that are randomised (a fresh draw every
-    round would spend ε every round). A layer that the clients withhold stays as the server sent it. Batches have a fixed size,
-    where the accountants assume Poisson samples of the same rate.
+    What a real federation does once is done once: changes of the model, and defenses that say so (`Defense.once`). A layer that
+    the clients withhold stays as the server sent it. Batches have a fixed size, where the accountants assume Poisson samples of
+    the same rate.
     """
     if subject.pool is None or subject.held_out is None:
         raise Refused("utility needs samples to train on and held-out ones to judge by: a data set, or pool= and held_out=")
@@ -118,47 +108,16 @@ def measure_utility(subject: AuditedClient, protocol: Protocol, federation: Fede
     )
 
 
-@dataclass(frozen=True)
-class Encoding:
-    """How a layer can be written down once all defenses have acted."""
-
-    bits: int | None = None  # a value; None: its own width
-    rank: int | None = None  # of the layer's factors; None: it has none
-    sparse: bool = False  # zeros were put in on purpose and are left out
-
-
 def update_bytes(update: Update, defenses: Sequence[Defense] = ()) -> int:
     """The size of an update on the wire, by the shortest plain encoding that loses nothing of what the defenses left.
 
-    A layer costs all its values; or after `pruning`, `soteria` or `fewer_channels`, where that is less, its non-zero values with a 32-bit
-    position each or with one bit an entry that says which they are; or after `low_rank` its two factors. A value costs its
-    own width, or the k bits of `quantisation` or the one bit of `sign`, whose layers add one number for the scale. Noise undoes the cheap
-    encodings of the defenses listed before it, and zeros undo factors. Nothing is compressed any further.
+    Each defense says what it leaves of the encodings before it. A layer costs all its values; or, where zeros were put in on
+    purpose and that is less, its non-zero values with a 32-bit position each or with one bit an entry that says which they are; or its
+    two factors. A value costs its own width or the bits it was rounded to, whose layers add one number for the scale. Nothing
+    is compressed any further.
     """
-    encoding = encoding_after(defenses)
+    encoding = reduce(lambda before, defense: defense.encoding(before), defenses, Encoding())
     return math.ceil(sum(_layer_bits(change, encoding) for change in update.values()) / 8)
-
-
-def encoding_after(defenses: Sequence[Defense]) -> Encoding:
-    """What the defenses of the update, in their order, leave of each cheap encoding."""
-    encoding = Encoding()
-    for defense in defenses:
-        match defense:
-            case Quantisation(bits=bits) if bits < 32:
-                encoding = Encoding(bits=bits, sparse=encoding.sparse)
-            case Sign():
-                encoding = Encoding(bits=1, sparse=encoding.sparse)
-            case LowRank(rank=rank):
-                encoding = Encoding(rank=rank)
-            case FewerChannels(kept=kept) if kept < 1:
-                encoding = replace(encoding, sparse=True)
-            case Pruning(ratio=share) | Soteria(ratio=share) if share > 0:
-                encoding = replace(encoding, rank=None, sparse=True)
-            case Clipping(mode="value"):
-                encoding = replace(encoding, bits=None, rank=None)
-            case GaussianNoise(std=size) | LaplaceNoise(scale=size) if size > 0:
-                encoding = Encoding()
-    return encoding
 
 
 def _layer_bits(change: Tensor, encoding: Encoding) -> int:
@@ -181,7 +140,7 @@ def _settled(
         raise Refused(f"utility: {federation.clients} clients need a sample each; the pool has {samples}")
     order = torch.randperm(samples, generator=generator(protocol.seed, "federated shards")).to(pool.inputs.device)
     model, shards = subject.model, []
-    once = [defense for defense in protocol.defenses if defense.side == "model" or isinstance(defense, RandomLabels)]
+    once = [defense for defense in protocol.defenses if defense.side == "model" or defense.once]
     for number, part in enumerate(order.tensor_split(federation.clients)):
         shard = Batch(pool.inputs[part], pool.targets[part])
         client = Client(model=subject.model, batch=shard, training=protocol.training, loss=protocol.loss)

@@ -4,7 +4,7 @@ import statistics
 import pytest
 
 import dosimeter as dm
-from dosimeter.engines.adaptation import Countered, adapt, trusted
+from dosimeter.engines.adaptation import Countered, adapt, distrust
 from dosimeter.models.loading import ModelConfig
 from dosimeter.registry import ATTACKS, DEFENSES
 from dosimeter.runs.audit import Suite, run_suite
@@ -94,25 +94,11 @@ def test_mixup_lets_labels_move_where_the_attack_can(classifier, batch):
 
 
 def test_every_defense_gets_its_sentence(classifier, batch):
-    options = {
-        "gaussian_noise": {"std": 0.1},
-        "laplace_noise": {"scale": 0.1},
-        "clipping": {"max_norm": 1.0},
-        "pruning": {"ratio": 0.5},
-        "quantisation": {"bits": 8},
-        "dpsgd": {"max_norm": 1.0, "noise_multiplier": 1.0},
-        "secure_aggregation": {"clients": 2},
-        "local_iterations": {"steps": 2},
-        "soteria": {"ratio": 0.5},
-        "low_rank": {"rank": 1},
-        "only_layer": {"layer": "5"},
-        "label_smoothing": {"smoothing": 0.1},
-        "pixelation": {"block": 2},
-        "blur": {"sigma": 1.0},
-        "random_labels": {"epsilon": 1.0},
-    }
+    required = {"laplace_noise": {"scale": 0.1}, "secure_aggregation": {"clients": 2}, "only_layer": {"layer": "5"}}
+    required |= {"label_smoothing": {"smoothing": 0.1}, "pixelation": {"block": 2}, "blur": {"sigma": 1.0}}
     for name in DEFENSES:
-        defense = dm.defense(name, **options.get(name, {}))
+        usual = DEFENSES.entry(name).strengths
+        defense = dm.defense(name, **(usual[0] if usual else required.get(name, {})))
         exposure = dm.observe(classifier.train(name in ("dropout", "precode")), batch, defenses=(defense,))
         for attack in (WHOLE, DIRECTION, dm.label_recovery("ilrg"), dm.label_recovery("subspace"), dm.feature_recovery("subspace")):
             (note,) = adapt(attack, exposure).notes
@@ -137,11 +123,24 @@ def test_recoveries_say_what_they_do_of_themselves(classifier, batch, method, de
     assert not adapted.changed
 
 
-def test_the_server_trusts_what_pruning_leaves(classifier):
-    assert trusted(())[0] == "subspace"
-    assert trusted((dm.defense("pruning", ratio=0.9),))[0] == "llg"
-    assert trusted((dm.defense("pruning", ratio=0.0),)) == trusted(())
-    assert trusted((dm.defense("gaussian_noise", std=0.1),))[0] == "ilrg"
+TRUSTED = ["subspace", "ilrg", "posterior", "llg", "zlg", "idlg"]
+
+
+@pytest.mark.parametrize(
+    ("defenses", "order"),
+    [
+        ((), TRUSTED),
+        ((dm.defense("pruning", ratio=0.0),), TRUSTED),
+        ((dm.defense("clipping", max_norm=1.0),), TRUSTED),
+        ((dm.defense("gaussian_noise", std=0.1),), [*TRUSTED[1:], "subspace"]),
+        ((dm.defense("sign"),), [*TRUSTED[1:], "subspace"]),
+        ((dm.defense("pruning", ratio=0.9),), ["llg", "idlg", "subspace", "ilrg", "posterior", "zlg"]),
+    ],
+)
+def test_the_server_trusts_what_the_defenses_leave(defenses, order):
+    recoveries = [dm.label_recovery(name) for name in ["rlg", *sorted(TRUSTED), "llg_plus"]]
+    ranked = [recovery.name for recovery in sorted(recoveries, key=lambda recovery: distrust(recovery, defenses))]
+    assert ranked == [*order, "rlg", "llg_plus"]
 
 
 def test_an_audit_shows_both_and_the_record_says_which(subject):

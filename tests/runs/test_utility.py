@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 import dosimeter as dm
-from dosimeter.defenses.guarantees import guarantees
+from dosimeter.engines.privacy import guarantees
 from dosimeter.models.loading import ModelConfig
 from dosimeter.runs.audited_client import DataConfig, measure_accuracy, prepare
 from dosimeter.runs.measurement import AuditedClient, Protocol

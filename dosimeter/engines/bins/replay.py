@@ -7,8 +7,7 @@ import copy
 import torch
 from torch import Tensor, nn
 
-from dosimeter.client.training import FedAvg, sends_one_gradient
-from dosimeter.defenses.secure_aggregation import MeanOfClients
+from dosimeter.client.training import FedAvg, MeanOfClients, sends_one_gradient
 from dosimeter.engines.bins.inserted_layer import LAYER_STRENGTH, InsertedLayer
 from dosimeter.engines.matching.differentiable import twice_differentiable
 from dosimeter.engines.recursion.levels import snap_to_levels

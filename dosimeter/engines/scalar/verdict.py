@@ -8,7 +8,7 @@ import numpy as np
 
 from dosimeter.client.training import sends_one_gradient
 from dosimeter.engines.scalar.problem import Candidates, ScalarProblem
-from dosimeter.interfaces import Public
+from dosimeter.interfaces import Defense, Public
 from dosimeter.types import Outcome
 
 CERTAIN = 1e-3  # error bar of what is certified: of a label L1, of a feature relative
@@ -18,7 +18,6 @@ UNEXPLAINED = 1e-2  # distance from the family beyond which an answer is none, w
 EXCUSED = 10.0  # distance from the family, in units of what noise leaves, up to which a scalar fits
 VISIBLE = 100.0  # size of a row, in units of what noise leaves, from which on it checks a scalar
 SPARE = 2  # equations beyond the one that finds the scalar: with fewer, a label of another family fits by chance
-VALUES_KEPT = frozenset({"bias_withheld", "head_withheld", "only_layer", "local_iterations"})  # of those after the data and the model
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,14 +58,17 @@ def doubted(public: Public) -> str:
     A scaled or pruned gradient is that of another label: without the bias nothing tells them apart, and with it a head that
     predicts all classes alike takes a scaled label for a smoothed one.
     """
-    changing = ", ".join(
-        defense.name for defense in public.defenses if defense.side in ("training", "update") and defense.name not in VALUES_KEPT
-    )
+    changing = ", ".join(defense.name for defense in public.defenses if _changes_values(defense))
     if changing:
         return f"a guess only: {changing} changes the gradient's values, and the label that fits them is then another"
     if not sends_one_gradient(public.training):
         return f"a guess only: the update sums gradients of {public.training.name}'s local steps, which is not (p − y) fᵀ"
     return ""
+
+
+def _changes_values(defense: Defense) -> bool:
+    """Whether the gradient of what the client trains on is sent with other values; defenses of data and model change what it is of."""
+    return defense.side in ("training", "update") and (defense.distorts() or defense.scaling() != "none")
 
 
 def _explained(found: Candidates) -> bool:

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from dosimeter.engines.subspace.cut_gaussians import rectified_moments, truncated_moments
-from dosimeter.engines.subspace.distortion import Distortion
 from dosimeter.engines.subspace.feature_prior import FeaturePrior
+from dosimeter.types import Distortion
 
 ITERATIONS = 100
 SETTLED_CHANGE = 1e-6  # relative change of the features that ends the iteration

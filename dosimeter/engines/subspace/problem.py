@@ -12,19 +12,18 @@ from torch.nn.functional import one_hot
 from dosimeter.client.losses import CrossEntropy
 from dosimeter.client.training import sends_one_gradient
 from dosimeter.engines.subspace.certificate import PAIR_FREEDOM
-from dosimeter.engines.subspace.distortion import distortion_of
+from dosimeter.engines.subspace.distortion import distortion_of, unmodelled
 from dosimeter.engines.subspace.equations import Equations, build_equations, mean_coordinates
 from dosimeter.engines.subspace.search import search_from_extreme_rows
 from dosimeter.engines.subspace.separate import Effort, separate, spare_equations
 from dosimeter.engines.subspace.smoothing import estimate_smoothing, with_smoothing
 from dosimeter.engines.subspace.spectrum import factor, rounding_unit
 from dosimeter.engines.subspace.verdict import BatchFacts, Separation
-from dosimeter.interfaces import Exposure, Public
+from dosimeter.interfaces import Defense, Exposure, Public
 from dosimeter.network.head import Head
 from dosimeter.types import LabelEstimate, Refused
 
 Targets = Literal["any", "declared", "smoothed", "mixed"]
-SCALE_KEPT = frozenset({"gaussian_noise", "laplace_noise", "pruning", "quantisation", "low_rank", "bias_withheld", "bias_free_head"})
 
 
 def separate_head(
@@ -58,12 +57,12 @@ def separate_head(
         effort=Effort(attempts=attempts, starts=starts),
         rng=rng,
     )
-    if any(defense.name == "mixup" for defense in public.defenses):
+    if any(defense.pairs_labels for defense in public.defenses):
         targets = "mixed"
     if targets == "any" and distortion_of(gradient, public) is not None:
         targets = "declared"  # a distorted gradient fits any kind of target
     result = _separate_any_targets(problem) if targets == "any" else problem.separate(targets)
-    if not sends_one_gradient(public.training):
+    if not sends_one_gradient(public.training) or unmodelled(public):
         result = replace(result, certified=torch.zeros_like(result.certified))
     return result
 
@@ -181,12 +180,19 @@ def _equations(exposure: Exposure, head: Head, gradient: Tensor, bias_gradient: 
 
 def may_be_scaled(public: Public) -> bool:
     """Whether a defense in force, or a temperature, may have multiplied the gradient by a number that the server does not know."""
-    return any(defense.name not in SCALE_KEPT for defense in public.defenses)
+    return any(defense.scaling() != "none" for defense in public.defenses)
 
 
 def scaled_by_layer(public: Public) -> bool:
     """Whether weight and bias gradient may have been scaled apart, so that they cannot be used together."""
-    return any(getattr(defense, "mode", None) == "layer" for defense in public.defenses)
+    return any(defense.scaling() == "layers" for defense in public.defenses)
+
+
+def counter_of(method: str, defense: Defense) -> str:
+    """What the subspace method does by itself about a defense that distorts nothing, "" where it does nothing."""
+    if defense.scaling() in ("update", "layers"):
+        return f"{method} is free of the gradient's scale"
+    return f"{method} takes samples of two labels apart" if defense.pairs_labels else ""
 
 
 def _as_double(tensor: Tensor | None) -> Tensor | None:

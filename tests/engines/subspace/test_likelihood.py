@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch.nn.functional import one_hot
 
-from dosimeter.engines.subspace.distortion import Distortion
 from dosimeter.engines.subspace.feature_prior import FeaturePrior
 from dosimeter.engines.subspace.likelihood import LikelihoodProblem, find_likely_features, is_small_enough
+from dosimeter.types import Distortion
 
 CLASSES, WIDTH, SIZE = 60, 200, 6
 
