@@ -1,1 +1,1 @@
-"""Models from a stranger: what a client can tell of a model before it trains on it."""
+"""What a client can tell of a model that it receives, before it trains on it."""

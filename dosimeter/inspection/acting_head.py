@@ -1,4 +1,4 @@
-"""What acts as a last layer without being one: a kernel of one pixel, bare parameters, a layer on tokens that are averaged."""
+"""A last layer that is no linear module: a kernel of one pixel, bare parameters, a layer on tokens that are averaged."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from torch import Tensor, nn
 from dosimeter.inspection.layer import LinearLayer
 from dosimeter.randomness import generator
 
-TOLERANCE = 1e-3  # relative residual up to which gradients have the form
-PROBABLE = 1e-4  # how far from 1 the outputs of a model that ends in a softmax may sum
-SMALLEST = 1e-38  # probability
+TOLERANCE = 1e-3  # relative residual up to which a gradient has the form of a last layer's
+SUM_TOLERANCE = 1e-4  # how far from 1 the outputs may sum and still be probabilities
+SMALLEST_PROBABILITY = 1e-38  # smaller ones are raised to it before the logarithm
 
 
 def logits_of(outputs: Tensor) -> Tensor:
-    """The outputs (B, C), or their logarithms where they are probabilities: the same up to a constant per sample."""
-    ends_in_softmax = outputs.shape[1] > 1 and bool((outputs >= 0).all()) and bool(((outputs.sum(1) - 1).abs() < PROBABLE).all())
-    return outputs.clamp_min(SMALLEST).log() if ends_in_softmax else outputs
+    """The outputs (B, C), or their logarithms where they are probabilities: these equal the logits up to a constant per sample."""
+    ends_in_softmax = outputs.shape[1] > 1 and bool((outputs >= 0).all()) and bool(((outputs.sum(1) - 1).abs() < SUM_TOLERANCE).all())
+    return outputs.clamp_min(SMALLEST_PROBABILITY).log() if ends_in_softmax else outputs
 
 
 def find_acting_head(model: nn.Module, inputs: Tensor, classes: int) -> LinearLayer | None:
-    """The parameter W (C, H) for which every sample's logits are W f + β b, plus what depends on neither; None where there is none.
+    """The parameter W (C, H) for which every sample's logits are W f + β b plus terms without W and b; None where there is none.
 
-    The proof: for a vector r that sums to 0, ∂(r · z_i) / ∂W = r f_iᵀ, which also gives the feature f_i, whatever pools or
-    scales the layer's outputs afterwards; likewise ∂(r · z_i) / ∂b = β r.
+    The proof: let r sum to 0. Then ∂(r · z_i) / ∂W = r f_iᵀ, whatever pools or scales the layer's outputs. The same gradient
+    gives the feature f_i. Likewise ∂(r · z_i) / ∂b = β r.
     """
     parameters = dict(model.named_parameters())
     weights = [name for name, p in parameters.items() if p.numel() > classes > 1 and _per_class(p, classes) is not None]
@@ -54,7 +54,7 @@ def find_acting_head(model: nn.Module, inputs: Tensor, classes: int) -> LinearLa
 
 
 def _per_class(parameter: Tensor, classes: int) -> Tensor | None:
-    """(C, H) of a matrix, or a kernel of one pixel, with a row, or a column, for each class."""
+    """A matrix, or a kernel of one pixel, with a row or a column for each class, as (C, H); None for other parameters."""
     if parameter.ndim < 2 or parameter.numel() != parameter.shape[0] * parameter.shape[1]:
         return None
     matrix = parameter.flatten(1)
@@ -62,7 +62,7 @@ def _per_class(parameter: Tensor, classes: int) -> Tensor | None:
 
 
 def _feature(gradient: Tensor | None, direction: Tensor) -> Tensor | None:
-    """f of a gradient r fᵀ (C, H) or r f (C,): (H,) or (1,); None where it has another form."""
+    """f of a gradient r fᵀ (C, H) or r f (C,): (H,) or (1,); None where the gradient has another form."""
     if gradient is None:
         return None
     matrix = gradient.reshape(-1, 1) if gradient.numel() == len(direction) else _per_class(gradient, len(direction))

@@ -1,4 +1,4 @@
-"""`dosimeter inspect`: from words to an exit code."""
+"""`dosimeter inspect`: from the words of the command line to an exit code."""
 
 from __future__ import annotations
 
@@ -20,17 +20,16 @@ from dosimeter.normalization import from_pixels
 from dosimeter.registry import MODELS, options_of
 from dosimeter.types import Batch, Normalization
 
-SAMPLES = 64  # of the client's data that the checks see
+SAMPLES = 64  # of the client's data, on which the checks run the model
 
 
 def run_inspect(words: Sequence[str], *, reference: str | None = None, data: str | None = None, as_json: bool = False) -> int:
-    """Inspect the model that the words name and print what was found: 1 suspicious, 0 not as far as the checks could look.
+    """Inspect the model that the words name and print the findings. Returns 1 where it is suspicious, else 0.
 
-    The first word is a TOML file with a [model] table as an audit's, an architecture's name or `module:function`; the others
+    The first word is a TOML file with an audit's [model] table, an architecture's name, or `module:function`. The others
     override the table, as in `model.weights=received.safetensors model.classes=100`. `reference` is the weights file of the
-    round before, for the same architecture, and `data` the client's images. Bad input, and whatever else keeps the model
-    from being looked at, raises one sentence as a ValueError or OSError: a traceback would end with the exit code of a
-    suspicious model.
+    round before, for the same architecture. `data` are the client's images. A model that cannot be inspected raises a
+    ValueError or an OSError with one sentence, since a traceback would end with the exit code of a suspicious model.
     """
     try:
         found = _inspected(words, reference, data)
@@ -78,7 +77,7 @@ def _build(config: ModelConfig, images: ImageSet | None, weights: str | None) ->
 
 
 def _batch(images: ImageSet, model: nn.Module, normalization: Normalization) -> Batch:
-    """The first samples of as many classes as there are, in the scale that the model takes."""
+    """Samples spread evenly over the images in the order of their labels, in the scale that the model takes."""
     order = images.labels.argsort(stable=True)
     spread = order[:: max(1, len(order) // SAMPLES)][:SAMPLES]
     inputs = from_pixels(images.images[spread], normalization)

@@ -1,4 +1,4 @@
-"""The front door: is this model rigged?"""
+"""Is this model rigged? Every check looks at it, and one suspicious check is enough."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from dosimeter.inspection.checks import (
     trap_rows,
 )
 from dosimeter.inspection.finding import Finding, Measured
-from dosimeter.inspection.received_model import Sent, receive_model
+from dosimeter.inspection.received_model import ReceivedModel, receive_model
 from dosimeter.inspection.thresholds import FALSE_ALARMS, HONEST_MODELS, THRESHOLDS
 from dosimeter.types import Batch
 
@@ -33,11 +33,11 @@ GRADFILT, IMPRINT, TRAPS = "gradfilt", "imprint", "trap_weights"
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """A mark that is looked for."""
+    """One check: how it measures, and whose mark it looks for."""
 
-    measure: Callable[[Sent], Measured]
-    made_for: tuple[str, ...]  # the attacks that leave it
-    otherwise: str = ""  # what else was seen to leave it
+    measure: Callable[[ReceivedModel], Measured]
+    made_for: tuple[str, ...]  # the attacks that leave this mark
+    otherwise: str = ""  # what else leaves it in honest models
 
 
 CHECKS: Mapping[str, Check] = {
@@ -67,12 +67,12 @@ CHECKS: Mapping[str, Check] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Inspection:
-    """What the checks found; suspicious as soon as one of them is."""
+    """What all checks found; suspicious where one of them is."""
 
     findings: tuple[Finding, ...]
     left_out: Mapping[str, str] = field(default_factory=dict)  # checks that could not look, and why
-    honest_models: int = HONEST_MODELS  # that the thresholds were tried on
-    false_alarms: int = FALSE_ALARMS  # honest models among them that were flagged
+    honest_models: int = HONEST_MODELS  # on which the thresholds were tried
+    false_alarms: int = FALSE_ALARMS  # of them that were flagged
 
     @property
     def suspicious(self) -> bool:
@@ -84,7 +84,7 @@ class Inspection:
 
     @property
     def unseen(self) -> tuple[str, ...]:
-        """Attacks whose marks no check could look for."""
+        """The attacks for whose marks no check could look."""
         looked = {attack for finding in self.findings for attack in CHECKS[finding.check].made_for}
         return tuple(sorted({attack for name in self.left_out for attack in CHECKS[name].made_for} - looked))
 
@@ -110,14 +110,13 @@ class Inspection:
 def inspect(model: nn.Module, batch: Batch | None = None, reference: nn.Module | None = None) -> Inspection:
     """Look for the marks of a dishonest server in a model before training on it.
 
-    Each check is independent of the others and gives its statistic, its threshold and a sentence, or says why it cannot
-    look. With `batch`, the client's own data, the checks that watch the model at work see what it would do with them;
-    without, smooth random patterns stand in. With `reference`, the model of the round before, what changed is looked at
-    too. A clean result means that none of the marks that could be looked for is there, not that no other attack is
-    possible. The model is not changed.
+    Each check is independent of the others. It gives a statistic, a threshold and a sentence, or the reason why it cannot look.
+    `batch` is the client's own data, on which the checks run the model; without it, they run on smooth random patterns.
+    `reference` is the model of the round before, with which this one is compared. A clean result means that the marks that
+    could be looked for are absent. It does not mean that no other attack is possible. The model is not changed.
     """
-    sent = receive_model(model, batch, reference)
-    measured = {name: check.measure(sent) for name, check in CHECKS.items()}
+    received_model = receive_model(model, batch, reference)
+    measured = {name: check.measure(received_model) for name, check in CHECKS.items()}
     findings = [
         Finding(check=name, statistic=result[0], threshold=THRESHOLDS[name], sentence=result[1], otherwise=CHECKS[name].otherwise)
         for name, result in measured.items()

@@ -1,4 +1,4 @@
-"""The model that a client was sent, run once on its own data or on probes, with all that the checks look at."""
+"""The model that a client receives, run once on its own data or on probes, with everything that the checks look at."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from dosimeter.randomness import generator
 from dosimeter.types import Batch, Refused
 
 PROBES = 24
-COARSE = 4  # pixels a side of the patterns that probes are made of
+COARSE_SIDE = 4  # pixels of the random patterns that are enlarged to probes
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sent:
-    """What a check may look at."""
+class ReceivedModel:
+    """The model, its layers, and what they receive on the inputs."""
 
     model: nn.Module  # a copy in eval mode
     inputs: Tensor  # (B, *shape): the client's own, or probes
     targets: Tensor | None  # (B,) or (B, C), the client's own
-    logits: Tensor  # (B, C); the logarithm of its outputs, where the model ends in a softmax
-    linear: tuple[LinearLayer, ...]  # in the order of execution, the head among them; then parameters that no module applies
-    later_inputs: tuple[Tensor, ...]  # what layers with weights received after the first linear layer had seen the whole input
-    head: LinearLayer | None  # what acts as the last layer, where anything is found to
+    logits: Tensor  # (B, C); the logarithms of the outputs where the model ends in a softmax
+    linear: tuple[LinearLayer, ...]  # in the order in which they run, with the head; then parameters that no module applies
+    later_inputs: tuple[Tensor, ...]  # what layers with weights receive after a linear layer has taken the whole input
+    head: LinearLayer | None  # what acts as the last layer; None where nothing is found
     reference: nn.Module | None
 
     @property
@@ -42,7 +42,7 @@ class Sent:
 
     @property
     def on_input(self) -> list[LinearLayer]:
-        """Those among them that take the whole raw input."""
+        """The hidden linear layers that take the whole raw input."""
         flat = self.inputs.flatten(1)
         return [layer for layer in self.hidden if layer.received.shape == flat.shape and torch.equal(layer.received, flat)]
 
@@ -53,8 +53,8 @@ class Sent:
         return self.targets.argmax(1) if self.targets.ndim == 2 else self.targets
 
 
-def receive_model(model: nn.Module, batch: Batch | None, reference: nn.Module | None) -> Sent:
-    """Run the model once, in eval mode, and note what its layers met; refuses what is no classifier or not finite."""
+def receive_model(model: nn.Module, batch: Batch | None, reference: nn.Module | None) -> ReceivedModel:
+    """Run a copy of the model once, in eval mode, and record its layers' inputs. Refuses a model that is no classifier or not finite."""
     check_weights(model, "model")
     if reference is not None:
         check_weights(reference, "reference")
@@ -65,23 +65,23 @@ def receive_model(model: nn.Module, batch: Batch | None, reference: nn.Module | 
     if batch is not None:
         check_batch(model, batch, "batch")
     inputs = _probes(model) if batch is None else batch.inputs.to(next(model.parameters()))
-    outputs, met = record_inputs(model, inputs, lambda _, module: isinstance(getattr(module, "weight", None), Tensor))
-    applied = [layer for layer in (linear_layer(name, module, x) for name, module, x in met) if layer is not None]
+    outputs, layer_inputs = record_inputs(model, inputs, lambda _, module: isinstance(getattr(module, "weight", None), Tensor))
+    applied = [layer for layer in (linear_layer(name, module, x) for name, module, x in layer_inputs) if layer is not None]
     bare = bare_layers(model, inputs, applied)
-    return Sent(
+    return ReceivedModel(
         model=model,
         inputs=inputs,
         targets=None if batch is None else batch.targets.to(inputs.device),
         logits=logits_of(outputs),
         linear=(*applied, *bare),
-        later_inputs=_after_whole_input(met, inputs, bare),
+        later_inputs=_after_whole_input(layer_inputs, inputs, bare),
         head=_head(model, inputs, outputs.shape[1], applied),
         reference=reference,
     )
 
 
 def check_weights(model: nn.Module, path: str) -> None:
-    """Refuse what is no network of finite floating-point weights."""
+    """Refuse anything but a network of finite floating-point weights."""
     if not isinstance(model, nn.Module):
         hint = "; load the weights into a copy of the model" if path == "reference" and isinstance(model, dict) else ""
         raise TypeError(f"{path}: expected a torch.nn.Module, got {type(model).__name__}{hint}")
@@ -97,7 +97,7 @@ def check_weights(model: nn.Module, path: str) -> None:
 
 
 def _head(model: nn.Module, inputs: Tensor, classes: int, applied: list[LinearLayer]) -> LinearLayer | None:
-    """The layer whose output is the model's, the parameter that acts as such, or the last linear layer that has a row for each class."""
+    """The layer whose output is the model's, else a parameter that acts as one, else the last linear layer if its rows are the classes."""
     try:
         name = locate_head(model, tuple(inputs.shape[1:]))[0]
     except Refused:
@@ -106,23 +106,23 @@ def _head(model: nn.Module, inputs: Tensor, classes: int, applied: list[LinearLa
     return linear_layer(name, model.get_submodule(name), input_of(model, name, inputs), proved=True)
 
 
-def _after_whole_input(met: list[tuple[str, nn.Module, Tensor]], inputs: Tensor, bare: list[LinearLayer]) -> tuple[Tensor, ...]:
-    """What layers received that ran after a linear layer had taken the raw input: each (B, as many as the input has).
+def _after_whole_input(layer_inputs: list[tuple[str, nn.Module, Tensor]], inputs: Tensor, bare: list[LinearLayer]) -> tuple[Tensor, ...]:
+    """What layers receive after a linear layer has taken the raw input, where it has the input's size: (B, input entries) each.
 
-    When bare parameters are applied is not seen, and any layer counts as a later one, except the module that owns them.
+    Nobody sees when bare parameters are applied. Where there are any, every layer counts as a later one, except their own module.
     """
     flat = inputs.flatten(1)
-    layers = (linear_layer(name, module, x) for name, module, x in met)
+    layers = (linear_layer(name, module, x) for name, module, x in layer_inputs)
     whole = (i for i, layer in enumerate(layers) if layer and layer.received.shape == flat.shape and torch.equal(layer.received, flat))
     owners = {layer.parameter.rpartition(".")[0] for layer in bare}
     first = -1 if bare else next(whole, None)
     if first is None:
         return ()
-    return tuple(x.flatten(1) for name, _, x in met[first + 1 :] if x.flatten(1).shape == flat.shape and name not in owners)
+    return tuple(x.flatten(1) for name, _, x in layer_inputs[first + 1 :] if x.flatten(1).shape == flat.shape and name not in owners)
 
 
 def _probes(model: nn.Module) -> Tensor:
-    """Smooth patterns in [0, 1] of many brightnesses and contrasts: nearer to data than noise, which all looks alike."""
+    """Smooth patterns in [0, 1] of many brightnesses and contrasts: they differ as images do, unlike noise."""
     try:
         shape = find_input_shape(model)
     except Refused:
@@ -130,7 +130,7 @@ def _probes(model: nn.Module) -> Tensor:
     rng = generator(0, "inspection probes")
     brightness, contrast = torch.rand(2, PROBES, *[1] * len(shape), generator=rng)
     if len(shape) == 3:
-        coarse = torch.randn(PROBES, shape[0], COARSE, COARSE, generator=rng)
+        coarse = torch.randn(PROBES, shape[0], COARSE_SIDE, COARSE_SIDE, generator=rng)
         pattern = interpolate(coarse, shape[1:], mode="bilinear", align_corners=False)
     else:
         pattern = torch.randn(PROBES, *shape, generator=rng)

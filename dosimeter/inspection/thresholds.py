@@ -1,4 +1,4 @@
-"""Thresholds as `benchmarks/inspect_thresholds.py` measured them on honest models; run it to measure them anew."""
+"""The statistic above which each check is suspicious; `benchmarks/inspect_thresholds.py` measures the thresholds on honest models."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 THRESHOLDS = {
     "head_rows": 12.0,
     "head_biases": 12.0,
-    "shut_out_classes": 8.0,  # a class of one sample in 1,000 lies 6.9 below the others
+    "shut_out_classes": 8.0,  # a class with one sample in 1,000 lies log(1000) = 6.9 below the others
     "constant_output": 8.5,
     "silenced_classes": 0.8,
     "parallel_rows": 0.3,
@@ -15,7 +15,7 @@ THRESHOLDS = {
     "inserted_layer": 0.9,
     "lone_rows": 0.5,
     "previous_round": 0.6,
-    "isolated_samples": math.inf,  # said, never held against a model
+    "isolated_samples": math.inf,  # reported, never suspicious
 }
-HONEST_MODELS = 2060  # tried after the thresholds were set: seeds 871, 872, 874, 882 (unseen architectures), 873, 875, 881
-FALSE_ALARMS = 2  # among them, seeds 871 and 873, both pruned; `parallel_rows` has learnt of one; of the other's 100 rows 48 were left
+HONEST_MODELS = 2060  # tried after the thresholds were set, some of architectures that set none of them
+FALSE_ALARMS = 2  # among them; both models were pruned

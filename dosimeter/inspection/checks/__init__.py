@@ -1,1 +1,1 @@
-"""One check a file; each is a function `measure(sent)` that gives a statistic and a sentence, or says why it cannot look."""
+"""One check a file: `measure(received_model)` gives a statistic and a sentence, or the reason why it cannot look."""

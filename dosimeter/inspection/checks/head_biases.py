@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dosimeter.inspection.finding import NO_HEAD, Measured
-from dosimeter.inspection.received_model import Sent
+from dosimeter.inspection.received_model import ReceivedModel
 
 
-def measure(sent: Sent) -> Measured:
-    """The span of the last layer's biases, in nats: what they alone make one class likelier than another by."""
-    if sent.head is None:
+def measure(received_model: ReceivedModel) -> Measured:
+    """The span of the last layer's biases in nats: by how much they alone make one class likelier than another."""
+    if received_model.head is None:
         return NO_HEAD
-    if sent.head.bias is None:
+    if received_model.head.bias is None:
         return 0.0, "nothing is found to act as a bias of the last layer"
-    span = float(sent.head.bias.max() - sent.head.bias.min())
+    span = float(received_model.head.bias.max() - received_model.head.bias.min())
     return span, f"the biases of the last layer make one class e^{span:.3g} times likelier than another before any input is seen"

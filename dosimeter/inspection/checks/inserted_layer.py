@@ -1,17 +1,17 @@
-"""A linear layer before the network proper, which passes the input on almost as it was (imprint, trap weights)."""
+"""A linear layer before the network proper that hands the input on almost unchanged (imprint, trap weights)."""
 
 from __future__ import annotations
 
 from dosimeter.inspection.finding import Measured
-from dosimeter.inspection.received_model import Sent
+from dosimeter.inspection.received_model import ReceivedModel
 
 
-def measure(sent: Sent) -> Measured:
-    """The correlation between the input and what layers receive after a linear layer has seen the whole of it."""
-    flat = sent.inputs.flatten(1).double()
+def measure(received_model: ReceivedModel) -> Measured:
+    """The largest correlation between the input and what a layer receives after a linear layer has taken the whole input."""
+    flat = received_model.inputs.flatten(1).double()
     flat = flat - flat.mean()
     largest = 0.0
-    for received in sent.later_inputs:
+    for received in received_model.later_inputs:
         other = received.double() - received.double().mean()
         largest = max(largest, float((flat * other).sum() / (flat.norm() * other.norm()).clamp_min(1e-30)))
     if largest == 0.0:

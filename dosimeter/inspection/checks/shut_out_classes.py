@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from dosimeter.inspection.finding import NO_HEAD, Measured
-from dosimeter.inspection.received_model import Sent
+from dosimeter.inspection.received_model import ReceivedModel
 
 
-def measure(sent: Sent) -> Measured:
-    """The widest gap in the sorted biases of the last layer that has at most half of the classes below it, in nats.
+def measure(received_model: ReceivedModel) -> Measured:
+    """The widest gap, in nats, among the lower half of the last layer's sorted biases.
 
-    Rare classes make biases fall off step by step, and a dominant one stands above the others; a filter drops its targets
-    at once below all others.
+    Rare classes make the biases fall off step by step, and a dominant class stands above all others. A filter, in contrast,
+    puts its targets far below all others.
     """
-    if sent.head is None:
+    if received_model.head is None:
         return NO_HEAD
-    bias = sent.head.bias
+    bias = received_model.head.bias
     if bias is None:
         return 0.0, "nothing is found to act as a bias of the last layer"
     if len(bias) < 3:
