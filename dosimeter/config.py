@@ -6,18 +6,15 @@ import dataclasses
 import json
 import math
 import tomllib
-import types
-import typing
 from collections.abc import Iterable
-from difflib import get_close_matches
 from enum import Enum
 from pathlib import Path
 from typing import Any, TypeVar
 
 from dosimeter.artefacts import fingerprint
 from dosimeter.interfaces import Method
-from dosimeter.options import OptionError, checked, mismatch, type_name
-from dosimeter.registry import METHODS, SAMPLERS, Registry, build
+from dosimeter.options import OptionError, check_value, field_types, mismatch
+from dosimeter.registry import METHODS, SAMPLERS, Registry, refuse_renamed, suggestion
 
 Config = TypeVar("Config")
 
@@ -25,9 +22,9 @@ Config = TypeVar("Config")
 def describe(value: Any) -> Any:
     """Plain JSON for a configuration: a method becomes its name and options, an absent value is left out."""
     if isinstance(value, Method):
-        return {"name": value.name, **_described_fields(value)}
+        return {"name": value.name, **_describe_fields(value)}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = _described_fields(value)
+        fields = _describe_fields(value)
         return fields.pop("options", {}) | fields
     if isinstance(value, Enum):
         return value.value
@@ -42,7 +39,7 @@ def describe(value: Any) -> Any:
 
 def construct(kind: type[Config], data: Any, path: str = "") -> Config:
     """The configuration that `data` describes; the inverse of `describe`."""
-    return _construct(kind, data, path)
+    return check_value(kind, data, path, _build)
 
 
 def read_toml(path: str | Path) -> dict[str, Any]:
@@ -74,15 +71,8 @@ def override(data: dict[str, Any], assignments: Iterable[str]) -> dict[str, Any]
                     raise ValueError(f"{'.'.join(parents[: depth + 1])}: is not a table, so {key.strip()!r} cannot be set")
                 child = {}
             table = _put(table, parent, child, key)
-        _put(table, last, _parsed(text), key)
+        _put(table, last, _parse_value(text), key)
     return result
-
-
-def to_toml(config: Any) -> str:
-    """TOML text for a configuration; `construct(kind, tomllib.loads(text))` gives it back."""
-    lines: list[str] = []
-    _write_table(lines, (), describe(config))
-    return "\n".join(lines).strip() + "\n"
 
 
 def digest(config: Any) -> str:
@@ -91,91 +81,48 @@ def digest(config: Any) -> str:
     return fingerprint(canonical)
 
 
-def _described_fields(value: Any) -> dict[str, Any]:
+def _describe_fields(value: Any) -> dict[str, Any]:
     items = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     return {name: describe(item) for name, item in items.items() if item is not None}
 
 
-def _construct(annotation: Any, data: Any, path: str) -> Any:
-    registry = _registry_of(annotation)
-    if registry is not None:
-        return _construct_method(registry, data, path)
-    origin, members = typing.get_origin(annotation), typing.get_args(annotation)
-    if origin in (typing.Union, types.UnionType):
-        return _construct_union(annotation, members, data, path)
-    if origin is tuple and len(members) == 2 and members[1] is Ellipsis:
-        if not isinstance(data, (list, tuple)):
-            raise mismatch(path, "a list", data)
-        return tuple(_construct(members[0], item, f"{path}[{i}]") for i, item in enumerate(data))
-    if dataclasses.is_dataclass(annotation) and not isinstance(data, typing.cast(type, annotation)):
-        return _construct_dataclass(typing.cast(type, annotation), data, path)
-    return checked(annotation, data, path)
-
-
-def _construct_method(registry: Registry[Any], data: Any, path: str) -> Any:
-    if registry.interface is not None and isinstance(data, registry.interface):
+def _build(annotation: type, data: Any, path: str) -> Any:
+    """The method or the table of options that `data` describes; what is neither stays as it is."""
+    registry = next((registry for registry in (*METHODS, SAMPLERS) if registry.interface is annotation), None)
+    if isinstance(data, annotation):
         return data
+    if registry is not None:
+        return _build_method(registry, data, path)
+    return _build_table(annotation, data, path) if dataclasses.is_dataclass(annotation) else data
+
+
+def _build_method(registry: Registry[Any], data: Any, path: str) -> Any:
     if isinstance(data, str):
         data = {"name": data}
     if not isinstance(data, dict) or not isinstance(data.get("name"), str):
         raise mismatch(path, f"the name of a {registry.kind}, or a table with its `name` and options", data)
     options = {key: value for key, value in data.items() if key != "name"}
-    return build(registry.entry(data["name"], path), options, path)
+    return registry.construct(data["name"], options, path)
 
 
-def _construct_union(annotation: Any, members: tuple[Any, ...], data: Any, path: str) -> Any:
-    if data is None and type(None) in members:
-        return None
-    errors: list[OptionError] = []
-    for member in members:
-        if member is type(None):
-            continue
-        try:
-            return _construct(member, data, path)
-        except OptionError as error:
-            errors.append(error)
-    structured = [e for m, e in zip([m for m in members if m is not type(None)], errors) if _is_structured(m)]
-    if len(structured) == 1 and not (isinstance(data, str) and _accepts_text(members)):
-        raise structured[0]
-    if len(errors) == 1:
-        raise errors[0]
-    raise structured[0] if structured else mismatch(path, type_name(annotation), data)
-
-
-def _construct_dataclass(kind: type, data: Any, path: str) -> Any:
+def _build_table(kind: type, data: Any, path: str) -> Any:
     if not isinstance(data, dict):
         raise mismatch(path, "a table", data)
-    hints = typing.get_type_hints(kind, include_extras=True)
-    fields = {field.name: hints[field.name] for field in dataclasses.fields(kind)}
+    annotations = field_types(kind)
+    fields = {field.name: annotations[field.name] for field in dataclasses.fields(kind)}
     known = {key: value for key, value in data.items() if key in fields and key != "options"}
     extra = {key: value for key, value in data.items() if key not in known}
     if extra and "options" not in fields:
         name = next(iter(extra))
-        close = get_close_matches(name, fields, 1)
-        raise OptionError(
-            _join(path, name), f"no such key; did you mean {close[0]!r}?" if close else f"no such key; keys are: {', '.join(fields)}"
-        )
-    arguments = {key: _construct(fields[key], value, _join(path, key)) for key, value in known.items()}
+        refuse_renamed(_join(path, name), name, path)
+        raise OptionError(_join(path, name), f"no such key; {suggestion(name, fields, 'keys are')}")
+    arguments = {key: check_value(fields[key], value, _join(path, key), _build) for key, value in known.items()}
     if "options" in fields:
         arguments["options"] = extra.pop("options", {}) | extra
     try:
         return kind(**arguments)
     except OptionError as error:
         raise error.under(path) from None
-
-
-def _registry_of(annotation: Any) -> Registry[Any] | None:
-    if not isinstance(annotation, type):
-        return None
-    return next((registry for registry in (*METHODS, SAMPLERS) if registry.interface is annotation), None)
-
-
-def _is_structured(annotation: Any) -> bool:
-    return _registry_of(annotation) is not None or dataclasses.is_dataclass(annotation) or typing.get_origin(annotation) is tuple
-
-
-def _accepts_text(members: tuple[Any, ...]) -> bool:
-    return any(member is str for member in members)
 
 
 def _join(path: str, key: str) -> str:
@@ -198,37 +145,8 @@ def _put(table: Any, key: str, value: Any, path: str) -> Any:
     return value
 
 
-def _parsed(text: str) -> Any:
+def _parse_value(text: str) -> Any:
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         return text.strip()
-
-
-def _write_table(lines: list[str], path: tuple[str, ...], table: dict[str, Any]) -> None:
-    nested = {k: v for k, v in table.items() if isinstance(v, dict) or (isinstance(v, list) and v and all(isinstance(i, dict) for i in v))}
-    for key, value in table.items():
-        if key not in nested:
-            lines.append(f"{_key(key)} = {_literal(value)}")
-    for key, value in nested.items():
-        heading = ".".join(map(_key, (*path, key)))
-        for item in value if isinstance(value, list) else [value]:
-            lines.append("")
-            lines.append(f"[[{heading}]]" if isinstance(value, list) else f"[{heading}]")
-            _write_table(lines, (*path, key), item)
-
-
-def _key(key: str) -> str:
-    return key if key and all(c.isalnum() or c in "-_" for c in key) and key.isascii() else json.dumps(key)
-
-
-def _literal(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-    if isinstance(value, list):
-        return "[" + ", ".join(map(_literal, value)) + "]"
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{_key(k)} = {_literal(v)}" for k, v in value.items()) + "}"
-    return repr(value)

@@ -54,8 +54,8 @@ def _entry(kind: str, name: str, entry: Any) -> dict[str, Any]:
             {
                 "name": option.name,
                 "type": option.type_name,
-                "required": option.default is inspect.Parameter.empty,
-                "default": None if option.default is inspect.Parameter.empty else _plain(option.default),
+                "required": option.required,
+                "default": None if option.required else _plain(option.default),
             }
             for option in options_of(entry)
         ],

@@ -41,54 +41,98 @@ class OptionError(ValueError):
         return OptionError(f"{prefix}{separator}{self.path}", self.problem)
 
 
-def checked(annotation: Any, value: Any, path: str) -> Any:
-    """`value` if it fits `annotation` (an int where a float is expected becomes one); else an OptionError."""
+Builder = Callable[[Any, Any, str], Any]  # annotation, value, path -> what a table or a name describes, or the value as it is
+
+
+def check_value(annotation: Any, value: Any, path: str, build: Builder | None = None) -> Any:
+    """`value` if it fits `annotation`, else an OptionError. An int where a float is expected becomes one, a list a tuple.
+
+    With `build`, classes that a name or a table describes are built from it, at any depth.
+    """
     if annotation is Any:
         return value
-    origin = typing.get_origin(annotation)
+    origin, members = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is Annotated:
-        base, *constraints = typing.get_args(annotation)
-        value = checked(base, value, path)
+        base, *constraints = members
+        value = check_value(base, value, path, build)
         for constraint in constraints:
             if isinstance(constraint, Constraint) and not constraint.holds(value):
                 raise mismatch(path, constraint.expected, value)
         return value
     if origin in (typing.Union, types.UnionType):
-        return _checked_union(typing.get_args(annotation), value, path)
+        return _check_union(members, value, path, build)
     if origin is Literal:
-        choices = typing.get_args(annotation)
-        if value not in choices:
-            raise mismatch(path, "one of " + ", ".join(repr(choice) for choice in choices), value)
+        if value not in members:
+            raise mismatch(path, "one of " + ", ".join(repr(choice) for choice in members), value)
         return value
     if origin is tuple:
-        return _checked_tuple(typing.get_args(annotation), value, path)
+        return _check_tuple(members, value, path, build)
     if origin is dict:
         if not isinstance(value, dict):
             raise mismatch(path, "a table", value)
-        key_type, value_type = typing.get_args(annotation)
-        return {checked(key_type, k, path): checked(value_type, v, f"{path}.{k}") for k, v in value.items()}
-    if annotation is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if annotation is float and value in ("inf", "-inf"):  # as JSON, which has no infinity, carries it
-        return float(value)
+        key_type, value_type = members
+        return {check_value(key_type, k, path): check_value(value_type, v, f"{path}.{k}", build) for k, v in value.items()}
     if isinstance(annotation, type):
-        if issubclass(annotation, Enum) and not isinstance(value, annotation):
-            return checked(Literal[tuple(member.value for member in annotation)], value, path) and annotation(value)
-        if not isinstance(value, annotation) or (isinstance(value, bool) and annotation in (int, float)):
-            raise mismatch(path, _words_for(annotation), value)
+        return _check_class(annotation, value if build is None else build(annotation, value, path), path)
     return value
 
 
+def _check_class(kind: type, value: Any, path: str) -> Any:
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if kind is float and value in ("inf", "-inf"):  # as JSON, which has no infinity, carries it
+        return float(value)
+    if issubclass(kind, Enum) and not isinstance(value, kind):
+        return check_value(Literal[tuple(member.value for member in kind)], value, path) and kind(value)
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind in (int, float)):
+        raise mismatch(path, _words_for(kind), value)
+    return value
+
+
+def _check_union(members: tuple[Any, ...], value: Any, path: str, build: Builder | None) -> Any:
+    """The value as the first member that fits. Else the error of the member that a table can describe, of the only one, or of all."""
+    if value is None and type(None) in members:
+        return None
+    errors: list[tuple[Any, OptionError]] = []
+    for member in members:
+        if member is not type(None):
+            try:
+                return check_value(member, value, path, build)
+            except OptionError as error:
+                errors.append((member, error))
+    structured = [error for member, error in errors if build is not None and _is_structured(member)]
+    if structured:
+        raise structured[0]
+    if len(errors) == 1:
+        raise errors[0][1]
+    raise mismatch(path, " or ".join(type_name(member) for member in members), value)
+
+
+def _check_tuple(members: tuple[Any, ...], value: Any, path: str, build: Builder | None) -> tuple[Any, ...]:
+    if not isinstance(value, (tuple, list)):
+        raise mismatch(path, "a list", value)
+    if len(members) == 2 and members[1] is Ellipsis:
+        return tuple(check_value(members[0], item, f"{path}[{i}]", build) for i, item in enumerate(value))
+    if len(value) != len(members):
+        raise mismatch(path, f"a list of {len(members)}", value)
+    return tuple(check_value(member, item, f"{path}[{i}]", build) for i, (member, item) in enumerate(zip(members, value)))
+
+
+def _is_structured(annotation: Any) -> bool:
+    return dataclasses.is_dataclass(annotation) or typing.get_origin(annotation) is tuple
+
+
 def check_fields(instance: Any) -> None:
-    """Check every field of a frozen dataclass against its annotation, converting where `checked` does."""
-    hints = _hints(type(instance))
+    """Check every field of a frozen dataclass against its annotation, converting where `check_value` does."""
+    annotations = field_types(type(instance))
     for field in dataclasses.fields(instance):
-        value = checked(hints[field.name], getattr(instance, field.name), field.name)
+        value = check_value(annotations[field.name], getattr(instance, field.name), field.name)
         object.__setattr__(instance, field.name, value)
 
 
 @cache
-def _hints(kind: type) -> dict[str, Any]:
+def field_types(kind: type) -> dict[str, Any]:
+    """The annotation of every field of a dataclass, constraints included."""
     return typing.get_type_hints(kind, include_extras=True)
 
 
@@ -115,31 +159,6 @@ def type_name(annotation: Any) -> str:
     if annotation is type(None):
         return "none"
     return _words_for(annotation) if isinstance(annotation, type) else str(annotation).replace("typing.", "")
-
-
-def _checked_union(members: tuple[Any, ...], value: Any, path: str) -> Any:
-    if value is None and type(None) in members:
-        return None
-    errors = []
-    for member in members:
-        if member is not type(None):
-            try:
-                return checked(member, value, path)
-            except OptionError as error:
-                errors.append(error)
-    if len(errors) == 1:
-        raise errors[0]
-    raise mismatch(path, " or ".join(type_name(member) for member in members), value)
-
-
-def _checked_tuple(members: tuple[Any, ...], value: Any, path: str) -> tuple[Any, ...]:
-    if not isinstance(value, (tuple, list)):
-        raise mismatch(path, "a list", value)
-    if len(members) == 2 and members[1] is Ellipsis:
-        return tuple(checked(members[0], item, f"{path}[{i}]") for i, item in enumerate(value))
-    if len(value) != len(members):
-        raise mismatch(path, f"a list of {len(members)}", value)
-    return tuple(checked(member, item, f"{path}[{i}]") for i, (member, item) in enumerate(zip(members, value)))
 
 
 def _words_for(kind: type) -> str:

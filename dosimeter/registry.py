@@ -1,4 +1,4 @@
-"""Where methods are found by name. A registry imports every module of its package once, so that adding a method touches one file."""
+"""Where methods are found by name. A registry reads the files of its package, so that adding a method touches one file."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ import importlib
 import inspect
 import pkgutil
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
+from importlib.util import find_spec
 from typing import Any, Generic, TypeVar
 
 from dosimeter.interfaces import Attack, Defense, FeatureRecovery, LabelRecovery, Loss, Metric, Sampler, Training
-from dosimeter.options import OptionError, checked, type_name
+from dosimeter.options import OptionError, check_value, type_name
 
 Entry = TypeVar("Entry", bound=Callable[..., Any])
 Built = TypeVar("Built")
@@ -28,17 +29,29 @@ class Option:
     default: Any
 
     @property
+    def required(self) -> bool:
+        return self.default is inspect.Parameter.empty
+
+    @property
     def type_name(self) -> str:
         return type_name(self.annotation)
 
 
+# What a file written for an earlier version may still say, and the words for what it is now. The keys: "attack old_name" of a method,
+# "attack name.old_option" of an option, "data.old_key" of a key in a table.
+RENAMED: dict[str, str] = {}
+
+
 class Registry(Generic[Built]):
-    """Names of one kind of thing, each with the class or function that builds it."""
+    """Names of one kind of thing, each with the class or function that builds it.
+
+    A method is looked for in the file of its name first. Only where that file does not have it is the whole package imported.
+    """
 
     def __init__(self, kind: str, where: str, interface: type[Built] | None = None) -> None:
         self.kind, self.where, self.interface = kind, where, interface
         self._entries: dict[str, Callable[..., Built]] = {}
-        self._discovered = False
+        self._complete = False  # whether the whole package is imported
 
     def register(self, name: str) -> Callable[[Entry], Entry]:
         def decorate(entry: Entry) -> Entry:
@@ -53,27 +66,45 @@ class Registry(Generic[Built]):
         return decorate
 
     def names(self) -> list[str]:
-        self._discover()
+        self._import_all()
         return sorted(self._entries)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.names())
 
     def __contains__(self, name: object) -> bool:
-        self._discover()
+        if isinstance(name, str):
+            self._import_file_of(name)
+        if name not in self._entries:
+            self._import_all()
         return name in self._entries
 
     def entry(self, name: str, path: str = "") -> Callable[..., Built]:
-        self._discover()
-        if name not in self._entries:
-            close = get_close_matches(str(name), self._entries, 1)
-            hint = f"did you mean {close[0]!r}?" if close else "there are: " + ", ".join(self.names())
-            raise OptionError(path, f"no {self.kind} named {name!r}; {hint}")
+        """The class or function of this name; an unknown name is refused with the nearest one."""
+        if name not in self:
+            refuse_renamed(f"{self.kind} {name}", name, path)
+            raise OptionError(path, f"no {self.kind} named {name!r}; {suggestion(str(name), self.names(), 'there are')}")
         return self._entries[name]
 
+    def construct(self, name: str, options: dict[str, Any], path: str) -> Built:
+        """The method of this name with these options, each checked against its type; errors name the path."""
+        entry = self.entry(name, path)
+        known = {option.name: option for option in options_of(entry)}
+        for option in options:
+            if option not in known:
+                refuse_renamed(f"{self.kind} {name}.{option}", option, path)
+                hint = suggestion(option, known, "options are") if known else "it takes no options"
+                raise OptionError(path, f"unknown option {option!r}; {hint}")
+        missing = [option.name for option in known.values() if option.required and option.name not in options]
+        if missing:
+            raise OptionError(path, f"missing option {missing[0]!r} ({known[missing[0]].type_name})")
+        try:
+            return entry(**{option: check_value(known[option].annotation, value, option) for option, value in options.items()})
+        except OptionError as error:
+            raise error.under(path) from None
+
     def build(self, name: str, /, **options: Any) -> Built:
-        path = self.kind.replace(" ", "_")
-        return build(self.entry(name, path), options, path)
+        return self.construct(name, options, self.kind.replace(" ", "_"))
 
     def resolve(self, method: str | Built, **options: Any) -> Built:
         """A name with options, or a ready object (then without options)."""
@@ -85,13 +116,32 @@ class Registry(Generic[Built]):
             raise TypeError(f"options {sorted(options)} go with a name, not with a ready {self.kind}; use dataclasses.replace")
         return method
 
-    def _discover(self) -> None:
-        if self._discovered:
+    def _import_file_of(self, name: str) -> None:
+        if name in self._entries or not name.isidentifier():
             return
-        self._discovered = True
-        module = importlib.import_module(self.where)
-        for found in pkgutil.iter_modules(getattr(module, "__path__", []), self.where + "."):
-            importlib.import_module(found.name)
+        package = importlib.import_module(self.where)
+        if hasattr(package, "__path__") and find_spec(f"{self.where}.{name}") is not None:
+            importlib.import_module(f"{self.where}.{name}")
+
+    def _import_all(self) -> None:
+        if self._complete:
+            return
+        self._complete = True
+        package = importlib.import_module(self.where)
+        for module in pkgutil.iter_modules(getattr(package, "__path__", []), self.where + "."):
+            importlib.import_module(module.name)
+
+
+def suggestion(name: str, known: Collection[str], introduction: str) -> str:
+    """For a name that is not known: the nearest one that is, or all of them."""
+    close = get_close_matches(name, known, 1)
+    return f"did you mean {close[0]!r}?" if close else f"{introduction}: {', '.join(known)}"
+
+
+def refuse_renamed(key: str, old: str, path: str) -> None:
+    """Refuse what an earlier version called `old`, with the words for what it is now; pass over all that was never renamed."""
+    if key in RENAMED:
+        raise OptionError(path, f"{old!r} is now {RENAMED[key]}")
 
 
 def _asked_of(entry: Any, name: str) -> str:
@@ -118,23 +168,6 @@ def _options_of(entry: Callable[..., Any]) -> tuple[Option, ...]:
     return tuple(Option(p.name, hints.get(p.name, Any), p.default) for p in parameters if p.kind is p.KEYWORD_ONLY)
 
 
-def build(entry: Callable[..., Built], options: dict[str, Any], path: str) -> Built:
-    """Call `entry` with `options`, each checked against its type; errors name the path."""
-    known = {option.name: option for option in options_of(entry)}
-    for name in options:
-        if name not in known:
-            close = get_close_matches(name, known, 1)
-            hint = f"did you mean {close[0]!r}?" if close else ("options are: " + ", ".join(known) if known else "it takes no options")
-            raise OptionError(path, f"unknown option {name!r}; {hint}")
-    missing = [name for name, option in known.items() if option.default is inspect.Parameter.empty and name not in options]
-    if missing:
-        raise OptionError(path, f"missing option {missing[0]!r} ({known[missing[0]].type_name})")
-    try:
-        return entry(**{name: checked(known[name].annotation, value, name) for name, value in options.items()})
-    except OptionError as error:
-        raise error.under(path) from None
-
-
 LOSSES: Registry[Loss] = Registry("loss", "dosimeter.client.losses", Loss)
 TRAININGS: Registry[Training] = Registry("training", "dosimeter.client.training", Training)
 DEFENSES: Registry[Defense] = Registry("defense", "dosimeter.defenses", Defense)
@@ -144,7 +177,7 @@ ATTACKS: Registry[Attack] = Registry("attack", "dosimeter.attacks", Attack)
 METRICS: Registry[Metric] = Registry("metric", "dosimeter.metrics", Metric)
 MODELS: Registry[Any] = Registry("model", "dosimeter.models")
 DATASETS: Registry[Any] = Registry("data set", "dosimeter.data")
-SAMPLERS: Registry[Sampler] = Registry("sampler", "dosimeter.data", Sampler)
+SAMPLERS: Registry[Sampler] = Registry("sampler", "dosimeter.data.samplers", Sampler)
 
 METHODS: tuple[Registry[Any], ...] = (LABELS, FEATURES, ATTACKS, DEFENSES, LOSSES, TRAININGS, METRICS)
 

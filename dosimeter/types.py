@@ -33,14 +33,11 @@ class Knowledge(StrEnum):
 
     HEAD_GRADIENT = "head gradient"
     BIAS_GRADIENT = "head bias gradient"
-    ALL_GRADIENTS = "gradient of every layer"
     BATCH_SIZE = "batch size"
     LABELS = "labels"
     AUXILIARY = "auxiliary data"
-    NON_NEGATIVE_FEATURES = "non-negative features"
     SINGLE_SAMPLE = "a batch of one"
     SOFTMAX_LOSS = "softmax cross-entropy"
-    BATCH_NORM = "batch-norm layers"
     TAMPERED_MODEL = "tampered model"
 
 

@@ -12,7 +12,7 @@ from dosimeter.client.losses import CrossEntropy
 from dosimeter.client.training import FedSGD
 from dosimeter.interfaces import Client, Defense, Exposure, Loss, Public, Training
 from dosimeter.network.head import copy_of
-from dosimeter.options import PositiveInt, checked
+from dosimeter.options import PositiveInt, check_value
 from dosimeter.randomness import generator, seeded
 from dosimeter.registry import DEFENSES, LOSSES, TRAININGS
 from dosimeter.types import Batch, Normalization, Refused, Update
@@ -35,10 +35,10 @@ def observe(
     The model's current mode (train or eval) is the client's mode. Neither the model nor the batch is changed, and the
     exposure holds copies, so that nothing done to either afterwards can change what the server knows.
     """
-    scale: Normalization = checked(Normalization, normalization or Normalization(), "normalization")
+    scale: Normalization = check_value(Normalization, normalization or Normalization(), "normalization")
     training, loss = TRAININGS.resolve(training or FedSGD()), LOSSES.resolve(loss or CrossEntropy())
     defenses = [DEFENSES.resolve(defense) for defense in listed(defenses)]
-    seed, declare_batch_size = checked(int, seed, "seed"), checked(bool, declare_batch_size, "declare_batch_size")
+    seed, declare_batch_size = check_value(int, seed, "seed"), check_value(bool, declare_batch_size, "declare_batch_size")
     classes = check_batch(model, batch, "batch", loss)
     client = Client(model=copy_of(model), batch=batch, training=training, loss=loss)
     if auxiliary is not None:
@@ -90,8 +90,8 @@ def receive(
     auxiliary: Batch | None = None,
 ) -> Exposure:
     """An exposure from an update that some federation really sent, by parameter name and in a gradient's units."""
-    shape: tuple[int, ...] = checked(tuple[PositiveInt, ...], input_shape, "input_shape")
-    batch_size = checked(PositiveInt | None, batch_size, "batch_size")
+    shape: tuple[int, ...] = check_value(tuple[PositiveInt, ...], input_shape, "input_shape")
+    batch_size = check_value(PositiveInt | None, batch_size, "batch_size")
     if not isinstance(update, Mapping) or not all(isinstance(change, Tensor) for change in update.values()):
         raise TypeError(f"update: expected tensors by parameter name, got {type(update).__name__}")
     check_model(model)

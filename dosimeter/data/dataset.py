@@ -47,15 +47,6 @@ def select(images: ImageSet, indices: Tensor | Sequence[int]) -> ImageSet:
     return replace(images, images=images.images[indices], labels=images.labels[indices])
 
 
-def split(images: ImageSet, fraction: float, rng: Generator) -> tuple[ImageSet, ImageSet]:
-    """Two disjoint sets, the first with round(fraction · N) images; each class is split alike, to within one image."""
-    size = round(fraction * len(images))
-    if not 0 < size < len(images):
-        raise ValueError(f"{images.name}: a split at {fraction:g} of {len(images)} images leaves one side empty")
-    chosen = stratified(images.labels, size, rng)
-    return select(images, chosen), select(images, ~chosen)
-
-
 def resize(images: ImageSet, size: int) -> ImageSet:
     """The central square of each image at `size` pixels a side."""
     if size < 1:

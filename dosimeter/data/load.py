@@ -14,7 +14,7 @@ from dosimeter.data.readers.folder import read_folder
 from dosimeter.data.readers.idx import GZIP_MAGIC, idx_files, read_idx
 from dosimeter.data.readers.npz import read_npz
 from dosimeter.data.readers.zipped import read_zip
-from dosimeter.options import OptionError, PositiveInt, checked
+from dosimeter.options import OptionError, PositiveInt, check_value
 from dosimeter.registry import DATASETS, options_of
 
 ACCEPTED = "an image folder, a .zip of images, a .npz with images and labels, idx files or CIFAR python batches"
@@ -27,8 +27,8 @@ def load_images(
 
     A set without train and test parts of its own is split as `standard_part` says.
     """
-    checked(Part, part, "part")
-    checked(PositiveInt | None, size, "size")
+    check_value(Part, part, "part")
+    check_value(PositiveInt | None, size, "size")
     if isinstance(source, str) and source in DATASETS:
         if size is not None and any(option.name == "size" for option in options_of(DATASETS.entry(source))):
             options["size"] = size

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from torch import nn
-
 from dosimeter.interfaces import Exposure, Method
 from dosimeter.network.head import find_head
 from dosimeter.types import Knowledge, LabelEstimate, Refused
 
-_DEFINITE = {Knowledge.HEAD_GRADIENT, Knowledge.BIAS_GRADIENT, Knowledge.ALL_GRADIENTS, Knowledge.BATCH_SIZE}
+NEEDS_WITH_ARTICLE = {Knowledge.HEAD_GRADIENT, Knowledge.BIAS_GRADIENT, Knowledge.BATCH_SIZE}
 
 
 def check_needs(method: Method, exposure: Exposure, labels: LabelEstimate | None) -> None:
@@ -18,7 +16,7 @@ def check_needs(method: Method, exposure: Exposure, labels: LabelEstimate | None
     for need in sorted(method.needs):
         missing = _missing(need, exposure, labels)
         if missing:
-            raise Refused(f"{method.name} needs {'the ' if need in _DEFINITE else ''}{need.value}: {missing}")
+            raise Refused(f"{method.name} needs {'the ' if need in NEEDS_WITH_ARTICLE else ''}{need.value}: {missing}")
 
 
 def _missing(need: Knowledge, exposure: Exposure, labels: LabelEstimate | None) -> str:
@@ -37,10 +35,6 @@ def _missing(need: Knowledge, exposure: Exposure, labels: LabelEstimate | None) 
                 return "the last layer has no bias; a bias-free method such as subspace would do"
             if head.bias_gradient is None:
                 return "the client withholds it"
-        case Knowledge.ALL_GRADIENTS:
-            withheld = [n for n, p in exposure.model.named_parameters() if p.requires_grad and n not in exposure.update]
-            if withheld:
-                return f"the client withholds {len(withheld)} layers, {withheld[0]!r} among them"
         case Knowledge.BATCH_SIZE:
             if public.batch_size is None:
                 return "the client does not declare it"
@@ -50,18 +44,12 @@ def _missing(need: Knowledge, exposure: Exposure, labels: LabelEstimate | None) 
         case Knowledge.AUXILIARY:
             if exposure.auxiliary is None:
                 return "observe(..., auxiliary=dm.Batch(...)) grants it"
-        case Knowledge.NON_NEGATIVE_FEATURES:
-            if not find_head(exposure).non_negative:
-                return "the inputs of the last layer can be negative, as no ReLU stands before it"
         case Knowledge.SINGLE_SAMPLE:
             if public.batch_size != 1:
                 return f"this batch has {public.batch_size or 'an unknown number of'} samples"
         case Knowledge.SOFTMAX_LOSS:
             if not public.loss.shift_invariant:
                 return f"the client trains with {public.loss.name}"
-        case Knowledge.BATCH_NORM:
-            if not any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in exposure.model.modules()):
-                return "the model has none"
         case Knowledge.TAMPERED_MODEL:
             return ""  # the attack itself checks that the model bears its mark
     return ""

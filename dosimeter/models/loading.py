@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from dosimeter.options import NonNegativeInt, OptionError, check_fields
 from dosimeter.randomness import generator
-from dosimeter.registry import MODELS, build
+from dosimeter.registry import MODELS
 
 TORCH_SUFFIXES = (".pt", ".pth", ".th")
 WRAPPERS = ("state_dict", "model", "model_state_dict")  # keys under which training scripts put the state dict
@@ -50,7 +50,7 @@ def load_model(name: str, options: Mapping[str, Any], weights: str | Path | None
     installed packages, and called with `options`.
     """
     with _seeded(seed):
-        model = _call(name, dict(options)) if ":" in name else build(MODELS.entry(name, "model"), dict(options), "model")
+        model = _call(name, dict(options)) if ":" in name else MODELS.construct(name, dict(options), "model")
     if weights is not None:
         load_weights(model, weights)
     return model

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from inspect import Parameter
 from pathlib import Path
 from typing import Any, Literal
 
@@ -244,7 +243,7 @@ def _is_active(entry: Any) -> bool:
 
 
 def _has_required_option(entry: Any) -> bool:
-    return any(option.default is Parameter.empty for option in options_of(entry))
+    return any(option.required for option in options_of(entry))
 
 
 def _methods(registry: Registry[Any], wanted: Any) -> Any:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
-from inspect import Parameter
 from pathlib import Path
 from typing import Any, Literal
 
@@ -87,7 +86,7 @@ def _settings(item: str) -> list[Defense]:
         return [construct(Defense, override({"name": name}, words), "defenses")]
     if usual := _usual_options(name):
         return [defense(name, **options) for options in usual]
-    required = [option.name for option in options_of(entry) if option.default is Parameter.empty]
+    required = [option.name for option in options_of(entry) if option.required]
     if required:
         raise OptionError("defenses", f"{name!r} has no usual strength; say it, as in {name}:{':'.join(f'{one}=...' for one in required)}")
     return [defense(name)]

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from dosimeter.data.bundled import packaged_file
-from dosimeter.data.dataset import ImageSet
-from dosimeter.data.partition import duplicates, partition
+from dosimeter.data.dataset import ImageSet, select, stratified
 from dosimeter.data.photographs import PHOTOGRAPHS
 from dosimeter.options import OptionError
 from dosimeter.randomness import generator
@@ -58,10 +57,8 @@ def test_photographs_at_their_defaults(photographs: ImageSet) -> None:
     assert torch.bincount(images.labels).tolist() == [64] * 10
     assert images.class_names == tuple(PHOTOGRAPHS)
     assert bool((images.images.flatten(1).std(dim=1) > 0.005).all()), "a crop shows nothing"
-    assert duplicates(images, images).tolist() == list(range(640))
+    assert len({picture.numpy().tobytes() for picture in images.images}) == 640
     assert torch.equal(DATASETS.build("photographs").images, images.images)
-    parts = partition(images, {"private": 64, "auxiliary": 0.5}, generator(0, "partition"))
-    assert duplicates(parts["private"], parts["auxiliary"]).max() == -1
 
 
 def test_photographs_of_any_size() -> None:
@@ -75,10 +72,11 @@ def test_photographs_of_any_size() -> None:
 
 def test_the_photographs_can_be_told_apart(photographs: ImageSet) -> None:
     """The set is worth training on: its labels follow from the crops' colours alone far above the 10 % of guessing."""
-    parts = partition(photographs, {"known": 0.75, "new": 0.25}, generator(11, "partition"))
-    known, new = (torch.cat([part.images.mean((2, 3)), part.images.std((2, 3))], dim=1) for part in parts.values())  # (N, 6)
+    chosen = stratified(photographs.labels, 480, generator(11, "known"))
+    parts = [select(photographs, mask) for mask in (chosen, ~chosen)]
+    known, new = (torch.cat([part.images.mean((2, 3)), part.images.std((2, 3))], dim=1) for part in parts)  # (N, 6)
     nearest = torch.cdist(new, known).argmin(dim=1)
-    assert (parts["known"].labels[nearest] == parts["new"].labels).double().mean() > 0.6
+    assert (parts[0].labels[nearest] == parts[1].labels).double().mean() > 0.6
 
 
 def test_packages_are_not_imported_to_read_their_images(monkeypatch: pytest.MonkeyPatch) -> None:

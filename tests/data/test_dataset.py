@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dosimeter.data.dataset import ImageSet, by_class, resize, select, split, stratified, with_channels
+from dosimeter.data.dataset import ImageSet, by_class, resize, select, stratified, with_channels
 from dosimeter.data.parts import own_parts, standard_part
 from dosimeter.randomness import generator
 
@@ -65,22 +65,12 @@ def test_by_class_sorts_classes_and_shuffles_within() -> None:
     assert len({tuple(order.tolist()) for order in orders}) > 10
 
 
-def test_split_is_disjoint_complete_stratified_and_repeatable() -> None:
-    images = numbered_set([0] * 40 + [1] * 20 + [2] * 20)
-    first, second = split(images, 0.25, generator(0, "split"))
-    again, _ = split(images, 0.25, generator(0, "split"))
-    other, _ = split(images, 0.25, generator(1, "split"))
-    assert sorted(places(first, 80) + places(second, 80)) == list(range(80))
-    assert torch.bincount(first.labels).tolist() == [10, 5, 5]
-    assert torch.bincount(second.labels).tolist() == [30, 15, 15]
-    assert torch.equal(first.images, again.images)
-    assert places(first, 80) != places(other, 80)
-
-
-@pytest.mark.parametrize("fraction", [0.0, 0.01, 1.0, -0.5, 1.5])
-def test_split_refuses_an_empty_side(fraction: float) -> None:
-    with pytest.raises(ValueError, match="leaves one side empty"):
-        split(numbered_set([0] * 10), fraction, generator(0, "split"))
+def test_a_stratified_part_is_repeatable_and_moves_with_the_seed() -> None:
+    labels = torch.tensor([0] * 40 + [1] * 20 + [2] * 20)
+    first, again, other = (stratified(labels, 20, generator(seed, "split")) for seed in (0, 0, 1))
+    assert torch.bincount(labels[first]).tolist() == [10, 5, 5]
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
 
 
 def test_resize_takes_the_central_square_and_averages() -> None:
