@@ -59,6 +59,12 @@ def with_channels(images: ImageSet, channels: int) -> ImageSet:
     return replace(images, images=convert_channels(images.images, channels))
 
 
+def fit(images: ImageSet, size: int | None, channels: int | None) -> ImageSet:
+    """The set at `size` pixels a side and with that many channels; None leaves either as it is."""
+    images = images if size is None else resize(images, size)
+    return images if channels is None else with_channels(images, channels)
+
+
 def stratified(labels: Tensor, size: int, rng: Generator) -> Tensor:
     """A mask (N,) that holds for exactly `size` samples, of each class n_c for size · n_c / N of them to within one.
 

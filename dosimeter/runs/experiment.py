@@ -13,7 +13,7 @@ from dosimeter.client.observe import observe
 from dosimeter.engines.adaptation import adapt
 from dosimeter.interfaces import Defense, Exposure, LabelRecovery
 from dosimeter.runs.measurement import AuditedClient, Measurement, Protocol, identity_of
-from dosimeter.runs.server import reconstruct, recover_features, recover_labels
+from dosimeter.runs.server import run_attack, run_feature_recovery, run_label_recovery
 from dosimeter.surfaces.scores import Scores
 from dosimeter.surfaces.scoring import score
 from dosimeter.surfaces.surface import Surface, surface_named
@@ -111,7 +111,7 @@ def _attack(exposure: Exposure, measurement: Measurement, given: Tensor) -> Esti
     """The server's side. `given` is used only where the threat model grants the labels, which the record says."""
     seed = measurement.seed
     if isinstance(measurement.labels, LabelRecovery):
-        labels = recover_labels(exposure, measurement.labels, seed=seed)
+        labels = run_label_recovery(exposure, measurement.labels, seed)
         if measurement.method is measurement.labels:
             return labels
     else:
@@ -121,9 +121,9 @@ def _attack(exposure: Exposure, measurement: Measurement, given: Tensor) -> Esti
         if measurement.adaptive:
             adapted = adapt(attack, exposure)
             attack, exposure = adapted.method, adapted.exposure
-        return reconstruct(exposure, attack, labels=labels, seed=seed)
+        return run_attack(exposure, attack, labels, seed)
     assert measurement.features is not None
-    return recover_features(exposure, measurement.features, labels=labels, seed=seed)
+    return run_feature_recovery(exposure, measurement.features, labels, seed)
 
 
 def _without_vain_proof(surface: Surface[Any], found: Estimate, defenses: tuple[Defense, ...]) -> Estimate:

@@ -21,10 +21,7 @@ def recover_labels(exposure: Exposure, method: str | LabelRecovery, *, seed: int
     """Recover the batch's labels with a label recovery, by name and options or as an object."""
     recovery = LABELS.resolve(method, **options)
     check_exposure(exposure)
-    check_needs(recovery, exposure, None)
-    role = f"labels {recovery.name}"
-    with seeded(seed, role):
-        return recovery(exposure, _rng(exposure, seed, role))
+    return run_label_recovery(exposure, recovery, seed)
 
 
 def recover_features(
@@ -36,6 +33,25 @@ def recover_features(
     """
     recovery = FEATURES.resolve(method, **options)
     check_exposure(exposure)
+    return run_feature_recovery(exposure, recovery, labels, seed)
+
+
+def reconstruct(exposure: Exposure, method: str | Attack, *, labels: Labels = None, seed: int = 0, **options: Any) -> Reconstruction:
+    """Recover the inputs; `labels` may be an estimate, a tensor, or None where the attack finds its own."""
+    attack = ATTACKS.resolve(method, **options)
+    check_exposure(exposure)
+    return run_attack(exposure, attack, labels, seed)
+
+
+def run_label_recovery(exposure: Exposure, recovery: LabelRecovery, seed: int) -> LabelEstimate:
+    """`recover_labels` on an exposure that is checked already."""
+    check_needs(recovery, exposure, None)
+    role = f"labels {recovery.name}"
+    with seeded(seed, role):
+        return recovery(exposure, _rng(exposure, seed, role))
+
+
+def run_feature_recovery(exposure: Exposure, recovery: FeatureRecovery, labels: Labels, seed: int) -> FeatureEstimate:
     known = as_label_estimate(labels, exposure.public)
     check_needs(recovery, exposure, known)
     role = f"features {recovery.name}"
@@ -43,10 +59,7 @@ def recover_features(
         return recovery(exposure, known, _rng(exposure, seed, role))
 
 
-def reconstruct(exposure: Exposure, method: str | Attack, *, labels: Labels = None, seed: int = 0, **options: Any) -> Reconstruction:
-    """Recover the inputs; `labels` may be an estimate, a tensor, or None where the attack finds its own."""
-    attack = ATTACKS.resolve(method, **options)
-    check_exposure(exposure)
+def run_attack(exposure: Exposure, attack: Attack, labels: Labels, seed: int) -> Reconstruction:
     known = as_label_estimate(labels, exposure.public)
     check_needs(attack, exposure, known)
     role = f"attack {attack.name}"

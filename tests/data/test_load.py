@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from dosimeter.data.dataset import ImageSet
-from dosimeter.data.load import load_images, read_images
+from dosimeter.data.load import load_images
+from dosimeter.data.readers.images import read_images
 from dosimeter.options import OptionError
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dosimeter.data.load import read_images
+from dosimeter.data.readers.images import read_images
 
 RNG = np.random.default_rng(2)
 PIXELS = RNG.integers(0, 256, (10, 3, 32, 32), np.uint8)

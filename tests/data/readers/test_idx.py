@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dosimeter.data.load import read_images
+from dosimeter.data.readers.images import read_images
 
 RNG = np.random.default_rng(1)
 PIXELS = RNG.integers(0, 256, (10, 5, 4), np.uint8)

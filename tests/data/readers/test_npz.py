@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from dosimeter.data.load import read_images
+from dosimeter.data.readers.images import read_images
 
 RNG = np.random.default_rng(0)
 PIXELS = RNG.integers(0, 256, (12, 6, 6, 3), np.uint8)

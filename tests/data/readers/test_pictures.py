@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from dosimeter.data.dataset import ImageSet
-from dosimeter.data.load import read_images
+from dosimeter.data.readers.images import read_images
 
 Writer = Callable[[Path, Mapping[str, bytes]], Path]
 
