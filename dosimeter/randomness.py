@@ -13,7 +13,7 @@ from dosimeter.artefacts import fingerprint
 
 def generator(seed: int, role: str, device: torch.device | str = "cpu") -> Generator:
     """A generator that depends on the seed and the role's name alone."""
-    return Generator(device).manual_seed(_derived(seed, role))
+    return Generator(device).manual_seed(_derive_seed(seed, role))
 
 
 @contextmanager
@@ -21,11 +21,11 @@ def seeded(seed: int, role: str) -> Iterator[None]:
     """PyTorch's global streams, from which dropout layers draw, set by the seed and the role, and given back afterwards."""
     with torch.random.fork_rng():
         if torch.cuda.is_available():
-            torch.manual_seed(_derived(seed, role))
+            torch.manual_seed(_derive_seed(seed, role))
         else:  # without a GPU there is one stream, and noting the others' seeds for later takes longer than a small attack
-            torch.default_generator.manual_seed(_derived(seed, role))
+            torch.default_generator.manual_seed(_derive_seed(seed, role))
         yield
 
 
-def _derived(seed: int, role: str) -> int:
+def _derive_seed(seed: int, role: str) -> int:
     return int(fingerprint(f"{seed}/{role}"), 16) >> 1  # 63 bits: PyTorch takes no seed beyond

@@ -33,7 +33,7 @@ def write_record(folder: str | Path, record: Record) -> None:
 
 
 @contextmanager
-def exclusive(folder: str | Path | None) -> Iterator[None]:
+def lock_folder(folder: str | Path | None) -> Iterator[None]:
     """Keep a second run out of the folder while this one writes into it."""
     if folder is None:
         yield
@@ -56,7 +56,7 @@ def read_records(folder: str | Path) -> list[Record]:
     content = path.read_bytes()
     records: dict[str, Record] = {}
     for number, line in enumerate(content[: _whole_length(content)].splitlines(), 1):
-        record = _parsed(line, f"{path}, line {number}")
+        record = _parse_record(line, f"{path}, line {number}")
         records[record.key] = record
     return list(records.values())
 
@@ -84,7 +84,7 @@ def _whole_length(content: bytes) -> int:
     return length
 
 
-def _parsed(line: bytes, where: str) -> Record:
+def _parse_record(line: bytes, where: str) -> Record:
     try:
         return Record(**json.loads(line))
     except ValueError as error:

@@ -43,7 +43,10 @@ class Knowledge(StrEnum):
 
 @dataclass(frozen=True)
 class Batch:
-    """Private (or auxiliary) samples as the model takes them."""
+    """Private (or auxiliary) samples as the model takes them.
+
+    Of any torch Dataset: `dm.Batch(*next(iter(DataLoader(dataset, batch_size=8))))`.
+    """
 
     inputs: Tensor  # (B, *shape)
     targets: Tensor  # (B,) class ids, or (B, C) soft labels

@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from dosimeter.records import FILE_NAME, exclusive, read_records, write_record
+from dosimeter.records import FILE_NAME, lock_folder, read_records, write_record
 from dosimeter.types import Record
 
 
@@ -62,9 +62,9 @@ def test_numbers_that_json_does_not_have_become_null(tmp_path):
 
 
 def test_one_run_at_a_time(tmp_path):
-    with exclusive(tmp_path), pytest.raises(ValueError, match="another run is writing there"), exclusive(tmp_path):
+    with lock_folder(tmp_path), pytest.raises(ValueError, match="another run is writing there"), lock_folder(tmp_path):
         pass
-    with exclusive(tmp_path):
+    with lock_folder(tmp_path):
         write_record(tmp_path, record("a"))
 
 

@@ -14,10 +14,10 @@ from dosimeter.network.probing import output_of
 from dosimeter.normalization import input_bounds
 from dosimeter.types import Batch, Normalization
 
-SENT = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})  # what an update's tensors may consist of
+SENT_TYPES = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})  # what an update's tensors may consist of
 
 
-def listed(defenses: Sequence[Defense | str] | Defense | str) -> Sequence[Defense | str]:
+def defense_list(defenses: Sequence[Defense | str] | Defense | str) -> Sequence[Defense | str]:
     """One defense alone is a list of one."""
     if isinstance(defenses, (str, Defense)):
         return (defenses,)
@@ -34,7 +34,7 @@ def check_exposure(exposure: Exposure) -> None:
     for name, change in exposure.update.items():
         if name not in parameters:
             raise ValueError(f"update: the model has no parameter {name!r}")
-        if change.layout is not torch.strided or change.dtype not in SENT:
+        if change.layout is not torch.strided or change.dtype not in SENT_TYPES:
             kind = change.dtype if change.layout is torch.strided else f"{change.layout} of {change.dtype}"
             raise ValueError(f"update.{name}: expected a dense tensor of half, single or double precision, got {kind}")
         if change.shape != parameters[name].shape:

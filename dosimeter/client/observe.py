@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from dosimeter.client.checks import check_batch, check_exposure, check_model, count_classes, listed, warn_outside_bounds
+from dosimeter.client.checks import check_batch, check_exposure, check_model, count_classes, defense_list, warn_outside_bounds
 from dosimeter.client.losses import CrossEntropy
 from dosimeter.client.training import FedSGD
 from dosimeter.interfaces import Client, Defense, Exposure, Loss, Public, Training
@@ -37,7 +37,7 @@ def observe(
     """
     scale: Normalization = check_value(Normalization, normalization or Normalization(), "normalization")
     training, loss = TRAININGS.resolve(training or FedSGD()), LOSSES.resolve(loss or CrossEntropy())
-    defenses = [DEFENSES.resolve(defense) for defense in listed(defenses)]
+    defenses = [DEFENSES.resolve(defense) for defense in defense_list(defenses)]
     seed, declare_batch_size = check_value(int, seed, "seed"), check_value(bool, declare_batch_size, "declare_batch_size")
     classes = check_batch(model, batch, "batch", loss)
     client = Client(model=copy_of(model), batch=batch, training=training, loss=loss)
@@ -48,7 +48,7 @@ def observe(
     for position, defense in enumerate(defenses):
         client = defense(client, generator(seed, f"defense {position} {defense.name}", batch.inputs.device))
     with seeded(seed, "training"):
-        update = _trained(client)
+        update = _train(client)
     for transform in client.outgoing:
         update = transform(update)
     if not update:
@@ -70,7 +70,7 @@ def observe(
     return exposure
 
 
-def _trained(client: Client) -> Update:
+def _train(client: Client) -> Update:
     try:
         return client.training(client.model, client.batch.inputs, client.batch.targets, client.loss)
     except RuntimeError as error:
@@ -104,7 +104,7 @@ def receive(
         training=TRAININGS.resolve(training or FedSGD()),
         train_mode=model.training,
         normalization=normalization or Normalization(),
-        defenses=tuple(DEFENSES.resolve(defense) for defense in listed(defenses)),
+        defenses=tuple(DEFENSES.resolve(defense) for defense in defense_list(defenses)),
     )
     exposure = Exposure(model=model, update={k: v.detach().clone() for k, v in update.items()}, public=public, auxiliary=auxiliary)
     check_exposure(exposure)

@@ -1,4 +1,4 @@
-"""The whole suite on one subject: every method that fits, one record each, and the verdict on every surface."""
+"""The whole suite on one client: every method that fits, one record each, and the verdict on every surface."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Literal
 from torch import nn
 
 from dosimeter.artefacts import CHECKPOINT_FOLDER, save_checkpoints
-from dosimeter.client.checks import listed
+from dosimeter.client.checks import defense_list
 from dosimeter.client.losses import CrossEntropy
 from dosimeter.client.training import FedSGD
 from dosimeter.config import describe
@@ -20,7 +20,7 @@ from dosimeter.interfaces import ActiveAttack, Attack, Defense, Exposure, Featur
 from dosimeter.models.loading import ModelConfig
 from dosimeter.network.head import locate_head
 from dosimeter.progress import Listener, listening
-from dosimeter.records import FILE_NAME, exclusive, read_records, write_record
+from dosimeter.records import FILE_NAME, lock_folder, read_records, write_record
 from dosimeter.registry import ATTACKS, DEFENSES, FEATURES, LABELS, LOSSES, TRAININGS, Registry, options_of
 from dosimeter.runs.audited_client import DataConfig, client_from
 from dosimeter.runs.experiment import expose, failed, run
@@ -28,7 +28,7 @@ from dosimeter.runs.measurement import AuditedClient, Measurement, Protocol, key
 from dosimeter.surfaces.judging import SurfaceVerdict, judge_surfaces
 from dosimeter.types import Batch, Knowledge, Normalization, Outcome, Record, Refused
 
-USABLE = (Outcome.COMPLETED, Outcome.PARTIAL)
+USABLE_OUTCOMES = (Outcome.COMPLETED, Outcome.PARTIAL)  # of a label recovery that attacks may build on
 
 Budget = Literal["quick", "published"]
 
@@ -117,22 +117,22 @@ def audit(
     suite = Suite(
         training=TRAININGS.resolve(training or FedSGD()),
         loss=LOSSES.resolve(loss or CrossEntropy()),
-        defenses=tuple(DEFENSES.resolve(defense) for defense in listed(defenses)),
+        defenses=tuple(DEFENSES.resolve(defense) for defense in defense_list(defenses)),
         declare_batch_size=declare_batch_size,
         seed=seed,
-        labels=_methods(LABELS, labels),
-        features=_methods(FEATURES, features),
-        attacks=_methods(ATTACKS, attacks),
+        labels=_resolve_methods(LABELS, labels),
+        features=_resolve_methods(FEATURES, features),
+        attacks=_resolve_methods(ATTACKS, attacks),
         attack_labels=attack_labels,
         budget=budget,
         adaptive=adaptive,
     )
-    subject = client_from(model, batch, normalization=normalization, auxiliary=auxiliary, foreign=foreign)
-    return run_suite(subject, suite, out=out, progress=progress)
+    client = client_from(model, batch, normalization=normalization, auxiliary=auxiliary, foreign=foreign)
+    return run_suite(client, suite, out=out, progress=progress)
 
 
 def run_suite(
-    subject: AuditedClient,
+    client: AuditedClient,
     suite: Suite,
     *,
     out: str | Path | None = None,
@@ -142,43 +142,43 @@ def run_suite(
 ) -> Audit:
     """Carry out every measurement of the suite; those that the folder `out` holds already are taken from there.
 
-    There every long attack keeps its state and a picture of it too, each `checkpoint_every` seconds, and resumes from it.
-    Records of the subjects `beside` this one may lie there as well; of any others they may not.
+    Long attacks save themselves there every `checkpoint_every` seconds, and resume from what they saved. The folder may also
+    hold records of the clients `beside` this one, but of no others.
     """
-    labels = _chosen(LABELS, suite.labels, suite.budget)
-    features = _chosen(FEATURES, suite.features, suite.budget)
-    attacks = _chosen(ATTACKS, suite.attacks, suite.budget)
+    labels = _choose_methods(LABELS, suite.labels, suite.budget)
+    features = _choose_methods(FEATURES, suite.features, suite.budget)
+    attacks = _choose_methods(ATTACKS, suite.attacks, suite.budget)
     if not labels and not features and not attacks:
         raise ValueError("nothing to audit: labels, features and attacks are all empty")
-    exposure = expose(subject, suite, subject.batch)  # what is wrong with the subject is raised here, before anything is written
+    exposure = expose(client, suite, client.batch)  # what is wrong with the client is raised here, before anything is written
     if labels or features:
-        _require_head(subject, suite)
-    tried = sum(_is_granted(recovery, exposure) for recovery in labels)
+        _require_head(client, suite)
+    attempts = sum(_is_granted(recovery, exposure) for recovery in labels)  # for which a verdict on labels is corrected
     countering = [attack for attack in attacks if suite.adaptive and adapt(attack, exposure).changed]
     total = len(labels) + len(features) + len(attacks) + len(countering)
     folder = None if out is None else Path(out)
-    known = known_records(folder, subject, *beside)
+    known = known_records(folder, client, *beside)
     records: list[Record] = []
 
     def carry_out(measurement: Measurement) -> Record:
-        record = known.get(key_of(subject, measurement))
+        record = known.get(key_of(client, measurement))
         if record is None or record.outcome == Outcome.CRASHED:
             with listening(_listener(progress, measurement, len(records), total)):
-                record = _run_or_record_crash(subject, measurement, tried)
+                record = _run_or_record_crash(client, measurement, attempts)
             if folder:
                 write_record(folder, record)
         records.append(record)
         return record
 
-    with exclusive(folder), save_checkpoints(folder / CHECKPOINT_FOLDER if folder else None, checkpoint_every):
+    with lock_folder(folder), save_checkpoints(folder / CHECKPOINT_FOLDER if folder else None, checkpoint_every):
         protocol = {name: getattr(suite, name) for name in Protocol.__dataclass_fields__}
-        attempts = [(recovery, carry_out(Measurement(**protocol, labels=recovery))) for recovery in labels]
-        source = "given" if suite.attack_labels == "given" else _label_source(attempts, suite.defenses if suite.adaptive else ())
+        recovered = [(recovery, carry_out(Measurement(**protocol, labels=recovery))) for recovery in labels]
+        source = "given" if suite.attack_labels == "given" else _label_source(recovered, suite.defenses if suite.adaptive else ())
         for recovery in features:
             wanted = source if Knowledge.LABELS in recovery.needs else "optimised"
             carry_out(Measurement(**protocol, labels=wanted, features=recovery))
         for attack in attacks:
-            wanted = "optimised" if isinstance(attack, ActiveAttack) else source  # what labels a changed model shows it finds itself
+            wanted = "optimised" if isinstance(attack, ActiveAttack) else source  # it reads the labels off the model that it changed
             if attack in countering:
                 carry_out(Measurement(**protocol, labels=wanted, attack=attack, adaptive=True))
             carry_out(Measurement(**protocol, labels=wanted, attack=attack))
@@ -193,43 +193,43 @@ def _is_granted(method: LabelRecovery, exposure: Exposure) -> bool:
     return True
 
 
-def _require_head(subject: AuditedClient, suite: Suite) -> None:
+def _require_head(client: AuditedClient, suite: Suite) -> None:
     try:
-        locate_head(subject.model, tuple(subject.batch.inputs.shape[1:]), allow_shift=suite.loss.shift_invariant)
+        locate_head(client.model, tuple(client.batch.inputs.shape[1:]), allow_shift=suite.loss.shift_invariant)
     except Refused as refusal:
         raise Refused(f"{refusal}; to audit the inputs alone, set labels and features to []") from None
 
 
-def _run_or_record_crash(subject: AuditedClient, measurement: Measurement, attempts: int) -> Record:
-    """One method's defect must not cost the audit its other results: it is recorded, shown, and tried again next time."""
+def _run_or_record_crash(client: AuditedClient, measurement: Measurement, attempts: int) -> Record:
+    """The record of one method. A defect in the method is recorded and tried again next time; the other methods go on."""
     try:
-        return run(subject, measurement, attempts=attempts)
+        return run(client, measurement, attempts=attempts)
     except Exception as error:
-        return failed(subject, measurement, Outcome.CRASHED, f"crashed with {type(error).__name__}: {error}")
+        return failed(client, measurement, Outcome.CRASHED, f"crashed with {type(error).__name__}: {error}")
 
 
-def known_records(folder: Path | None, *subjects: AuditedClient) -> dict[str, Record]:
+def known_records(folder: Path | None, *clients: AuditedClient) -> dict[str, Record]:
     """The records that an earlier, perhaps killed, run of the same audit left in the folder."""
     if folder is None or not (folder / FILE_NAME).exists():
         return {}
     known = {record.key: record for record in read_records(folder)}
-    descriptions = [describe(subject.description) for subject in subjects]
+    descriptions = [describe(client.description) for client in clients]
     for record in known.values():
         if record.config["subject"] not in descriptions:
             raise ValueError(f"{folder}: holds the records of another model or batch; choose another folder or remove it")
     return known
 
 
-def _label_source(attempts: list[tuple[LabelRecovery, Record]], defenses: tuple[Defense, ...]) -> LabelRecovery | Literal["optimised"]:
+def _label_source(recovered: list[tuple[LabelRecovery, Record]], defenses: tuple[Defense, ...]) -> LabelRecovery | Literal["optimised"]:
     """The label recovery that the attacks build on, chosen by what the server sees: a proof first, then the order of trust."""
-    passive = [(recovery, record) for recovery, record in attempts if not isinstance(recovery, Tampering)]
-    usable = [(recovery, record) for recovery, record in passive if record.outcome in USABLE]
+    passive = [(recovery, record) for recovery, record in recovered if not isinstance(recovery, Tampering)]
+    usable = [(recovery, record) for recovery, record in passive if record.outcome in USABLE_OUTCOMES]
     proved = [recovery for recovery, record in usable if record.details.get("certified")]
     ranked = sorted((recovery for recovery, _ in usable), key=lambda recovery: distrust(recovery, defenses))
     return (proved + ranked)[0] if usable else "optimised"
 
 
-def _chosen(registry: Registry[Any], wanted: Any, budget: Budget) -> tuple[Any, ...]:
+def _choose_methods(registry: Registry[Any], wanted: Any, budget: Budget) -> tuple[Any, ...]:
     """The methods themselves: those named, or one of each that needs no tampered model and no option without a default."""
     if wanted != "all":
         return tuple(wanted)
@@ -246,7 +246,7 @@ def _has_required_option(entry: Any) -> bool:
     return any(option.required for option in options_of(entry))
 
 
-def _methods(registry: Registry[Any], wanted: Any) -> Any:
+def _resolve_methods(registry: Registry[Any], wanted: Any) -> Any:
     if wanted == "all":
         return "all"
     alone = isinstance(wanted, str) or (registry.interface is not None and isinstance(wanted, registry.interface))

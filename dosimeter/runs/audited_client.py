@@ -1,4 +1,4 @@
-"""Subjects from a configuration: a bundled or a user's own model and data become a model, a private batch and its nulls."""
+"""The client that a configuration names or a Python caller hands over: a model, a private batch, and what the nulls need."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from dosimeter.registry import MODELS, options_of
 from dosimeter.runs.measurement import AuditedClient, Measurement
 from dosimeter.types import Batch, Normalization
 
-HELD_OUT = 0.2  # of the images that are not private: never trained on, for the accuracy
-EVALUATED = 512  # images that the accuracy is measured on at most
-POOLED = 4096  # images of other clients that a utility run trains on at most
+HELD_OUT_SHARE = 0.2  # of the images that are not private: the accuracy is measured on them, nothing is trained on them
+MOST_ACCURACY_IMAGES = 512  # that the accuracy is measured on
+MOST_POOL_IMAGES = 4096  # of other clients that a utility run trains on
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,11 +62,12 @@ class Experiment(Measurement):
 
 
 def prepare(model_config: ModelConfig, data_config: DataConfig, *, seed: int = 0, device: str = "cpu") -> AuditedClient:
-    """The subject that a configuration names; everything drawn at random depends on `seed` alone."""
+    """The client that a configuration names. All that is drawn at random depends on `seed` alone."""
     check_device(device)
     images = load_images(data_config.name, part=data_config.part, size=data_config.size, **data_config.options)
     private, foreign, rest = _draw(images, data_config, seed)
-    held_out, public = _part(rest, max(1, round(HELD_OUT * len(rest))))
+    count = max(1, round(HELD_OUT_SHARE * len(rest)))
+    held_out, public = rest[:count], rest[count:]
     normalization = data_config.normalization or Normalization()
 
     model = build_model(model_config, images).to(device)
@@ -75,28 +76,29 @@ def prepare(model_config: ModelConfig, data_config: DataConfig, *, seed: int = 0
     def batch(indices: Tensor) -> Batch:
         return Batch(from_pixels(images.images[indices], normalization).to(like), images.labels[indices].to(device))
 
-    check_batch(model, batch(private), "data")
+    private_batch = batch(private)
+    check_batch(model, private_batch, "data")
     if model_config.epochs:
         train_model(model, batch(public), model_config.epochs, seed)
     model.train(model_config.mode == "train")
-    accuracy = measure_accuracy(model, batch(held_out[:EVALUATED])) if len(held_out) else None
+    accuracy = measure_accuracy(model, batch(held_out[:MOST_ACCURACY_IMAGES])) if len(held_out) else None
     granted = batch(public[: data_config.auxiliary]) if data_config.auxiliary and len(public) else None
     return AuditedClient(
         model=model,
-        batch=batch(private),
+        batch=private_batch,
         foreign=batch(foreign) if len(foreign) else None,
         auxiliary=granted,
-        reference=batch(public[:EVALUATED]) if granted is None and len(public) else None,
-        pool=batch(public[:POOLED]) if len(public) else None,
-        held_out=batch(held_out[:EVALUATED]) if len(held_out) else None,
+        reference=batch(public[:MOST_ACCURACY_IMAGES]) if granted is None and len(public) else None,
+        pool=batch(public[:MOST_POOL_IMAGES]) if len(public) else None,
+        held_out=batch(held_out[:MOST_ACCURACY_IMAGES]) if len(held_out) else None,
         normalization=normalization,
         description={
             "model": model_config.name,
             "stage": _stage(model_config),
             "data": images.name,
             "accuracy": accuracy,
-            "accuracy_on": f"{min(len(held_out), EVALUATED)} held-out images",
-            **fingerprints_of(model, batch(private)),
+            "accuracy_on": f"{min(len(held_out), MOST_ACCURACY_IMAGES)} held-out images",
+            **fingerprints_of(model, private_batch),
         },
     )
 
@@ -109,7 +111,7 @@ def client_from(
     auxiliary: Batch | None = None,
     foreign: Batch | None = None,
 ) -> AuditedClient:
-    """The subject that a Python caller hands over as objects."""
+    """The client that a Python caller hands over as objects."""
     normalization = normalization or Normalization()
     check_batch(model, batch, "batch")
     for path, samples in (("auxiliary", auxiliary), ("foreign", foreign)):
@@ -186,10 +188,6 @@ def _draw(images: ImageSet, config: DataConfig, seed: int) -> tuple[Tensor, Tens
         foreign = others[: config.batch_size] if len(others) >= config.batch_size else others[:0]
     rest = others[~torch.isin(others, foreign)]
     return private, foreign, rest[torch.randperm(len(rest), generator=generator(seed, "auxiliary images"))]
-
-
-def _part(indices: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    return indices[:count], indices[count:]
 
 
 def build_model(config: ModelConfig, images: ImageSet) -> nn.Module:

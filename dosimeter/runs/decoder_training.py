@@ -33,26 +33,26 @@ class GeneratorConfig:
         check_fields(self)
 
 
-def train_from(described: dict[str, Any], out: str | None) -> dict[str, Any]:
+def train_from(description: dict[str, Any], out: str | None) -> dict[str, Any]:
     """Train the decoder for the model and the auxiliary images that an audit's configuration names, unless it is kept already.
 
     What else an audit's or an experiment's file holds is left aside. `seconds` is what the training took, when it was done.
     """
     own = {item.name for item in fields(GeneratorConfig)}
     aside = {item.name for kind in (AuditConfig, Experiment) for item in fields(kind)} - own
-    config = construct(GeneratorConfig, {key: value for key, value in described.items() if key not in aside})
-    subject = prepare(config.model, config.data, seed=config.seed, device=config.device)
-    if subject.auxiliary is None:
+    config = construct(GeneratorConfig, {key: value for key, value in description.items() if key not in aside})
+    client = prepare(config.model, config.data, seed=config.seed, device=config.device)
+    if client.auxiliary is None:
         raise ValueError("data.auxiliary: expected at least one image that the server is granted, which the decoder learns from")
-    target, found = train_decoder_of(subject, config.decoder, None if out is None else Path(out))
+    target, found = train_decoder_of(client, config.decoder, None if out is None else Path(out))
     facts = {name: json.loads(found.facts[name]) for name in ("images", "error", "seconds")}
     words = {name: found.facts[name] for name in ("mode", "notes")}
     return {"path": str(found.path), "origin": found.origin, "feature_shape": list(target.feature_shape)} | facts | words
 
 
-def train_decoder_of(subject: AuditedClient, settings: DecoderSettings, path: Path | None) -> tuple[Target, StoredDecoder]:
+def train_decoder_of(client: AuditedClient, settings: DecoderSettings, path: Path | None) -> tuple[Target, StoredDecoder]:
     """The decoder for a client's model, trained on the auxiliary images unless it is kept already."""
-    assert subject.auxiliary is not None
-    target = Target.from_model(subject.model, tuple(subject.batch.inputs.shape[1:]), subject.normalization)
-    pixels = to_pixels(subject.auxiliary.inputs, subject.normalization).clamp(0, 1)
+    assert client.auxiliary is not None
+    target = Target.from_model(client.model, tuple(client.batch.inputs.shape[1:]), client.normalization)
+    pixels = to_pixels(client.auxiliary.inputs, client.normalization).clamp(0, 1)
     return target, train_or_load(target, pixels, settings, path)

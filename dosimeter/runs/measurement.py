@@ -1,4 +1,4 @@
-"""What is measured, on whom and under which protocol, and the words by which its record is known."""
+"""What is measured, on which client and under which protocol; and how the record of it is known again."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from dosimeter.version import __version__
 
 @dataclass(frozen=True, kw_only=True)
 class AuditedClient:
-    """Who is audited: a model and a private batch, with what the nulls need and the words that describe them."""
+    """Who is audited: a model and a private batch, what the nulls need, and the facts that describe both."""
 
     model: nn.Module
     batch: Batch
@@ -30,7 +30,7 @@ class AuditedClient:
     pool: Batch | None = None  # what other clients hold: utility is measured by a training on it
     held_out: Batch | None = None  # what that training is judged by
     normalization: Normalization = field(default_factory=Normalization)
-    description: dict[str, Any] = field(default_factory=dict)  # model, data, accuracy, digests: plain JSON
+    description: dict[str, Any] = field(default_factory=dict)  # model, data, accuracy, fingerprints: plain JSON
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,37 +71,38 @@ class Measurement(Protocol):
         return "inputs" if self.attack else "features" if self.features else "labels"
 
 
-def key_of(subject: AuditedClient, measurement: Measurement) -> str:
-    """What an experiment is known by in the records."""
-    return digest(_config(subject, measurement))
+def key_of(client: AuditedClient, measurement: Measurement) -> str:
+    """The key of a measurement in the records: the same for the same client, protocol, methods and options."""
+    return digest(_config(client, measurement))
 
 
-def identity_of(subject: AuditedClient, measurement: Measurement) -> dict[str, Any]:
+def identity_of(client: AuditedClient, measurement: Measurement) -> dict[str, Any]:
+    """The fields of a record that are known before the measurement is made."""
     method = measurement.method
     assert method is not None
-    config = _config(subject, measurement)
+    config = _config(client, measurement)
     return {
         "key": digest(config),
         "config": config,
         "surface": measurement.surface,
         "method": method.name,
         "seed": measurement.seed,
-        "threat_model": _threat_model(subject, measurement),
+        "threat_model": _threat_model(client, measurement),
         "versions": versions(),
     }
 
 
-def _config(subject: AuditedClient, measurement: Measurement) -> dict[str, Any]:
-    return {"subject": describe(subject.description), **describe(measurement)}
+def _config(client: AuditedClient, measurement: Measurement) -> dict[str, Any]:
+    return {"subject": describe(client.description), **describe(measurement)}  # "subject": as in the records on disk
 
 
-def facts_of(subject: AuditedClient, protocol: Protocol) -> dict[str, Any]:
+def facts_of(client: AuditedClient, protocol: Protocol) -> dict[str, Any]:
     """The part of the threat model that all methods of one protocol share."""
     return {
-        **subject.description,
-        "mode": "train" if subject.model.training else "eval",
-        "input_shape": list(subject.batch.inputs.shape[1:]),
-        "batch_size": len(subject.batch.inputs),
+        **client.description,
+        "mode": "train" if client.model.training else "eval",
+        "input_shape": list(client.batch.inputs.shape[1:]),
+        "batch_size": len(client.batch.inputs),
         "batch_size_declared": protocol.declare_batch_size,
         "training": describe(protocol.training),
         "loss": describe(protocol.loss),
@@ -113,13 +114,13 @@ def versions() -> dict[str, str]:
     return {"dosimeter": __version__, "torch": torch.__version__, "python": platform.python_version()}
 
 
-def _threat_model(subject: AuditedClient, measurement: Measurement) -> dict[str, Any]:
+def _threat_model(client: AuditedClient, measurement: Measurement) -> dict[str, Any]:
     """Everything a reader must know to weigh the figures (DESIGN: labels, mode, accuracy, stage and steps are always said)."""
     method, labels = measurement.method, measurement.labels
     assert method is not None
     return {
-        **facts_of(subject, measurement),
+        **facts_of(client, measurement),
         "labels": f"recovered by {labels.name}" if isinstance(labels, LabelRecovery) else labels,
-        "auxiliary": 0 if subject.auxiliary is None else len(subject.auxiliary.inputs),
+        "auxiliary": 0 if client.auxiliary is None else len(client.auxiliary.inputs),
         "needs": sorted(need.value for need in method.needs),
     }

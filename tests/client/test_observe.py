@@ -3,6 +3,7 @@ import copy
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import dosimeter as dm
 from dosimeter.client.checks import check_exposure
@@ -18,6 +19,13 @@ def test_the_server_cannot_reach_the_batch(classifier, batch):
     assert all(torch.equal(before[0][name], exposure.update[name]) for name in before[0])
     assert torch.equal(before[1].inputs, exposure.auxiliary.inputs)
     assert all(torch.equal(before[2][name], value) for name, value in exposure.model.state_dict().items())
+
+
+def test_a_batch_comes_from_any_torch_dataset(classifier, batch):
+    dataset = TensorDataset(batch.inputs, batch.targets)
+    loaded = dm.Batch(*next(iter(DataLoader(dataset, batch_size=len(dataset)))))
+    expected, found = dm.observe(classifier, batch).update, dm.observe(classifier, loaded).update
+    assert all(torch.equal(expected[name], found[name]) for name in expected)
 
 
 def test_nothing_in_an_exposure_refers_to_the_batch(classifier, batch):

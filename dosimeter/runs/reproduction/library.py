@@ -24,7 +24,7 @@ from dosimeter.models.loading import ModelConfig, load_weights
 from dosimeter.network.input_shape import find_head_name
 from dosimeter.normalization import from_pixels
 from dosimeter.registry import DATASETS
-from dosimeter.runs.audited_client import EVALUATED, build_model, measure_accuracy, train_model
+from dosimeter.runs.audited_client import MOST_ACCURACY_IMAGES, build_model, measure_accuracy, train_model
 from dosimeter.runs.reproduction.tables import Row, RowData
 from dosimeter.types import Batch
 
@@ -114,7 +114,7 @@ class Library:
         key = _model_key(config, data, images)
         if key not in self._accuracies:
             tests = self.images(_name(images), "test", data)
-            judged = Batch(from_pixels(tests.images[:EVALUATED], data.normalization), tests.labels[:EVALUATED])
+            judged = Batch(from_pixels(tests.images[:MOST_ACCURACY_IMAGES], data.normalization), tests.labels[:MOST_ACCURACY_IMAGES])
             value = measure_accuracy(copy.deepcopy(self.model(config, data, images, config.seed)).cpu(), judged)
             self._accuracies[key] = {"accuracy": value, "accuracy_on": f"{len(judged.inputs)} test images"}
         return self._accuracies[key]
