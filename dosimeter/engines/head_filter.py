@@ -11,7 +11,7 @@ from torch import Generator, Tensor, nn
 from dosimeter.client.losses import CrossEntropy, Focal
 from dosimeter.engines.bins.replay import takes_local_steps
 from dosimeter.engines.counting.batch_size import declared_or_inferred
-from dosimeter.engines.counting.counts import counted, nearest_counts, whole_number_confidence
+from dosimeter.engines.counting.counts import estimate_of, nearest_counts, whole_number_confidence
 from dosimeter.interfaces import Exposure, Loss
 from dosimeter.network.head import Head, find_head
 from dosimeter.network.probing import record_calls
@@ -122,7 +122,7 @@ def restore_labels(exposure: Exposure, name: str) -> LabelEstimate:
     if size * abs(float(gradient.double().sum())) > ASTRAY * float(weight.max()):
         outcome = Outcome.AMBIGUOUS
         notes.append("the bias gradient does not add up to zero, as that of every sample does: the update was changed")
-    return counted(
+    return estimate_of(
         counts,
         scores=size * shares,
         confidence=confidence,
@@ -157,7 +157,7 @@ def calibrate(exposure: Exposure, labels: LabelEstimate) -> tuple[Exposure, Labe
         update[prefix + "weight"] = torch.where(is_target, rows, (share[:, None] * mean).to(rows))
     if head.bias_gradient is not None:
         update[prefix + "bias"] = (share * mean_weight - weight * of_targets / max(wanted, 1)).to(head.bias_gradient)
-    kept = counted(of_targets, scores=of_targets.double())
+    kept = estimate_of(of_targets, scores=of_targets.double())
     return replace(exposure, update=update, public=replace(exposure.public, batch_size=wanted)), kept
 
 

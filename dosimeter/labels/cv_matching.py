@@ -11,7 +11,7 @@ from torch import Generator, Tensor
 from dosimeter.client.training import FedSGD
 from dosimeter.engines.counting.auxiliary import reference_at
 from dosimeter.engines.counting.bounds import Bounds, bounds
-from dosimeter.engines.counting.counts import counted, nearest_counts, nothing_to_read
+from dosimeter.engines.counting.counts import estimate_of, nearest_counts, nothing_to_read
 from dosimeter.engines.counting.one_hot_loss import require_sign_rule
 from dosimeter.interfaces import Exposure, LabelRecovery
 from dosimeter.network.head import find_head
@@ -70,7 +70,7 @@ class CVMatching(LabelRecovery):
         else:
             found = evolved_counts(pull, size, at_least, self.population, self.generations, rng)
         counts = torch.zeros(len(means), dtype=torch.long, device=means.device).index_copy(0, coarse, found)
-        return counted(
+        return estimate_of(
             counts,
             scores=-means,
             certified=known.proved and known.leave(size) == 0 and isinstance(public.training, FedSGD) and not public.defenses,

@@ -18,7 +18,7 @@ from dosimeter.options import NonNegativeInt, PositiveInt
 from dosimeter.registry import LABELS
 from dosimeter.types import Knowledge, LabelEstimate, Refused
 
-SMALLEST = 1e-12  # stands for a bias gradient of exactly zero (Section 3.1's ε)
+ZERO_BIAS_GRADIENT = 1e-12  # stands for a bias gradient of exactly zero (Section 3.1's ε)
 CHUNK = 2**22  # logits held at once
 OUTLIER = 4.0  # times the median length, beyond which an embedding is not believed
 WELL_CONDITIONED = 1e-3  # least ratio of pivots at which squaring the system's condition costs nothing
@@ -107,7 +107,7 @@ class ILRG(LabelRecovery):
 
 def _class_embeddings(weight_gradient: Tensor, bias_gradient: Tensor) -> Tensor:
     """ē_i ≈ ∇W_i / ∇b_i (Eqs. 1-2)."""
-    divisor = torch.where(bias_gradient == 0, SMALLEST, bias_gradient)
+    divisor = torch.where(bias_gradient == 0, ZERO_BIAS_GRADIENT, bias_gradient)
     return weight_gradient / divisor[:, None]
 
 

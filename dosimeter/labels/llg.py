@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Generator, Tensor
 
-from dosimeter.engines.counting.counts import counted, nearest_counts, nothing_to_read, whole_number_confidence
+from dosimeter.engines.counting.counts import estimate_of, nearest_counts, nothing_to_read, whole_number_confidence
 from dosimeter.engines.counting.one_hot_loss import require_sign_rule
 from dosimeter.interfaces import Exposure, LabelRecovery
 from dosimeter.network.head import find_head
@@ -60,4 +60,4 @@ def fill_by_impact(sums: Tensor, impact: Tensor, size: int, offset: Tensor | flo
     if int(present.sum()) > size:  # the first stage already fills the batch: its most negative rows
         present = torch.zeros_like(present).index_fill(0, (-sums).topk(size).indices, True)
     counts = nearest_counts(estimate, size, at_least=present)
-    return counted(counts, scores=estimate, confidence=whole_number_confidence(estimate, counts))
+    return estimate_of(counts, scores=estimate, confidence=whole_number_confidence(estimate, counts))

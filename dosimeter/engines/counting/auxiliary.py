@@ -1,4 +1,4 @@
-"""What the model does with data that the server has: auxiliary samples, or dummies, images of uniform noise."""
+"""The features and gradients of data that the server has: auxiliary samples, or dummies of uniform noise."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dosimeter.normalization import from_pixels
 from dosimeter.types import Refused
 
 Source = Literal["available", "auxiliary", "dummy"]
-"""available: auxiliary samples where the threat model grants them, else dummies."""
+""""available" means auxiliary samples where the threat model grants them, else dummies."""
 
 DUMMIES = 256  # random samples where there are no auxiliary ones
 CHUNK = 2**22  # logits held at once
@@ -35,7 +35,7 @@ def reference_at(exposure: Exposure, layer: str, source: Source, rng: Generator)
     """Run auxiliary or dummy data through the model, in the client's mode, up to `layer`."""
     inputs, labels = _data(exposure, source, rng)
     size = EVALUATED_AT_ONCE
-    if exposure.public.train_mode:  # batch norm then depends on the company a sample keeps: the client's batch size
+    if exposure.public.train_mode:  # batch norm then depends on the batch: take the client's batch size
         size = exposure.public.batch_size or EVALUATED_AT_ONCE
     pieces = inputs.tensor_split(max(1, len(inputs) // size))
     features = torch.cat([input_of(exposure.model, layer, piece) for piece in pieces])
@@ -53,8 +53,8 @@ def logits_in_chunks(head: Head, features: Tensor) -> Iterator[tuple[slice, Tens
 def class_gradients(loss: Loss, head: Head, reference: Reference, factor: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Per class j, the mean of ∂ℓ/∂z_j over its own samples and over those of the other classes: (C,), (C,).
 
-    `factor` (n,) weighs each sample's gradient. Every class counts the same, however many samples it has. A class
-    without samples takes the mean sample, labelled as that class, for its own.
+    `factor` (n,) weighs each sample's gradient. Every class has the same weight, however many samples it has. A class without
+    samples gets the gradient of the mean logits, labelled as that class.
     """
     labels = reference.labels
     assert labels is not None

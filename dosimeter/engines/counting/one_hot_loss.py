@@ -1,4 +1,4 @@
-"""The losses under which the sign of a gradient row tells whether its class is present."""
+"""The losses under which the sign of a gradient row shows whether its class is present."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dosimeter.types import Refused
 
 
 def require_sign_rule(exposure: Exposure, method: str) -> None:
-    """Refuse losses whose gradient at an absent class's logit can be negative: the sign is then no sign of presence."""
+    """Refuse losses whose gradient at an absent class's logit can be negative: then a negative sign does not prove presence."""
     loss = exposure.public.loss
     if not loss.shift_invariant:
         raise Refused(f"{method} needs a softmax loss, under which only a sample's own class has a negative gradient; this is {loss.name}")

@@ -1,4 +1,4 @@
-"""Each class's share of a batch: from the mean gradient at the logits and the server's own samples, and on to whole counts."""
+"""Each class's share of a batch, from the mean gradient at the logits and the server's own samples; and whole counts from shares."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.nn.functional import softmax
 from dosimeter.client.losses import BinaryCrossEntropy, CrossEntropy, Focal
 from dosimeter.engines.counting.auxiliary import logits_in_chunks
 from dosimeter.engines.counting.batch_size import declared_or_inferred
-from dosimeter.engines.counting.counts import counted, nearest_counts, whole_number_confidence
+from dosimeter.engines.counting.counts import estimate_of, nearest_counts, whole_number_confidence
 from dosimeter.interfaces import Loss, Public
 from dosimeter.network.head import Head
 from dosimeter.types import LabelEstimate, Outcome, Refused
@@ -20,9 +20,9 @@ from dosimeter.types import LabelEstimate, Outcome, Refused
 def class_shares(loss: Loss, head: Head, features: Tensor, mean_gradient: Tensor, method: str) -> Tensor:
     """Solve mean gradient = mean φ(p − y) for the mean label, taking p and φ from `features` (n, H): (C,).
 
-    Zhang's thesis, Table 3.1 and Eq. (4.21). The loss decides: cross-entropy has y = p − τ·gradient, and smoothing is
-    undone; focal loss weighs class t's samples with Φ_t, so that gradient = p Σ_t s_t Φ_t − s Φ with Σ s = 1; binary
-    cross-entropy has a sigmoid in place of the softmax.
+    Zhang's thesis, Table 3.1 and Eq. (4.21). Under cross-entropy y = p − τ·gradient, and smoothing is undone. Focal loss weighs the
+    samples of class t with Φ_t, so that gradient = p Σ_t s_t Φ_t − s Φ with Σ s = 1. Binary cross-entropy has a sigmoid in
+    place of the softmax.
     """
     gradient = mean_gradient.double()
     if isinstance(loss, CrossEntropy):
@@ -50,14 +50,14 @@ def counts_of(
     whole: Callable[[Tensor, int], Tensor] = nearest_counts,
     details: Mapping[str, Tensor] | None = None,
 ) -> LabelEstimate:
-    """The estimate that shares (C,) of a batch of declared or inferred size come to; `whole` turns size × shares into counts."""
+    """The estimate from shares (C,) of a batch of declared or inferred size; `whole` turns size × shares into counts."""
     size, outcome, message = declared_or_inferred(public.batch_size, shares, weight_gradient, method)
     estimate = size * shares
     counts = whole(estimate, size)
     if isinstance(public.loss, BinaryCrossEntropy) and public.classes > 1:
         message = f"{message} under binary cross-entropy a sample may have several classes; these counts assume one each".strip()
-    confidence = whole_number_confidence(estimate, counts) if outcome is Outcome.COMPLETED else None  # of a guessed size there is none
-    return counted(counts, scores=estimate, confidence=confidence, outcome=outcome, message=message, details=details)
+    confidence = whole_number_confidence(estimate, counts) if outcome is Outcome.COMPLETED else None  # a guessed size has none
+    return estimate_of(counts, scores=estimate, confidence=confidence, outcome=outcome, message=message, details=details)
 
 
 def _mean(head: Head, features: Tensor, of_logits: Callable[[Tensor], Tensor]) -> Tensor:

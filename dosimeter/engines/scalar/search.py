@@ -26,7 +26,7 @@ from dosimeter.network.head import Head
 
 POINTS = 192  # of each of the grid's three parts, for each sign
 GENTLE, SATURATED = 7.0, 60.0  # ranges of logits from which on the softmax turns within a step, and beyond which it is one-hot
-SMALLEST = 1e-8  # error of the row r that the grid reaches down to
+SMALLEST_ERROR = 1e-8  # error of the row r that the grid reaches down to
 POLISHED = 12  # local minima of the grid that Newton polishes
 POLISHINGS = 8  # at most
 SETTLED = 1e-4  # a step of Gauss-Newton this short, and below √precision, is the last: the next would be its square
@@ -151,15 +151,15 @@ def grid_search(problem: ScalarProblem) -> Candidates:
 
 
 def _sizes(problem: ScalarProblem) -> Array:
-    """|s| from its largest, 1/τ, down to `SMALLEST`: (3 POINTS,).
+    """|s| from its largest, 1/τ, down to `SMALLEST_ERROR`: (3 POINTS,).
 
     Logits grow as 1/s and the softmax turns when they change by about one: where their range is between `GENTLE` and
     `SATURATED` the steps are even in 1/s, elsewhere even in log s.
     """
     spread = max(float(problem.pull.max() - problem.pull.min()), TINY)
-    gentle, saturated = (min(max(limit / spread, 1.0), 1 / SMALLEST) for limit in (GENTLE, SATURATED))
+    gentle, saturated = (min(max(limit / spread, 1.0), 1 / SMALLEST_ERROR) for limit in (GENTLE, SATURATED))
     even = np.arange(POINTS) / (POINTS - 1)
-    inverse = [gentle**even, gentle + (saturated - gentle) * even, saturated * (1 / SMALLEST / saturated) ** even]
+    inverse = [gentle**even, gentle + (saturated - gentle) * even, saturated * (1 / SMALLEST_ERROR / saturated) ** even]
     return 1 / (problem.temperature * np.concatenate(inverse))
 
 
@@ -251,7 +251,7 @@ def _polished(problem: ScalarProblem, errors: Array) -> tuple[Array, Array, Arra
         move = np.clip(-np.einsum("ij,ij->i", residual, change) / np.maximum(steepness**2, TINY), -0.05, 0.05)
         settled = bool((np.abs(move) < short)[value <= max(HOPELESS, 2 * value.min())].all())
         errors = errors * np.exp(move)
-        errors = np.sign(errors) * np.clip(np.abs(errors), 0.1 * SMALLEST / problem.temperature, 1 / problem.temperature)
+        errors = np.sign(errors) * np.clip(np.abs(errors), 0.1 * SMALLEST_ERROR / problem.temperature, 1 / problem.temperature)
     return best, lowest, best_slope
 
 

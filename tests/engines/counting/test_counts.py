@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from dosimeter.engines.counting.counts import apportioned, labels_of, nearest_counts, present_classes, whole_number_confidence
+from dosimeter.engines.counting.counts import apportion, labels_of, nearest_counts, present_classes, whole_number_confidence
 from dosimeter.types import Outcome
 
 
@@ -48,12 +48,12 @@ def test_more_placed_than_there_are_is_refused():
         nearest_counts(torch.zeros(3), 2, at_least=torch.ones(3))
 
 
-def test_apportioned_gives_each_present_class_one_and_the_rest_by_weight():
+def test_apportion_gives_each_present_class_one_and_the_rest_by_weight():
     present = torch.tensor([True, False, True, True])
-    assert apportioned(torch.tensor([4.0, 9.0, 2.0, 2.0]), present, 8).tolist() == [4, 0, 2, 2]
-    assert apportioned(torch.tensor([9.0, 9.0, 0.1, 0.1]), present, 3).tolist() == [1, 0, 1, 1]
-    assert apportioned(torch.tensor([1.0, 9.0, 3.0, 2.0]), present, 2).tolist() == [1, 0, 1, 1]
-    assert apportioned(torch.tensor([1.0, 9.0, 3.0, 2.0]), present, None).tolist() == [1, 0, 1, 1]
+    assert apportion(torch.tensor([4.0, 9.0, 2.0, 2.0]), present, 8).tolist() == [4, 0, 2, 2]
+    assert apportion(torch.tensor([9.0, 9.0, 0.1, 0.1]), present, 3).tolist() == [1, 0, 1, 1]
+    assert apportion(torch.tensor([1.0, 9.0, 3.0, 2.0]), present, 2).tolist() == [1, 0, 1, 1]
+    assert apportion(torch.tensor([1.0, 9.0, 3.0, 2.0]), present, None).tolist() == [1, 0, 1, 1]
 
 
 def test_where_no_class_is_present_one_is_taken():
