@@ -75,9 +75,9 @@ def test_auxiliary_probabilities_bound_the_counts_where_they_do_not_vary():
 
 def test_bounds_that_ask_for_too_many_samples_are_dropped_and_others_are_not_proofs():
     known = Bounds(least=torch.tensor([1.0, 0.0]), proved=True)
-    assert known.sharpened(torch.tensor([0.0, 3.0]), 3) is known
-    assert known.sharpened(torch.tensor([1.0, 0.0]), 3) is known
-    sharper = known.sharpened(torch.tensor([0.0, 2.0]), 3)
+    assert known.sharpen(torch.tensor([0.0, 3.0]), 3) is known
+    assert known.sharpen(torch.tensor([1.0, 0.0]), 3) is known
+    sharper = known.sharpen(torch.tensor([0.0, 2.0]), 3)
     assert sharper.least.tolist() == [1, 2]
     assert not sharper.proved
     assert sharper.leave(4) == 1
