@@ -25,17 +25,13 @@ class Imprint(ActiveAttack):
     """Inserts a linear layer whose rows sort samples into bins, and reads each sample that lies alone off the gradient.
 
     Fowl et al., "Robbing the Fed: Directly Obtaining Private Data in Federated Learning with Modified Models", ICLR 2022:
-    rows with the weights of one linear functional and its quantiles as biases; differences of adjacent rows' gradients
-    divided by those of their biases (Eq. 6). `sparse` is their variant whose rows answer inside their own bin alone.
-    Departures: the rows are shared out among several functionals, and what is found under one is subtracted from the bins
-    of the others, so that samples that share a bin come apart (`functionals=("brightness",)` is the published form); where none
-    is alone any more, the linear dependences between the bins' contents tell samples apart; a
-    sample is claimed only where its pixels lie on 8-bit levels, or another functional's bin or the model's own derivative
-    at it confirms that it is one;
-    the quantiles are a normal distribution's with the moments of natural images, since no data are given to the attack;
-    the layer adds its mean answer to the input and needs no second matrix. Send the next `round` to sort anew.
-    Under secure aggregation it gets the samples of all clients, without telling whose they are. After local steps (FedAvg)
-    samples no longer cancel between rows, and of one step the weights' own rounding hides them: it claims none.
+    rows with the weights of one linear functional and its quantiles as biases; differences of adjacent rows' gradients divided by those of
+    their biases (Eq. 6). `sparse` is their variant whose rows answer inside their own bin alone.
+    Departures: several functionals share the rows, and a sample found under one is subtracted from the bins of the others
+    (`functionals=("brightness",)` is published); samples of which none is alone are separated by linear dependences between bins; a
+    sample is claimed only if 8-bit levels, another functional's bin or the model's derivative confirm it; quantiles are those of a
+    normal distribution with natural images' moments; the layer adds its mean answer to the input. `round` sorts again.
+    Secure aggregation mixes the samples of all clients. After local steps (FedAvg) none is claimed.
     """
 
     needs: ClassVar[frozenset[Knowledge]] = frozenset({Knowledge.TAMPERED_MODEL})
@@ -45,7 +41,7 @@ class Imprint(ActiveAttack):
     sparse: bool = False
     input_shape: tuple[PositiveInt, ...] | None = None  # none: the common shape that passes through the model
     normalization: Normalization | None = None  # how pixels in [0, 1] become inputs; none: they are the inputs
-    moments: Moments | None = None  # of the functionals over the client's kind of data, as `after` finds them
+    moments: Moments | None = None  # of the functionals over the client's kind of data, as `after` measures them
     round: NonNegativeInt = 0
 
     def tamper(self, model: nn.Module) -> InsertedLayer:
@@ -62,7 +58,7 @@ class Imprint(ActiveAttack):
         )
 
     def after(self, found: Reconstruction) -> Imprint:
-        """The attack of the next round: sorted anew, with bins for the kind of data that this round showed."""
+        """The attack of the next round: other bins, fitted to the data that this round recovered."""
         moments = measure_moments(found.inputs, found.normalization) if len(found.inputs) > 1 else self.moments
         return replace(self, moments=moments, round=self.round + 1)
 
@@ -75,9 +71,9 @@ class Imprint(ActiveAttack):
 
 
 def read_inserted_layer(exposure: Exposure, layer: InsertedLayer, labels: torch.Tensor | None, count: int | None) -> Reconstruction:
-    """Every sample that the layer's gradient shows to have been alone.
+    """The samples that the layer's gradient shows alone in a bin.
 
-    `labels` (n,) are those that occur and `count` says how many samples there are, where these are known.
+    `labels` (n,) are those that occur, and `count` is the number of samples, if these are known.
     """
     missing = [name for name in ("rows.weight", "rows.bias") if name not in exposure.update]
     if missing:

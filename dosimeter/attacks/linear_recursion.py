@@ -1,4 +1,4 @@
-"""Fully-connected networks undone layer by layer, with or without bias."""
+"""Fully-connected networks inverted layer by layer, with or without bias."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from dosimeter.normalization import input_bounds
 from dosimeter.registry import ATTACKS
 from dosimeter.types import Knowledge, LabelEstimate, Outcome, Reconstruction, Refused
 
-FITS = 1e-3  # root mean square up to which a label has the form that settled its scale, and rows show one input
-CONSISTENT = 1e-2  # relative distance up to which the network gives the recovered input the feature that it was recovered from
+FITTING_MISFIT = 1e-3  # root mean square up to which a label has its form, and rows show one input
+CONSISTENT_FEATURE = 1e-2  # relative distance between a feature and the one that the network computes from the recovered input
 
 
 @ATTACKS.register("linear_recursion")
@@ -31,15 +31,12 @@ class LinearRecursion(Attack):
     """Walks one sample back through a fully-connected network, from the head's error to the input, bias or none.
 
     Wang, Liang and He, "Towards Eliminating Hard Label Constraints in Gradient Inversion Attacks", ICLR 2024: Section 4.2,
-    Eqs. (6)-(7), from the feature that Eqs. (2)-(5) recover. Where the first layer has a bias its quotients ∇W_l / ∇b_l are
-    the inputs (Aono et al., IEEE TIFS 2018), for a batch too, as far as neurons fire for one sample alone (Pan et al.,
-    USENIX Security 2022), whatever follows that layer.
-    Departures: every row takes part in Eq. (7), by least squares, instead of one; a soft label need not be known, since its
-    form (smoothed, one-hot or a mixture of two) settles the scale. Where several scales fit, those are kept whose input
-    has that feature in the network, then those whose input lies in the data's range; if several are left the outcome is
-    ambiguous, and so it is with two classes and no label given, where every scale has a soft label that fits. Of a batch
-    only quotients that two neurons agree on, or that lie on 8-bit levels, are claimed, which mixtures do not. Under secure
-    aggregation without bias it is refused, since the clients together are more than one sample.
+    Eqs. (6)-(7), from the feature that Eqs. (2)-(5) recover. If the first layer has a bias, its quotients ∇W_l / ∇b_l are inputs (Aono et
+    al., IEEE TIFS 2018), in a batch those of neurons that fire for one sample alone (Pan et al., USENIX Security 2022).
+    Departures: Eq. (7) uses every row, by least squares; a soft label's form determines the scale, so the label need not be known. Of
+    several fitting scales, those stay whose input has the same feature in the network, then those in the data range; if several are left,
+    or with two classes and no label, the outcome is ambiguous. In a batch, a quotient is claimed if two neurons agree on it or it lies
+    on 8-bit levels. Without bias, secure aggregation is refused.
     """
 
     needs: ClassVar[frozenset[Knowledge]] = frozenset()  # the first layer's gradient, or that of every layer
@@ -47,7 +44,11 @@ class LinearRecursion(Attack):
     def __call__(self, exposure: Exposure, labels: LabelEstimate | None, rng: Generator) -> Reconstruction:
         rows = _first_rows(exposure)
         if rows is not None:
-            return _one_sample(exposure, *rows, labels) if exposure.public.batch_size == 1 else _lone_samples(exposure, *rows)
+            return (
+                _reconstruct_one_sample(exposure, *rows, labels)
+                if exposure.public.batch_size == 1
+                else _reconstruct_lone_samples(exposure, *rows)
+            )
         head = find_head(exposure)
         links = find_chain(exposure.model, exposure.public.input_shape, head.name)
         if exposure.public.batch_size != 1:
@@ -64,7 +65,7 @@ class LinearRecursion(Attack):
 
 
 def _first_rows(exposure: Exposure) -> tuple[Tensor, Tensor] | None:
-    """The gradients (k, d) and (k,) of the layers that take the raw input and have a bias; None where none sent any."""
+    """The gradients (k, d) and (k,) of the layers that take the raw input and have a bias; None if the client sent none."""
     pairs = find_first_layers(exposure.model, exposure.public.input_shape)
     sent = [
         (exposure.update[weight].flatten(1), exposure.update[bias]) for weight, bias in pairs if {weight, bias} <= exposure.update.keys()
@@ -73,8 +74,8 @@ def _first_rows(exposure: Exposure) -> tuple[Tensor, Tensor] | None:
     return (torch.cat([weight for weight, _ in sent]), torch.cat([bias for _, bias in sent])) if sent else None
 
 
-def _one_sample(exposure: Exposure, weight: Tensor, bias: Tensor, labels: LabelEstimate | None) -> Reconstruction:
-    """The least-squares quotient over all rows; entries that are exactly zero beside others that are not were withheld."""
+def _reconstruct_one_sample(exposure: Exposure, weight: Tensor, bias: Tensor, labels: LabelEstimate | None) -> Reconstruction:
+    """The least-squares quotient over all rows. Single entries that are exactly zero were withheld and do not count."""
     gradient, error = weight.double(), bias.double()[:, None]
     there = gradient != 0
     inputs = (gradient * error).sum(0) / (error.square() * there).sum(0).clamp_min(torch.finfo(torch.float64).tiny)  # (d,)
@@ -85,11 +86,13 @@ def _one_sample(exposure: Exposure, weight: Tensor, bias: Tensor, labels: LabelE
         labels=labels.labels.to(weight.device) if labels is not None and len(labels.labels) == 1 else known,
         objective=misfit,
         normalization=exposure.public.normalization,
-        message="" if misfit <= FITS else f"the rows of the first layer disagree by {misfit:.2g}: the update was changed or rounded",
+        message=""
+        if misfit <= FITTING_MISFIT
+        else f"the rows of the first layer disagree by {misfit:.2g}: the update was changed or rounded",
     )
 
 
-def _lone_samples(exposure: Exposure, weight: Tensor, bias: Tensor) -> Reconstruction:
+def _reconstruct_lone_samples(exposure: Exposure, weight: Tensor, bias: Tensor) -> Reconstruction:
     public = exposure.public
     quotients, certain = find_lone_samples(weight, bias, public.input_shape, public.normalization)
     inputs = quotients[certain].to(weight)
@@ -111,16 +114,16 @@ def _recurse(exposure: Exposure, head: Head, links: list[Link], labels: LabelEst
         return exposure.without_inputs(
             Outcome.SINGULAR, "the last layer's gradient is zero: the sample has no feature, or is classified without error"
         )
-    known = None if labels is None else _given(labels, head.classes)
+    known = None if labels is None else _given_label(labels, head.classes)
     if head.bias_gradient is not None and bool(head.bias_gradient.any()):
         inputs, label, misfit, rivals, changed = _walk(exposure, links, head.bias_gradient.double()), None, 0.0, 0, ""
     else:
         scaled = scale_feature(head.weight_gradient, head.weight, head.bias, head.non_negative, known)
-        inputs, best, rivals = _settled(exposure, head, links, scaled)
+        inputs, best, rivals = _choose_scale(exposure, head, links, scaled)
         label, misfit, changed = best.label, best.misfit, doubted(exposure.public)
     if not bool(torch.isfinite(inputs).all()):
         return exposure.without_inputs(Outcome.SINGULAR, "a layer passed no gradient back: every neuron before it is dead")
-    message = _doubt(misfit, rivals, changed, assumed=label is not None and known is None and head.classes == 2)
+    message = _doubts(misfit, rivals, changed, assumed=label is not None and known is None and head.classes == 2)
     settled = torch.zeros(1, dtype=torch.int64, device=inputs.device) - 1 if label is None else label[None]
     return Reconstruction(
         inputs=inputs.to(head.weight_gradient),
@@ -136,12 +139,12 @@ def _walk(exposure: Exposure, links: list[Link], error: Tensor) -> Tensor:
     return walk_back(links, exposure.update, error).reshape(1, *exposure.public.input_shape)
 
 
-def _settled(exposure: Exposure, head: Head, links: list[Link], scaled: list[ScaledFeature]) -> tuple[Tensor, ScaledFeature, int]:
-    """The input (1, *shape) of the first scale that nothing speaks against, that scale, and how many others are as good."""
+def _choose_scale(exposure: Exposure, head: Head, links: list[Link], scaled: list[ScaledFeature]) -> tuple[Tensor, ScaledFeature, int]:
+    """The input (1, *shape) of the first scale that passes the checks, that scale, and the number of others that pass too."""
     inputs = torch.cat([_walk(exposure, links, one.error) for one in scaled])  # (n, *shape)
     features = torch.stack([one.feature for one in scaled])  # (n, H)
     given = input_of(exposure.model, head.name, inputs.to(head.weight)).double()
-    consistent = (given - features).norm(dim=1) <= CONSISTENT * features.norm(dim=1)
+    consistent = (given - features).norm(dim=1) <= CONSISTENT_FEATURE * features.norm(dim=1)
     low, high = input_bounds(exposure.public.normalization, inputs)
     slack = RANGE_SLACK * (high - low)
     inside = ((inputs >= low - slack) & (inputs <= high + slack)).flatten(1).all(1)
@@ -152,9 +155,9 @@ def _settled(exposure: Exposure, head: Head, links: list[Link], scaled: list[Sca
     return inputs[chosen : chosen + 1], scaled[chosen], int(left.sum()) - 1
 
 
-def _doubt(misfit: float, rivals: int, changed: str, *, assumed: bool) -> str:
-    """What keeps the scale of the input from being settled; nothing where it is."""
-    doubts = [f"the label misses its form by {misfit:.2g}, so that the scale of the input is a guess"] if misfit > FITS else []
+def _doubts(misfit: float, rivals: int, changed: str, *, assumed: bool) -> str:
+    """Why the scale of the input is in doubt; empty if it is not."""
+    doubts = [f"the label misses its form by {misfit:.2g}, so that the scale of the input is a guess"] if misfit > FITTING_MISFIT else []
     if changed:
         doubts.append(f"the scale of the input is {changed}")
     if assumed:
@@ -166,6 +169,6 @@ def _doubt(misfit: float, rivals: int, changed: str, *, assumed: bool) -> str:
     return "; ".join(doubts)
 
 
-def _given(labels: LabelEstimate, classes: int) -> Tensor:
+def _given_label(labels: LabelEstimate, classes: int) -> Tensor:
     rows = labels.labels if labels.soft is None else labels.soft
     return as_distribution(rows, classes, torch.float64)[0]

@@ -1,4 +1,4 @@
-"""Trap weights: a first layer whose neurons each fire for few samples, so that their gradients are those samples."""
+"""Trap weights: a first layer whose neurons each fire for few samples, so that their gradients show single samples."""
 
 from __future__ import annotations
 
@@ -26,11 +26,10 @@ class TrapWeights(ActiveAttack):
     Boenisch et al., "When the Curious Abandon Honesty: Federated Learning Is Not Private", IEEE EuroS&P 2023: Section 4.1,
     half of each row's weights negative, the other half the same magnitudes scaled by s < 1; inputs are the quotients of
     the rows' weight and bias gradients.
-    Departures: a network that begins with convolutions gets the layer inserted before them (the paper rewrites the
-    convolutions to pass the image on); s is chosen so that a natural image fires one row in `expected`; only quotients
-    that two rows agree on, or that lie on 8-bit levels, are claimed, which mixtures do not. Send the next `round` for
-    other rows. Under secure aggregation it gets the samples of all clients, without telling whose they are; after local
-    steps (FedAvg) as far as rows still fire alone.
+    Departures: a network that begins with convolutions gets the layer inserted before them (the paper rewrites the convolutions to pass
+    the image on); by default a natural image fires one row in `expected`; only quotients on which two rows agree, or that lie on 8-bit
+    levels, are claimed, because mixtures do neither. The next `round` has other rows. Secure aggregation mixes the samples of all
+    clients. After local steps (FedAvg) the attack works as far as rows still fire for one sample alone.
     """
 
     needs: ClassVar[frozenset[Knowledge]] = frozenset({Knowledge.TAMPERED_MODEL})
@@ -65,7 +64,7 @@ class TrapWeights(ActiveAttack):
 
 
 def _trapped_layer(exposure: Exposure) -> str:
-    """The name of the layer with trap rows in the model as it was sent."""
+    """The name of the layer with trap rows in the received model."""
     model = exposure.model
     name = "rows" if isinstance(model, TrapLayer) else find_first_linear(model, torch.Size(exposure.public.input_shape).numel())
     if name is not None:

@@ -1,4 +1,4 @@
-"""What a gradient can determine at all: ranks, bounds, and the floor of its numbers, layer by layer."""
+"""What a gradient can determine: its rank, the bound on the rank, and the noise floor, layer by layer."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ from dosimeter.types import Refused
 
 @dataclass(frozen=True, kw_only=True)
 class LayerIdentifiability:
-    """How many samples the gradient of one layer can tell apart."""
+    """The number of samples that the gradient of one layer can separate."""
 
     name: str
     kind: str  # head, linear or convolution
     shape: tuple[int, int]  # of the gradient as a matrix
-    bound: int  # the largest rank it can have
-    rank: int  # directions that stand above the noise
+    bound: int  # the largest rank that the layer's shape allows
+    rank: int  # directions above the noise
     smallest_kept: float  # singular value, over the largest
     largest_dropped: float  # singular value, over the largest
-    floor: float  # the largest singular value that the noise alone would give, over the largest
+    floor: float  # the largest singular value of the noise alone, over the largest
     sentence: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Identifiability:
-    """The layers that the client sent, the head last, and what follows for the batch."""
+    """The layers that the client sent, the head last, and what they say about the batch."""
 
     layers: tuple[LayerIdentifiability, ...]
     batch_size: int | None  # declared, else the head's rank where that is below its bound
-    separable: int | None  # samples that the head's gradient can separate; None where there is no head to speak of
+    separable: int | None  # samples that the head's gradient can separate; None without a head gradient
     sentence: str
 
 
 def identifiability(exposure: Exposure) -> Identifiability:
-    """Per layer, what the gradient can determine: its rank, the bound on it, and the gap against its noise."""
+    """What the gradient of each layer can determine: its rank, the bound on the rank, and the gap above the noise."""
     try:
         head = find_head(exposure)
         head_name = head.name if head.weight_gradient is not None else None
@@ -105,7 +105,7 @@ def _summarise(spectrum: Spectrum) -> tuple[int, float, float, float]:
 
 
 def _rank_above_rounding(matrix: Tensor, unit: float) -> tuple[int, float, float, float]:
-    """Rank against the rounding of the entries, for layers whose rows need not sum to zero."""
+    """The rank above rounding, for layers whose rows need not sum to zero."""
     values = torch.linalg.svdvals(matrix)
     if len(values) == 0 or float(values[0]) == 0:
         return 0, 0.0, 0.0, 0.0

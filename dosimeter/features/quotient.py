@@ -22,8 +22,8 @@ class Quotient(FeatureRecovery):
     `form="plain"`: f = ∇W_y / ∇b_y, Aono et al. 2017 and rgla Eq. (1).
     `form="fgla"`, the default: Xue et al., "Fast Generation-Based Gradient Leakage Attacks", INFOCOM 2023:
     f = (∇W_y − o_W)/(∇b_y − o_b), where o, the share of the other samples, is the mean over absent classes times (B − 1)/B.
-    Without labels, the classes with a negative bias gradient are taken for present. Samples of one label share one row, so
-    batches with repeated labels are refused: the quotient would be their mean, passed off as a sample.
+    Without labels, a class counts as present if its bias gradient is negative. Batches with repeated labels are refused: samples of one
+    label share one row, and their quotient is a mean and no sample.
     """
 
     needs = frozenset({Knowledge.HEAD_GRADIENT, Knowledge.BIAS_GRADIENT, Knowledge.SOFTMAX_LOSS})
@@ -37,13 +37,13 @@ class Quotient(FeatureRecovery):
         weight, bias = head.weight_gradient.double(), head.bias_gradient.double()
         present = _present_classes(bias, labels, exposure.public.batch_size)
         if self.form == "fgla":
-            weight, bias = _without_the_others(weight, bias, present)
+            weight, bias = _subtract_other_samples(weight, bias, present)
         features = weight[present] / bias[present, None]  # (B, H)
         dtype = torch.promote_types(head.weight_gradient.dtype, torch.float32)
         return FeatureEstimate(
             features=features.to(dtype),
             labels=present,
-            residual=_unexplained(head, features, present).to(dtype).expand(len(present)),
+            residual=_unexplained_share(head, features, present).to(dtype).expand(len(present)),
             certified=torch.zeros(len(present), dtype=torch.bool, device=present.device),
             batch_size=len(present),
             outcome=Outcome.COMPLETED if bool(torch.isfinite(features).all()) else Outcome.SINGULAR,
@@ -51,13 +51,13 @@ class Quotient(FeatureRecovery):
 
 
 def quotient_features(weight_gradient: Tensor, bias_gradient: Tensor, labels: Tensor) -> Tensor:
-    """FGLA's features for `labels`, repeated labels included, whose samples then all get their class's mean: (B, H)."""
-    weight, bias = _without_the_others(weight_gradient, bias_gradient, labels.unique())
+    """FGLA's features for `labels`: (B, H). Samples of a repeated label all get the mean of their class."""
+    weight, bias = _subtract_other_samples(weight_gradient, bias_gradient, labels.unique())
     return weight[labels] / bias[labels, None]
 
 
 def _present_classes(bias: Tensor, labels: LabelEstimate | None, size: int | None) -> Tensor:
-    """The classes of the batch, each once: (B,); a refusal where a label must occur twice."""
+    """The classes of the batch, each once: (B,). Refused if a label occurs twice."""
     if labels is not None:
         repeated = (labels.counts > 1).nonzero()[:, 0]
         if len(repeated):
@@ -76,8 +76,8 @@ def _present_classes(bias: Tensor, labels: LabelEstimate | None, size: int | Non
     return present
 
 
-def _without_the_others(weight: Tensor, bias: Tensor, present: Tensor) -> tuple[Tensor, Tensor]:
-    """∇W − o_W and ∇b − o_b: (C, H) and (C,); as they are where every class is present."""
+def _subtract_other_samples(weight: Tensor, bias: Tensor, present: Tensor) -> tuple[Tensor, Tensor]:
+    """∇W − o_W and ∇b − o_b: (C, H) and (C,). Nothing is subtracted if every class is present."""
     absent = torch.ones(len(bias), dtype=torch.bool, device=bias.device)
     absent[present] = False
     if not bool(absent.any()):
@@ -86,7 +86,7 @@ def _without_the_others(weight: Tensor, bias: Tensor, present: Tensor) -> tuple[
     return weight - others * weight[absent].mean(0), bias - others * bias[absent].mean()
 
 
-def _unexplained(head: Head, features: Tensor, labels: Tensor) -> Tensor:
+def _unexplained_share(head: Head, features: Tensor, labels: Tensor) -> Tensor:
     """‖∇W − Dᵀ F‖ / ‖∇W‖ with D at the recovered features' own logits."""
     assert head.weight_gradient is not None
     error = torch.softmax(head.logits(features), 1)

@@ -30,10 +30,10 @@ class RGLA(FeatureRecovery):
     "RGLA: Reverse Gradient Leakage Attack using Inverted Cross-Entropy Loss Function": Algorithm 1, Eqs. (3)-(7),
     Propositions 1 and 2; `initialisation` has the six of Table 7. The objective is
     weight_term ‖∇W Wᵀ − Dᵀ(ŷ − b)‖² + bias_term ‖∇b − Dᵀ1‖² + loss_term (loss(ŷ) − estimate)², D = (softmax(ŷ) − y)/B.
-    `detached=True` is the released code: D is a constant when the first term is differentiated, so that the second has no
-    gradient, the plain cross-entropy acts as the third, and the step size falls by `decay` every 1,000 steps.
-    Departures: features are returned in the order of the labels, not reordered by the true logits; clipping is not undone
-    with a known norm; log arguments of Proposition 2 that are not positive are dropped, as in the released code.
+    `detached=True` is the released code: D counts as constant in the derivative of the first term, the second term therefore has no
+    gradient, plain cross-entropy is the third term, and the step size falls by `decay` every 1,000 steps.
+    Departures: features are in the order of the labels, not reordered by the true logits; clipping is not undone with a known norm;
+    non-positive log arguments in Proposition 2 are dropped, as in the released code.
     """
 
     needs = frozenset({Knowledge.HEAD_GRADIENT, Knowledge.BIAS_GRADIENT, Knowledge.LABELS, Knowledge.SOFTMAX_LOSS})
@@ -58,7 +58,7 @@ class RGLA(FeatureRecovery):
             raise Refused("rgla inverts plain cross-entropy with hard labels; subspace allows for smoothing and temperature")
         ids = labels.labels.to(head.weight.device)
         problem = _Problem.of(head, ids)
-        logits = _initial(self.initialisation, problem, head, exposure, ids, rng).requires_grad_()  # (B, C)
+        logits = _initial_logits(self.initialisation, problem, head, exposure, ids, rng).requires_grad_()  # (B, C)
         optimizer = torch.optim.Adam([logits], lr=self.learning_rate)
         for step in range(self.steps):
             optimizer.zero_grad(set_to_none=True)
@@ -82,6 +82,8 @@ class RGLA(FeatureRecovery):
 
 @dataclass(frozen=True, kw_only=True)
 class _Problem:
+    """The known sides of the three equations."""
+
     labels: Tensor  # (B,)
     product: Tensor  # (C, C) ∇W Wᵀ
     bias: Tensor  # (C,)
@@ -113,7 +115,7 @@ def _expected_loss(bias_gradient: Tensor, labels: Tensor) -> Tensor:
     return -arguments[arguments > 0].log().sum() / len(labels)
 
 
-def _initial(kind: Initialisation, problem: _Problem, head: Head, exposure: Exposure, labels: Tensor, rng: Generator) -> Tensor:
+def _initial_logits(kind: Initialisation, problem: _Problem, head: Head, exposure: Exposure, labels: Tensor, rng: Generator) -> Tensor:
     """The six starting points of Table 7: (B, C)."""
     shape, like = (len(labels), head.classes), problem.product
     match kind:
@@ -126,15 +128,15 @@ def _initial(kind: Initialisation, problem: _Problem, head: Head, exposure: Expo
         case "ones":
             return like.new_ones(shape)
         case "natural":
-            return _natural(exposure, len(labels), rng).to(like)
+            return _auxiliary_logits(exposure, len(labels), rng).to(like)
         case "fgla":
             assert head.weight_gradient is not None
             features = quotient_features(head.weight_gradient, problem.bias_gradient, labels)
             return head.logits(features).to(like)
 
 
-def _natural(exposure: Exposure, size: int, rng: Generator) -> Tensor:
-    """What the model answers to natural images: (B, C)."""
+def _auxiliary_logits(exposure: Exposure, size: int, rng: Generator) -> Tensor:
+    """The model's logits of auxiliary images: (B, C)."""
     if exposure.auxiliary is None:
         raise Refused("rgla: initialisation 'natural' needs auxiliary data; observe(..., auxiliary=dm.Batch(...)) grants it")
     inputs = exposure.auxiliary.inputs
@@ -149,7 +151,7 @@ def _estimate(logits: Tensor, problem: _Problem, head: Head) -> FeatureEstimate:
     target = head.weight_gradient.double()
     finite = bool(torch.isfinite(error).all())
     features = torch.linalg.pinv(error.T) @ target if finite else target.new_full((len(logits), target.shape[1]), torch.nan)
-    unexplained = torch.linalg.matrix_norm(target - problem_gradient(head, features, problem.labels)) / torch.linalg.matrix_norm(target)
+    unexplained = torch.linalg.matrix_norm(target - _gradient_of(head, features, problem.labels)) / torch.linalg.matrix_norm(target)
     dtype = torch.promote_types(head.weight_gradient.dtype, torch.float32)
     return FeatureEstimate(
         features=features.to(dtype),
@@ -162,7 +164,7 @@ def _estimate(logits: Tensor, problem: _Problem, head: Head) -> FeatureEstimate:
     )
 
 
-def problem_gradient(head: Head, features: Tensor, labels: Tensor) -> Tensor:
-    """The weight gradient that these features and labels would give: (C, H)."""
+def _gradient_of(head: Head, features: Tensor, labels: Tensor) -> Tensor:
+    """The weight gradient of a batch with these features and labels: (C, H)."""
     error = torch.softmax(head.logits(features), 1) - one_hot(labels, head.classes)
     return error.T @ features / len(labels)

@@ -1,4 +1,4 @@
-"""One sample without a bias: its feature is known up to a scalar, and the label tells the scalar."""
+"""One sample without a bias: its feature is known up to a scalar, which the label's form determines."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from dosimeter.types import FeatureEstimate, Knowledge, LabelEstimate, Refused
 class Scalar(FeatureRecovery):
     """Recovers the feature and the soft label of a single sample by a search over one scalar, without any bias.
 
-    "Towards Eliminating Hard Label Constraints in Gradient Inversion Attacks", ICLR 2024: Eqs. (2)-(5). The gradient of one
-    sample is (p − y) fᵀ, so that f is a row of it times a scalar, and the label a function of that scalar, which the label's
-    `family` (smoothing, mixup or one_hot) tells.
-    Departures: those of the label recovery soft_scalar, whose search this is: the scalar is read off the head's bias
-    gradient where that is shared (`use_bias`), else found on a grid; `certified` where the noise cannot change the feature by
-    1e-3 of its length, under the conditions that soft_scalar names. Labels given are not needed and not used.
+    "Towards Eliminating Hard Label Constraints in Gradient Inversion Attacks", ICLR 2024: Eqs. (2)-(5). One
+    sample's gradient is (p − y) fᵀ, so f is one of its rows times a scalar, and the label is a function of that scalar. The label's
+    `family` (smoothing, mixup or one_hot) determines the scalar.
+    Departures, as in the label recovery soft_scalar: the scalar is read off the head's bias gradient if that is shared (`use_bias`), else
+    searched on a grid. A feature is certified if the noise changes it by less than 1e-3 of its length, under the conditions that
+    soft_scalar names. Given labels are not used.
     """
 
     needs = frozenset({Knowledge.HEAD_GRADIENT, Knowledge.SINGLE_SAMPLE, Knowledge.SOFTMAX_LOSS})

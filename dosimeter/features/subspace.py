@@ -24,21 +24,14 @@ from dosimeter.types import FeatureEstimate, Knowledge, LabelEstimate, Outcome
 class Subspace(FeatureRecovery):
     """Takes the head's gradient apart into its samples exactly, with labels known or unknown, and certifies each.
 
-    Ours; in no paper. ∇W = (1/B) Σ dᵢ fᵢᵀ has rank B where B ≤ min(C − 1, H), so its row space holds every feature and its
-    column space every error row dᵢ = softmax(W fᵢ + b) − yᵢ. That is C − 1 − B equations for the B unknowns of one sample,
-    free of all others (dosimeter/engines/subspace/equations.py). One linear step serves every class and tells which are present;
-    Levenberg–Marquardt finishes each; what is found is peeled off, which separates samples of one label; where single
-    samples are not determined, B > (C − 1)/2, or ill-conditioned, the whole batch is fitted at once (engines/subspace/joint.py).
-    `targets` is what the samples may aim at: what the loss and given labels have them "declared" to; targets "smoothed" by a
-    strength that nobody declares, one for all samples, which is one more unknown; "mixed" by mixup, the two classes of each sample and
-    their shares unknown (a scan over all pairs, then one equation less); or "any" of these, in this order, as far as needed.
-    Of a sample that occurs several times a blended target is not certified, since one input under several labels looks the same.
-    `soft` holds the targets that the loss aimed at, where they are not simply classes. Labels may be given in part (-1 for
-    an unknown one) and softly (one row a sample).
-    Neither labels, nor the batch size, nor a bias, nor the gradient's scale are needed.
-    A certified sample has an error bar of at most 1e-2 on its relative feature error (eight standard deviations, from the
-    gradient's own noise and the conditioning at the solution), is a point and not a curve, takes a whole number of samples'
-    share of the gradient, and is non-negative where the features are. All others are guesses, and marked so.
+    Ours; in no paper. ∇W = (1/B) Σ dᵢ fᵢᵀ has rank B if B ≤ min(C − 1, H). Its row space then holds every feature, its column space every
+    error row dᵢ = softmax(W fᵢ + b) − yᵢ. These are C − 1 − B equations for the B unknowns of each sample, free of the others
+    (engines/subspace/equations.py). A linear scan ranks the classes, Levenberg–Marquardt solves, and found samples are peeled off. From
+    B > (C − 1)/2 the whole batch is fitted at once (joint.py). No labels, batch size, bias or scale are needed.
+    `targets`: as the loss has them ("declared"), "smoothed" by an undeclared strength, "mixed" in pairs, or "any". Labels may be given in
+    part (-1: unknown) or softly.
+    A certified sample has an error bar of at most 1e-2 (eight standard deviations), is isolated, takes a whole number of samples' share,
+    and is non-negative where features are. All others are guesses.
     """
 
     needs = frozenset({Knowledge.HEAD_GRADIENT, Knowledge.SOFTMAX_LOSS})

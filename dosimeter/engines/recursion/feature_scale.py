@@ -1,4 +1,4 @@
-"""The one unknown of a single sample's head gradient, and how the label's form settles it."""
+"""The scale of a single sample's feature, which the form of its label determines."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softmax
 
-GRID_POINTS = 4000  # of the first grid
-NARROWINGS = 40  # of narrowing
-MINIMA_NARROWED = 24  # of the first grid that are narrowed down
-LARGEST_LOGIT = 1e4  # logits beyond which no scale is tried
-FREE_PAIR_CLASSES = 6  # classes from which on equal entries beside two free ones are no chance
-DISTINCT_SCALES = 1e-3  # relative distance from which two scales are two answers
+GRID_POINTS = 4000  # scales of the first grid
+NARROWINGS = 40  # rounds that narrow a minimum down
+MINIMA_NARROWED = 24  # deepest minima of the first grid that are narrowed down
+LARGEST_LOGIT = 1e4  # of the largest scale tried
+FREE_PAIR_CLASSES = 6  # classes from which equal entries beside two free ones are no coincidence
+DISTINCT_SCALES = 1e-3  # relative distance above which two scales are two answers
 
 
 @dataclass(frozen=True)
 class ScaledFeature:
-    """A feature with its scale, and the label that goes with it."""
+    """A feature at one scale, and the label that this scale implies."""
 
     feature: Tensor  # (H,)
     error: Tensor  # (C,) softmax(z) − y
@@ -29,7 +29,7 @@ class ScaledFeature:
 
 @dataclass(frozen=True, kw_only=True)
 class LabelForm:
-    """What a label may look like: all its entries but `free` are equal, and zero where the rest is `empty`; or it is known."""
+    """The form of a label: all entries but `free` of them are equal, and zero if `empty`; or the label is `known`."""
 
     free: int = 0
     empty: bool = False
@@ -39,14 +39,12 @@ class LabelForm:
 def scale_feature(
     weight_gradient: Tensor, weight: Tensor, bias: Tensor | None, non_negative: bool, label: Tensor | None
 ) -> list[ScaledFeature]:
-    """f = s v with ∇W = u σ vᵀ and softmax(s W v + b) − y = (σ/s) u (soft-labels Eqs. 2-4), all in float64: every s that fits.
+    """Every scale s that fits f = s v, with ∇W = u σ vᵀ and softmax(s W v + b) − y = (σ/s) u (soft-labels Eqs. 2-4), in float64.
 
-    With `label` (C,) given, s is where the two sides agree. Without, the label must be smoothed, one-hot or a mixture of
-    two classes: all entries but one, or all but two, are equal (Eq. 5). The form with fewer free entries comes first; where neither
-    fits, a mixture that was smoothed too is tried, whose other entries are equal and not zero. Of two classes that says nothing: every s
-    has a soft label that fits, and the label is taken for a hard one. The misfit is relative to ‖softmax − y‖, which is 0 at the
-    trivial solution s → ∞. Where no s fits, the nearest is given. One batched grid over s of both signs replaces the paper's L-BFGS
-    and particle swarm.
+    A given `label` (C,) fixes y. Otherwise y is one-hot or smoothed (all entries but one are equal) or a mixture of two classes (all but
+    two are zero), Eq. 5. The form with fewer free entries comes first. If neither fits, a smoothed mixture is tried. With two classes every
+    s has a soft label that fits, so the label is taken to be hard. The misfit is relative to ‖softmax − y‖, which vanishes at the trivial
+    solution s → ∞. If no s fits, the nearest is returned. One batched grid over s replaces the paper's L-BFGS and particle swarm.
     """
     u, size, v = _rank_one(weight_gradient.double())
     if float(v.sum()) < 0:
@@ -79,7 +77,7 @@ def scale_feature(
 
 
 def _label_forms(classes: int, label: Tensor | None, like: Tensor) -> list[LabelForm]:
-    """The label itself where it is known, a hard one of two classes, else a smoothed one and a mixture."""
+    """The known label, else the two hard labels of two classes, else a smoothed label and a mixture."""
     if label is not None:
         return [LabelForm(known=label)]
     if classes == 2:
@@ -88,7 +86,7 @@ def _label_forms(classes: int, label: Tensor | None, like: Tensor) -> list[Label
 
 
 def _misfit(labels: Tensor, form: LabelForm) -> Tensor:
-    """How far each candidate label (n, C) is from its form: (n,). A label with an entry below zero or above one is none."""
+    """How far each candidate label (n, C) is from its form: (n,). Entries outside [0, 1] add to the distance."""
     if form.known is not None:
         return (labels - form.known).square().mean(1).sqrt()
     outside = (-labels).clamp_min(0).amax(1) + (labels - 1).clamp_min(0).amax(1)
@@ -98,7 +96,7 @@ def _misfit(labels: Tensor, form: LabelForm) -> Tensor:
 
 
 def _minimise(misfit: Callable[[Tensor], Tensor], grid: Tensor) -> tuple[Tensor, Tensor]:
-    """The grid's deepest local minima, each narrowed down, and their misfits: (m,) each, the deepest first."""
+    """The deepest local minima of the misfit on the grid, narrowed down, and their misfits: (m,) each, deepest first."""
     values = torch.cat([misfit(part) for part in grid.split(1000)])
     padded = torch.cat([values[:1] + 1, values, values[-1:] + 1])
     minima = ((padded[1:-1] <= padded[:-2]) & (padded[1:-1] <= padded[2:])).nonzero().flatten()

@@ -1,4 +1,4 @@
-"""Pictures have 256 levels a pixel. A mixture of two pictures lies between the levels, one picture lies on them."""
+"""Pictures have 256 levels a pixel. One picture lies on these levels; a mixture of two lies between them."""
 
 from __future__ import annotations
 
@@ -9,33 +9,33 @@ from dosimeter.normalization import from_pixels, to_pixels
 from dosimeter.types import Normalization
 
 LARGEST_LEVEL = 255
-NEAR_LEVEL = 0.1  # of a level
-LEAST_TOLERANCE = 0.02  # of a level: the nearness that is asked for where there is hardly any noise
-VISIBLE_NOISE = 0.02  # of a level: root mean square of noise that is nowhere as large as NEAR
-NOISE_REACH = 6.0  # root mean squares of noise that no pixel is off by
-MANY_LEVELS = 32  # different levels from which they speak for one picture
+NEAR_LEVEL = 0.1  # largest distance to a level, in levels
+LEAST_TOLERANCE = 0.02  # that distance if there is hardly any noise
+VISIBLE_NOISE = 0.02  # root mean square of noise, in levels, that nowhere reaches NEAR_LEVEL
+NOISE_REACH = 6.0  # the largest error of a pixel, in root mean squares of the noise
+MANY_LEVELS = 32  # different levels in use from which they show one picture
 
 
 def are_near_levels(inputs: Tensor, normalization: Normalization, tolerance: Tensor | float = NEAR_LEVEL) -> Tensor:
-    """Whether all pixels of each sample (n, channels, ...) lie next to 8-bit levels, without being all the same: (n,)."""
+    """Whether all pixels of each sample (n, channels, ...) lie close to 8-bit levels and are not all equal: (n,)."""
     scaled = to_pixels(inputs, normalization) * LARGEST_LEVEL
     off = (scaled - scaled.round()).abs().flatten(1).amax(1)
     return (off < tolerance) & (scaled.flatten(1).amax(1) - scaled.flatten(1).amin(1) > 1)
 
 
 def have_few_levels(inputs: Tensor, normalization: Normalization) -> bool:
-    """Whether most samples (n, channels, ...) of those on levels have few of them."""
+    """Whether most of the samples (n, channels, ...) that lie on levels use few of them."""
     near = inputs[are_near_levels(inputs, normalization)]
     return len(near) > 0 and float(_use_many_levels(near, normalization).double().mean()) <= 0.5
 
 
 def are_single_pictures(inputs: Tensor, normalization: Normalization, noise: Tensor, *, few: bool) -> Tensor:
-    """Whether levels show each sample (n, channels, ...) to be one picture, under noise of that root mean square an entry (n,): (n,).
+    """Whether its levels show each sample (n, channels, ...) to be one picture: (n,). `noise` (n,) is its root mean square an entry.
 
-    A mixture of shares λ and 1 − λ lies λ d off a level of its second picture where the first is d levels away: all of these are
-    whole numbers by chance once in 255 / (2 · tolerance · g) mixtures, with g the step between the levels in use, so one in five
-    where the pictures are black and white. So where pictures have `few` levels they tell nothing, but for black and white alone,
-    between which a mixture lies.
+    A mixture of shares λ and 1 − λ lies λ d off a level of its second picture, where the first is d levels away. All these distances are
+    whole numbers by chance once in 255 / (2 · tolerance · g) mixtures, with g the step between the levels in use: once in five for
+    pictures in black and white. Pictures that use `few` levels therefore show nothing, unless all their pixels are black or white: a
+    mixture has others.
     """
     nothing = inputs.new_zeros(1, *inputs.shape[1:])
     slope = float((to_pixels(nothing + 1, normalization) - to_pixels(nothing, normalization)).max())  # pixels a unit of the input
@@ -45,6 +45,7 @@ def are_single_pictures(inputs: Tensor, normalization: Normalization, noise: Ten
 
 
 def _use_many_levels(inputs: Tensor, normalization: Normalization) -> Tensor:
+    """Whether each sample uses many levels, for its number of entries: (n,)."""
     return _levels_in_use(inputs, normalization).sum(1) >= min(MANY_LEVELS, inputs[0].numel() // 2 if len(inputs) else MANY_LEVELS)
 
 
@@ -55,12 +56,12 @@ def _levels_in_use(inputs: Tensor, normalization: Normalization) -> Tensor:
 
 
 def levels_are_visible(noise: Tensor, low: Tensor, high: Tensor) -> Tensor:
-    """Whether levels between `low` and `high` show through noise of that root mean square an entry (n,): (n,)."""
+    """Whether noise of this root mean square (n,) is small enough to show levels between `low` and `high`: (n,)."""
     return noise < VISIBLE_NOISE * float((high - low).min()) / LARGEST_LEVEL
 
 
 def snap_to_levels(inputs: Tensor, normalization: Normalization) -> Tensor:
-    """Samples that lie on the levels to within rounding, exactly on them; the others as they are."""
+    """The samples, with those close to levels moved exactly onto them."""
     levels = (to_pixels(inputs, normalization) * LARGEST_LEVEL).round() / LARGEST_LEVEL
     sure = are_near_levels(inputs, normalization).reshape(-1, *[1] * (inputs.ndim - 1))
     return torch.where(sure, from_pixels(levels, normalization), inputs)

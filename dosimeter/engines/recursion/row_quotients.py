@@ -1,4 +1,4 @@
-"""Quotients of a first layer's weight and bias gradients, and which of them are one sample and not a mixture."""
+"""Quotients of a first layer's weight and bias gradients, and which of them are single samples."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from dosimeter.engines.recursion.levels import are_near_levels, are_single_pictu
 from dosimeter.normalization import input_bounds
 from dosimeter.types import Normalization
 
-SAME_QUOTIENT = 5e-5  # relative distance up to which two quotients are the same input; mixtures of the same two come near by chance
-SAME_SAMPLE = 0.05  # relative distance up to which two quotients show one sample, one of them with more noise
-RANGE_SLACK = 0.02  # of the range: how far outside an entry may lie
+SAME_QUOTIENT = 5e-5  # relative distance up to which two quotients are one input; mixtures of the same two samples come near by chance
+SAME_SAMPLE = 0.05  # relative distance up to which two quotients show one sample, the noisier one included
+RANGE_SLACK = 0.02  # of the data range: how far outside it an entry may lie
 
 
 def find_lone_samples(
@@ -19,11 +19,10 @@ def find_lone_samples(
 ) -> tuple[Tensor, Tensor]:
     """Distinct inputs (n, *shape) that rows show, and whether each is certain to be one sample (n,).
 
-    Row l is Σ δ_il x_i against Σ δ_il: their quotient is x_i where sample i alone fires neuron l, else a mixture whose
-    shares differ from row to row. So a quotient that two rows agree on is a sample (or both rows would have to weigh the
-    same samples alike), and so is one that lies on the 256 levels of a picture's pixels, if it has many of them. Where some lie on
-    levels, one that lies off them is a mixture, unless its rounding noise hides the levels. Quotients outside the data range are
-    mixtures at once.
+    Row l has the weight gradient Σ δ_il x_i and the bias gradient Σ δ_il. Their quotient is x_i if sample i alone fires neuron l, else a
+    mixture whose shares differ from row to row. A quotient is certainly one sample if two rows agree on it, or if its pixels lie on many
+    of the 256 levels of a picture. Where some quotients lie on levels, one off the levels is a mixture, unless rounding noise hides its
+    levels. Quotients outside the data range are left out.
     """
     weight, bias = weight_gradient.double(), bias_gradient.double()
     noise = 8 * torch.finfo(weight_gradient.dtype).eps

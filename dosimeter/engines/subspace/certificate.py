@@ -1,13 +1,13 @@
-"""How far a solution can be from the truth: an error bar from the noise, the conditioning, and the residual that is left.
+"""How far a solution can be from the truth: an error bar from the noise, the conditioning and the residual.
 
-To first order, noise E on the weighed gradient turns the column space by (I − UUᵀ) E V S⁻¹ and the row space by
-(I − VVᵀ) Eᵀ U S⁻¹. So for the sample with coordinates t and error e = Uᵀ w∘d, with σ the size of one entry of E,
+Noise E on the weighted gradient turns its column space by (I − UUᵀ) E V S⁻¹ and its row space by (I − VVᵀ) Eᵀ U S⁻¹, to first
+order. Let σ be the size of one entry of E. A sample with coordinates t and error e = Uᵀ w∘d then has
 
-    its equations are off by       σ ‖S⁻¹ e‖ per class, and by w p σ ‖t‖ ‖W(I − VVᵀ)‖ through the logits,
-    its feature leaves the space   by σ ‖t‖ per coordinate.
+    equations that are off by               σ ‖S⁻¹ e‖ per class, and by w p σ ‖t‖ ‖W(I − VVᵀ)‖ through the logits,
+    a feature that leaves the row space by  σ ‖t‖ per coordinate.
 
-The first two are carried into the feature by the inverse of the slopes at the solution, equation by equation. A residual larger than
-expected raises σ.
+The inverse of the slopes at the solution carries the errors of the equations into the feature. A residual larger than expected
+raises σ.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from dosimeter.engines.subspace.equations import (
 from dosimeter.engines.subspace.single import newton_step, sensitivities
 
 DEVIATIONS = 8.0  # an error bar is this many standard deviations
-ROUNDINGS = 1.5  # of the model's own forward pass, in units of its epsilon
-REPEATABILITY = 32.0  # a feature computed twice, in another order, differs by some epsilons: no bar is smaller than this many
-PAIR_FREEDOM = 4  # equations to spare below which one pair of classes in thousands may fit by chance
-LARGEST_MISFIT = 16.0  # residual energy over expected energy, beyond which the equations do not describe the sample
+ROUNDINGS = 1.5  # rounding errors of the model's forward pass, in units of its epsilon
+REPEATABILITY = 32.0  # the smallest error bar in epsilons: a feature computed in another order of operations differs by some
+PAIR_FREEDOM = 4  # spare equations below which one of thousands of class pairs may fit by chance
+LARGEST_MISFIT = 16.0  # residual energy over expected energy, above which the solution is no sample
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,12 +41,12 @@ class Assessment:
     """What can be said of solutions without knowing the truth; one entry a sample."""
 
     error_bar: Tensor  # (n,) on the relative feature error
-    misfit: Tensor  # (n,) residual energy over what the noise explains
+    misfit: Tensor  # (n,) residual energy over the energy expected from the noise
     residual: Tensor  # (n,) ‖(I − UUᵀ) w∘d‖ / ‖w∘d‖
-    mass: Tensor  # (n,) t·e: the batch size over how often the sample occurs, times any unknown scale
-    mass_bar: Tensor  # (n,) on it
+    mass: Tensor  # (n,) t·e: the batch size over the number of times that the sample occurs, over the gradient's scale
+    mass_bar: Tensor  # (n,) error bar of the mass
     errors: Tensor  # (n, B) e
-    isolated: Tensor  # (n,) bool: within its bar the solution is a point, not a curve
+    isolated: Tensor  # (n,) bool: within its error bar the solution is a point and not a curve
     second_share: Tensor  # (n,) μ, where labels blend two classes; else 0
     second_bar: Tensor  # (n,) on μ
 
@@ -62,7 +62,7 @@ def assess(equations: Equations, t: Tensor, labels: Tensor, inverse: Tensor) -> 
     expected = equation_variance(equations, t, p, e)  # (n, C)
     freedom = spectrum.informative - 1 - 2 * equations.rank - equations.blends
     misfit = left_over.square().sum(1) / (expected.mean(1) * max(freedom, 1))
-    uncertain = 1 + 3 * (2 / max(freedom, 1)) ** 0.5  # few equations to spare tell little about the noise
+    uncertain = 1 + 3 * (2 / max(freedom, 1)) ** 0.5  # few spare equations measure the noise poorly
     raised = (misfit * uncertain).clamp_min(1)
     inside = (expected * sensitivities(equations, t, labels, inverse)).sum(1) * raised
     outside = spectrum.noise**2 * t.square().sum(1) * equations.weight.shape[1]
@@ -92,13 +92,13 @@ def equation_variance(equations: Equations, t: Tensor, p: Tensor, e: Tensor) -> 
 
 
 def forward_variance(equations: Equations, t: Tensor, p: Tensor) -> Tensor:
-    """What the forward pass adds to it: logits are rounded relative to their size, softmax to its own: (n, C)."""
+    """The part of that variance that comes from rounding the logits and the softmax in the forward pass: (n, C)."""
     size = 1 + (t @ equations.logits.T + equations.bias).abs()
     return (ROUNDINGS * equations.model_unit * equations.spectrum.weights * p * size).square()
 
 
 def _second_shares(equations: Equations, t: Tensor, p: Tensor, labels: Tensor, inverse: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
-    """μ and its error bar: the noise along q, and what the coordinates' own error does to it: (n,) and (n,).
+    """μ and its error bar, (n,) and (n,): from the noise along q, and from the error of the coordinates.
 
     μ = −d·q/‖q‖², so ∂μ/∂t = −qᵀM/‖q‖², M the slopes at a fixed blend; noise along q does not move t.
     """
@@ -114,9 +114,9 @@ def _second_shares(equations: Equations, t: Tensor, p: Tensor, labels: Tensor, i
 def _mass_bar(equations: Equations, t: Tensor, p: Tensor, labels: Tensor, e: Tensor, inverse: Tensor, variance: Tensor) -> Tensor:
     """The error bar of the mass t·e, from the variance of each equation (n, C): (n,).
 
-    ∂(t·e)/∂t = e + Mᵀ U t carries the coordinates' own error; noise E on the gradient besides turns t·e by tᵀ UᵀE V S⁻¹e, and along q
-    it moves the blend. The mass can be off by its whole size where the feature is exact: two samples that differ little leave a small
-    singular value, and the coordinates along it hardly move the feature.
+    ∂(t·e)/∂t = e + Mᵀ U t carries the error of the coordinates. Noise E on the gradient also moves t·e by tᵀ UᵀE V S⁻¹e, and its part
+    along q moves the blend. The mass may be wrong by its whole size although the feature is exact: two similar samples leave a small
+    singular value, and coordinates along its direction hardly move the feature.
     """
     span, spectrum = whole_span(equations), equations.spectrum
     across = along = torch.zeros_like(p)
@@ -136,7 +136,7 @@ def _mass_bar(equations: Equations, t: Tensor, p: Tensor, labels: Tensor, e: Ten
 
 
 def add_repeatability(equations: Equations, bar: Tensor) -> Tensor:
-    """An error bar that also covers what the same forward pass, run again elsewhere, would change."""
+    """The error bar, widened by what another order of operations changes in the same forward pass."""
     return torch.hypot(torch.nan_to_num(bar, nan=torch.inf), torch.full_like(bar, REPEATABILITY * equations.model_unit))
 
 

@@ -1,4 +1,4 @@
-"""Gaussians that are known to lie between two bounds, and what a ReLU makes of them: their means and variances."""
+"""Means and variances of Gaussians between two bounds, and of their rectified values."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ def rectified_moments(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Mean and variance of f = max(0, a), and of a, where a ~ N(expected, prior), f was `seen` with `noise`, and low ≤ f ≤ high.
 
-    Either f = 0, as if a had been cut to the negative numbers, or f = a: both are Gaussians, weighed by how well they explain
-    what was seen.
+    The posterior mixes two cut Gaussians: a < 0 with f = 0, and a > 0 with f = a. Their weights are how well each explains `seen`.
     """
     variance = 1 / (1 / noise + 1 / prior)
     above, spread, mass = _moments_between(variance * (seen / noise + expected / prior), variance, low.clamp_min(0), high)
@@ -38,7 +37,7 @@ def rectified_moments(
 
 
 def _moments_between(mean: Tensor, variance: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean, variance and log mass of Gaussians cut to [low, high], on the side where the distribution function keeps its digits."""
+    """Mean, variance and log mass of Gaussians cut to [low, high], computed in the tail that keeps its digits."""
     deviation = variance.sqrt()
     from_low, from_high = (((bound - mean) / deviation).clamp(-FARTHEST_BOUND, FARTHEST_BOUND) for bound in (low, high))
     mirrored = from_low > 0
@@ -47,7 +46,7 @@ def _moments_between(mean: Tensor, variance: Tensor, low: Tensor, high: Tensor) 
     at_a, at_b = _density(a), _density(b)
     usable = mass > 1e-13
     whole = torch.where(usable, mass, 1.0)
-    shift = torch.where(usable, (at_a - at_b) / whole, b)  # without any mass left, the bound nearer to the mean
+    shift = torch.where(usable, (at_a - at_b) / whole, b)  # without any mass, the bound nearer to the mean
     shift = torch.minimum(torch.maximum(shift, a), b)
     shrunk = torch.where(usable, 1 + (a * at_a - b * at_b) / whole - shift.square(), 0.0).clamp(1e-12, 1)
     log_mass = torch.where(usable, whole.log(), torch.special.log_ndtr(b))

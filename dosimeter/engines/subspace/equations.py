@@ -6,11 +6,11 @@ f = V S t, so t says which mixture of the gradient's rows it is. Then for every 
     (I − U Uᵀ) w∘d(t) = 0              C − 1 − B equations for B unknowns, free of the other samples
     tᵢ · eⱼ = B δᵢⱼ,  eⱼ = Uᵀ w∘dⱼ      which ties the samples to each other
 
-The second is what `f G⁺ d` is for a sum of outer products; it says that a found sample can be peeled off without knowing any scale.
+The second line is f G⁺ d for a sum of outer products. By it, a found sample can be peeled off although no scale is known.
 
-What a sample may aim at is numbered, and `labels` holds these numbers: a class, a row of `targets` where soft labels are given, or a
-pair of classes whose blend is unknown, first · C + second. A blend y = (1 − μ) e_a + μ e_b takes one equation: μ is wherever it makes
-the others smallest, a linear problem, and d and its slopes follow (variable projection, Golub & Pereyra 1973).
+`labels` holds numbers for what a sample aims at: a class, a row of `targets` for given soft labels, or first · C + second for a pair of
+classes whose blend is unknown. An unknown blend y = (1 − μ) e_a + μ e_b uses up one equation: μ minimises the residual of the others,
+which is a linear problem, and d and its slopes follow μ (variable projection, Golub & Pereyra 1973).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Equations:
     weight: Tensor  # (C, H) divided by the loss's temperature
     bias: Tensor  # (C,) likewise, zeros where the layer has none
     share: float  # the weight of the label in its target, 1 − ε with smoothing
-    even: float  # what every class gets on top, ε/C with smoothing
+    even: float  # added to every class's target, ε/C with smoothing
     temperature: float  # of the loss, which divides the gradient
     model_unit: float  # relative rounding of the model's own forward pass
     bias_target: Tensor | None  # (C,) w∘∇b, where the client sent it
@@ -53,9 +53,9 @@ class Equations:
 
 @dataclass(frozen=True, kw_only=True)
 class Span:
-    """The spaces of the samples that are not found yet, within those of the whole gradient."""
+    """The row and column space of the samples still to be found, inside those of the whole gradient."""
 
-    left: Tensor  # (C, r) the error rows, weighed, lie in here
+    left: Tensor  # (C, r) orthonormal; holds the weighted error rows
     logits: Tensor  # (C, r) logits per coordinate
     lift: Tensor  # (B, r) coordinates in the whole problem = lift @ coordinates here
 
@@ -70,7 +70,7 @@ def build_equations(
     smoothing: float = 0.0,
     temperature: float = 1.0,
 ) -> Equations:
-    """All in float64; `smoothing` is PyTorch's ε."""
+    """The equations of a head, all in float64; `smoothing` is PyTorch's ε."""
     target = None if bias_gradient is None else spectrum.weights * bias_gradient
     weight = weight / temperature
     basis = spectrum.values[:, None] * spectrum.right
@@ -92,21 +92,22 @@ def build_equations(
 
 
 def _bias_noise(spectrum: Spectrum, bias_gradient: Tensor) -> float:
-    """The noise of one weighed entry of the bias gradient: added alike everywhere, or rounded in proportion."""
+    """The noise of one weighted entry of the bias gradient: that of the weight gradient if it was added, else in proportion to the size."""
     size = torch.linalg.vector_norm(spectrum.left * spectrum.values, dim=1) / spectrum.right.shape[1] ** 0.5  # (C,) of a row's entries
     relative = (spectrum.weights * bias_gradient).abs() / size.clamp_min(torch.finfo(size.dtype).tiny)
     return spectrum.noise * (1.0 if spectrum.additive else max(float(relative.square().mean().sqrt()), 1e-6))
 
 
 def whole_span(equations: Equations) -> Span:
+    """The spaces of the whole gradient: no sample is peeled off."""
     eye = torch.eye(equations.rank, dtype=equations.basis.dtype, device=equations.basis.device)
     return Span(left=equations.spectrum.left, logits=equations.logits, lift=eye)
 
 
 def peel(equations: Equations, coordinates: Tensor, errors: Tensor) -> Span:
-    """The spaces left when the samples at `coordinates` (k, B), with error rows `errors` (k, B), are taken off.
+    """The spaces of the other samples, without those at `coordinates` (k, B) with error rows `errors` (k, B).
 
-    By tᵢ·eⱼ = B δᵢⱼ the others' coordinates are orthogonal to these errors, and their errors to these coordinates.
+    By tᵢ·eⱼ = B δᵢⱼ, the other samples' coordinates are orthogonal to these errors, and their errors to these coordinates.
     """
     count = len(coordinates)
     if count == 0:
@@ -117,21 +118,22 @@ def peel(equations: Equations, coordinates: Tensor, errors: Tensor) -> Span:
 
 
 def tolerant_span(equations: Equations, span: Span) -> Span:
-    """The same unknowns with only those equations that do not trust the coordinates of what was peeled, if they suffice.
+    """The same unknowns under fewer equations: those that use the peeled samples' coordinates are left out, if the rest suffice.
 
-    A found sample's error row hardly depends on its feature's last digits; its coordinates do, and an inexact one misleads the rest.
+    A peeled sample's coordinates depend on the last digits of its feature, and an inexact one spoils those equations. Its error row
+    hardly depends on them.
     """
     enough = equations.classes - 1 - equations.rank >= 1.5 * span.logits.shape[1] + 4
     return Span(left=equations.spectrum.left, logits=span.logits, lift=span.lift) if enough else span
 
 
 def probabilities(equations: Equations, span: Span, t: Tensor) -> Tensor:
-    """(n, r) -> (n, C)."""
+    """softmax(z) at the coordinates: (n, r) -> (n, C)."""
     return torch.softmax(t @ span.logits.T + equations.bias, 1)
 
 
 def weighted_errors(equations: Equations, span: Span, p: Tensor, labels: Tensor) -> Tensor:
-    """w ∘ (softmax(z) − y) for one label a row, blends where they fit `span` best: (n, C)."""
+    """w ∘ (softmax(z) − y) for one label a row: (n, C). A blend takes the share that fits `span` best."""
     d = p - equations.even
     if equations.targets is not None:
         return (d - equations.share * equations.targets[labels]) * equations.spectrum.weights
@@ -144,16 +146,16 @@ def weighted_errors(equations: Equations, span: Span, p: Tensor, labels: Tensor)
 
 
 def main_classes(equations: Equations, labels: Tensor) -> Tensor:
-    """The class that each label means, the first of a pair, the largest of a soft one: (n,)."""
+    """The class of each label: the first of a pair, the largest entry of a soft label: (n,)."""
     if equations.targets is not None:
         return equations.targets.argmax(1)[labels]
     return labels // equations.classes if equations.blends else labels
 
 
 def blend_directions(equations: Equations, span: Span, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Where more of the second class leads, a = share · w∘(e_first − e_second), and its dual off the space, q/‖q‖² with q = (I − UUᵀ) a.
+    """The direction of the second class a = share · w∘(e_first − e_second), and q/‖q‖² with q = (I − UUᵀ) a: (n, C) each.
 
-    Errors d then have their blend at μ = −d·q/‖q‖². Both (n, C); zero where the two classes are one.
+    Errors d have their blend at μ = −d·q/‖q‖². Both are zero where the two classes are one.
     """
     index, weights = torch.arange(len(labels), device=labels.device), equations.share * equations.spectrum.weights
     first, second = labels // equations.classes, labels % equations.classes
@@ -177,7 +179,7 @@ def project_off(span: Span, rows: Tensor) -> Tensor:
 
 
 def slopes(equations: Equations, span: Span, p: Tensor, labels: Tensor | None = None) -> Tensor:
-    """The derivative of the errors in t: diag(w∘p)(K − 1 pᵀK), blends following: (n, C, r)."""
+    """The derivative of the errors in t, diag(w∘p)(K − 1 pᵀK), with the blend following t: (n, C, r)."""
     slope = (p * equations.spectrum.weights)[:, :, None] * (span.logits - (p @ span.logits)[:, None, :])
     if not equations.blends or labels is None:
         return slope
@@ -186,16 +188,17 @@ def slopes(equations: Equations, span: Span, p: Tensor, labels: Tensor | None = 
 
 
 def transposed_slopes(equations: Equations, span: Span, p: Tensor, rows: Tensor) -> Tensor:
-    """The transposed slopes, at a fixed blend, applied to one row a sample, none of them built: (n, C) -> (n, r)."""
+    """The transposed slopes at a fixed blend times one row a sample: (n, C) -> (n, r). The slopes themselves are not built."""
     weighed = equations.spectrum.weights * p * rows
     return weighed @ span.logits - weighed.sum(1, keepdim=True) * (p @ span.logits)
 
 
 def mean_coordinates(equations: Equations, gradient: Tensor, bias_gradient: Tensor | None) -> Tensor:
-    """Where every search begins: the mean feature, weighted by the probability of classes that look absent: (B,).
+    """The coordinates of a mean feature, where every search begins: (B,).
 
-    An absent class's row is Σ pᵢ fᵢ / B, and its bias entry Σ pᵢ / B, so their sums' quotient is a mean feature, whatever
-    the scale of the gradient. Without a bias, absent are the rows that point the way most rows do, and p is found by iteration.
+    The row of a class without samples is Σ pᵢ fᵢ / B, and its bias entry Σ pᵢ / B. The quotient of their sums over all such classes is a
+    weighted mean of the features, whatever the gradient's scale. Without a bias gradient, a class counts as absent if its row points
+    the way most rows do, and p is found by iteration.
     """
     if bias_gradient is not None and bool((bias_gradient > 0).any()):
         absent = bias_gradient > 0
@@ -212,10 +215,10 @@ def mean_coordinates(equations: Equations, gradient: Tensor, bias_gradient: Tens
 
 
 def row_coordinates(equations: Equations, gradient: Tensor, bias_gradient: Tensor | None, start: Tensor) -> Tensor:
-    """Each class's row as if one sample had made it, ∇W_c/∇b_c: (C, B).
+    """The coordinates of ∇W_c/∇b_c, the feature of class c's row if one sample made it: (C, B).
 
-    Where the model is confident few samples share a row, and such a quotient is nearly one of them. Without a bias gradient
-    the row is given the mean feature's length.
+    In a confident model few samples share a row, so the quotient is close to one of them. Without a bias gradient the row is scaled
+    to the mean feature's length.
     """
     rows = gradient @ equations.spectrum.right.T / equations.spectrum.values  # (C, B)
     if bias_gradient is not None:
@@ -226,6 +229,7 @@ def row_coordinates(equations: Equations, gradient: Tensor, bias_gradient: Tenso
 
 
 def _bounded_off_zero(numbers: Tensor) -> Tensor:
+    """The numbers as divisors: those next to zero are replaced by a small positive one."""
     least = 1e-12 * numbers.abs().amax().clamp_min(torch.finfo(numbers.dtype).tiny)
     return torch.where(numbers.abs() < least, least, numbers)
 

@@ -1,4 +1,4 @@
-"""The feature that a model answers most inputs with: what a server expects before it has seen any gradient."""
+"""What a server expects of the features before it sees a gradient: their mean and spread over public or synthetic inputs."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ from dosimeter.normalization import from_pixels
 from dosimeter.randomness import generator
 
 SYNTHETIC_INPUTS = 64
-SHARE_LEEWAY = 2.0  # by which a private input may fall out of what the inputs tried here showed
+SHARE_LEEWAY = 2.0  # factor by which private inputs may leave the range of shares of the inputs tried here
 PIXEL_CONTRAST = 0.25  # standard deviation of the synthetic pixels
 
 
 @dataclass(frozen=True, kw_only=True)
 class FeaturePrior:
-    """What features look like before any gradient is seen; after a ReLU, gain and spread are those of the value before it."""
+    """The distribution of features before a gradient is seen. Behind a ReLU, gain and spread are those of the value before it."""
 
     mean: Tensor  # (H,)
-    size: Tensor  # (H,) root mean square, evened out by half, so that no feature is taken for impossible
-    gain: Tensor  # () how much of the mean a sample has
+    size: Tensor  # (H,) root mean square, averaged with its mean over H so that no feature counts as impossible
+    gain: Tensor  # () multiple of the mean that a sample has
     spread: Tensor  # () variance about gain times mean, in units of the size
-    least: float = -math.inf  # share of the mean below which no feature is to be expected
-    most: float = math.inf  # and above which none is
+    least: float = -math.inf  # the least multiple of the mean that is expected of a feature
+    most: float = math.inf  # the largest
 
     def share(self, features: Tensor) -> Tensor:
-        """How much of the mean each feature has, by least squares: (n, H) -> (n,)."""
+        """The multiple of the mean in each feature, by least squares: (n, H) -> (n,)."""
         return features @ self.mean / self.mean.square().sum().clamp_min(torch.finfo(self.mean.dtype).tiny)
 
 
 def find_feature_prior(exposure: Exposure, head: Head) -> FeaturePrior | None:
-    """The features of auxiliary samples, where the server is granted some, else of synthetic inputs, in the client's mode.
+    """The prior from the features of auxiliary samples if the server has some, else of synthetic inputs, in the client's mode.
 
-    None where nothing is known: without auxiliary samples, inputs that are no images and go straight into the head may be anything.
+    None if nothing is known: without auxiliary samples, inputs that are no images and go straight into the head may be anything.
     """
     granted = exposure.auxiliary is not None
     inputs = exposure.auxiliary.inputs[: 4 * SYNTHETIC_INPUTS] if exposure.auxiliary is not None else _synthetic_inputs(exposure)
@@ -55,10 +55,10 @@ def find_feature_prior(exposure: Exposure, head: Head) -> FeaturePrior | None:
 
 
 def fit_feature_prior(features: Tensor, non_negative: bool) -> FeaturePrior:
-    """(n, H) -> what they have in common.
+    """The prior that fits features (n, H).
 
-    Where a share ρ of non-negative features is zero, they are the positive part of a Gaussian N(κτ, τ²) with Φ(−κ) = ρ and the
-    mean τ(κΦ(κ) + φ(κ)).
+    Non-negative features of which a share ρ is zero are modelled as the positive part of a Gaussian N(κτ, τ²) with Φ(−κ) = ρ. Their
+    mean is τ(κΦ(κ) + φ(κ)).
     """
     mean, size = features.mean(0), features.square().mean(0).sqrt()
     one = torch.ones_like(size[0])
@@ -75,7 +75,7 @@ def fit_feature_prior(features: Tensor, non_negative: bool) -> FeaturePrior:
 
 
 def _synthetic_inputs(exposure: Exposure) -> Tensor:
-    """Images with the spectrum of natural ones, an amplitude of 1/frequency; other shapes are white."""
+    """Images with the amplitude spectrum of natural ones, 1/frequency; white noise for inputs of other shapes."""
     parameter = next(exposure.model.parameters())
     noise = torch.randn(SYNTHETIC_INPUTS, *exposure.public.input_shape, generator=generator(0, "typical inputs"))
     if noise.ndim == 4:

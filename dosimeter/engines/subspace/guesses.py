@@ -1,4 +1,4 @@
-"""Guesses in place of what a distorted gradient no longer proves: the most likely features behind the defenses in force."""
+"""Guesses for the samples that a distorted gradient cannot prove: the most likely features behind the defenses in force."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from dosimeter.interfaces import Exposure
 from dosimeter.network.head import Head
 from dosimeter.types import LabelEstimate
 
-SIGNIFICANT_DEVIATIONS = 5.0  # standard deviations
-PRESENT_CLASS_STRENGTH = 0.2  # of the strongest row, for a class to be taken for present where the batch size is not declared
+SIGNIFICANT_DEVIATIONS = 5.0  # standard deviations by which a present class's row exceeds the noise
+PRESENT_CLASS_STRENGTH = 0.2  # of the strongest row: a class counts as present above this, if no batch size is declared
 
 
 def add_likely_guesses(
     found: Separation, exposure: Exposure, head: Head, labels: LabelEstimate | None
 ) -> tuple[Separation, LikelyFeatures | None]:
-    """The separation with its uncertified samples replaced by the most likely ones, where a public defense distorts the gradient.
+    """The separation with its uncertified samples replaced by the most likely ones, if a public defense distorts the gradient.
 
-    What is certified stays. Labels that are not given are read off the rows: a sample's own row points against its feature.
+    Certified samples stay. Labels that are not given are read off the rows: the row of a sample's label points against its feature.
     """
     problem = None if found.complete else _likelihood_problem(exposure, head, labels)
     if problem is None:
@@ -54,7 +54,7 @@ def add_likely_guesses(
 
 
 def _likelihood_problem(exposure: Exposure, head: Head, labels: LabelEstimate | None) -> LikelihoodProblem | None:
-    """The head as a problem of likelihood; None where no defense distorts it, or where it is of another form or too large."""
+    """The head as a likelihood problem; None if no defense distorts it, the loss or training differs, or it is too large."""
     public, loss = exposure.public, exposure.public.loss
     gradient = None if head.weight_gradient is None else head.weight_gradient.detach().to(torch.float64)
     distortion = distortion_of(gradient, public)
@@ -64,12 +64,14 @@ def _likelihood_problem(exposure: Exposure, head: Head, labels: LabelEstimate | 
         return None
     bias_gradient = None if head.bias_gradient is None or scaled_by_layer(public) else head.bias_gradient.detach().to(torch.float64)
     bias_distortion = distortion_of(bias_gradient, public)
-    typical = find_feature_prior(exposure, head)
-    alike = typical is None and _has_one_sign(gradient)
-    typical = typical or _flat_prior(gradient, public.batch_size, alike)
-    non_negative = head.non_negative or alike
-    against, noise = -(gradient @ typical.mean), distortion.noise * float(torch.linalg.vector_norm(typical.mean))
-    if not non_negative and bias_gradient is not None and bias_distortion is not None:  # rows of either sign tell nothing
+    prior = find_feature_prior(exposure, head)
+    one_sign = prior is None and _has_one_sign(gradient)
+    prior = prior or _flat_prior(gradient, public.batch_size, one_sign)
+    non_negative = head.non_negative or one_sign
+    against, noise = -(gradient @ prior.mean), distortion.noise * float(torch.linalg.vector_norm(prior.mean))
+    if (
+        not non_negative and bias_gradient is not None and bias_distortion is not None
+    ):  # rows of features of both signs do not show the label
         against, noise = -bias_gradient, bias_distortion.noise
     ids, soft = _assume_labels(against, noise, public.batch_size, labels)
     if not is_small_enough(len(ids), gradient.shape[1]):
@@ -84,20 +86,20 @@ def _likelihood_problem(exposure: Exposure, head: Head, labels: LabelEstimate | 
         distortion=distortion,
         bias_gradient=bias_gradient,
         bias_distortion=bias_distortion,
-        typical=typical,
+        prior=prior,
         non_negative=non_negative,
         free_scale=may_be_scaled(public),
     )
 
 
 def _has_one_sign(gradient: Tensor) -> bool:
-    """Whether the largest entries, which are those of the samples' own rows, all point one way: then no feature is negative."""
+    """Whether the largest entries are all negative. They stand in the rows of the labels, so the features are then non-negative."""
     largest = gradient.flatten()[gradient.abs().flatten().topk(max(1, gradient.numel() // 1000)).indices]
     return bool((largest < 0).all())
 
 
 def _flat_prior(gradient: Tensor, size: int | None, one_sign: bool) -> FeaturePrior:
-    """Where nothing is known of the features: all alike, and Gaussian about zero before any ReLU, the largest at three deviations."""
+    """The prior if nothing is known of the features: all of one Gaussian about zero before any ReLU, the largest at three deviations."""
     largest = gradient.abs().flatten().topk(max(1, gradient.numel() // 1000)).values.median() * (size or 1)
     each = (largest / 3).expand(gradient.shape[1])
     return FeaturePrior(mean=each * one_sign, size=each, gain=torch.zeros_like(largest), spread=torch.ones_like(largest))
@@ -106,8 +108,8 @@ def _flat_prior(gradient: Tensor, size: int | None, one_sign: bool) -> FeaturePr
 def _assume_labels(against: Tensor, noise: float, size: int | None, given: LabelEstimate | None) -> tuple[Tensor, Tensor | None]:
     """The samples' classes (B,), and their soft labels (B, C) where these are given.
 
-    Without labels, every class whose row points `against` the typical feature (C,) by more than the noise explains is present
-    once, and the others go by the rows' sizes; the largest remainders first.
+    `against` (C,) says how far each class's row points against the mean feature. If no labels are given, every class beyond the noise
+    is present once, and the rest of the batch is shared out by the rows' sizes, largest remainder first.
     """
     if given is not None and bool((given.labels >= 0).all()) and (size is None or len(given.labels) == size):
         return given.labels.to(against.device), given.soft
@@ -115,13 +117,13 @@ def _assume_labels(against: Tensor, noise: float, size: int | None, given: Label
     if size is None:
         return (present & (against > PRESENT_CLASS_STRENGTH * against.max())).nonzero()[:, 0], None
     share = size * against / against.sum().clamp_min(torch.finfo(against.dtype).tiny)
-    units = share[:, None] - torch.arange(size, device=share.device)  # (C, B) what each further sample of a class is worth
+    units = share[:, None] - torch.arange(size, device=share.device)  # (C, B) the claim of each further sample of a class
     units[:, 0] += size * present
     return (units.flatten().topk(size).indices // size).sort().values, None
 
 
 def _find_uncertified(found: Separation, features: Tensor, labels: Tensor) -> Tensor:
-    """Which of the most likely samples stand for none that is certified: indices (m,)."""
+    """Indices (m,) of the most likely samples that are not matched to a certified one."""
     left = torch.ones_like(labels, dtype=torch.bool)
     for sample, label, times in zip(found.features[found.certified], found.labels[found.certified], found.times[found.certified]):
         distance = torch.linalg.vector_norm(features - sample, dim=1)

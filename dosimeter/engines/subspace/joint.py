@@ -1,10 +1,10 @@
-"""All samples at once: the batch whose outer products add up to the gradient, in least squares.
+"""The least-squares fit of a whole batch: its outer products add up to the gradient.
 
     (1/m) Σ w∘dᵢ xᵢᵀ = U S,   xᵢ = S tᵢ        (C − 1)·B equations for B² unknowns
     (1/m) Σ w∘dᵢ     = w∘∇b                     C − 1 more, where the bias gradient is known
 
-Each sample's own equations (equations.py) are part of these; the rest tie the samples together and are far better conditioned when
-features are nearly collinear. Needed where a sample's own equations do not suffice, that is from B > (C − 1)/2.
+Each sample's own equations (equations.py) are among these. The others tie the samples together, and are far better conditioned if
+the features are nearly collinear. From B > (C − 1)/2 a sample's own equations do not suffice, and only the joint fit is left.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ class BatchFit:
 
     t: Tensor  # (B, B)
     mass: float  # batch size over the gradient's scale
-    misfit: float  # residual energy over what the noise explains
+    misfit: float  # residual energy over the energy expected from the noise
     error_bar: Tensor  # (B,)
-    isolated: Tensor  # (B,) bool: at rest, and the error ellipsoid holds no bend
+    isolated: Tensor  # (B,) bool: at rest, and Gauss–Newton leads back from inside the error ellipsoid
 
 
 def fit_batch(equations: Equations, t: Tensor, labels: Tensor, mass: float, *, free_scale: bool = False, iterations: int = 60) -> BatchFit:
     """Levenberg–Marquardt on the whole batch from `t`; `mass` is the batch size over the gradient's scale.
 
-    With `free_scale` that scale is one more unknown, as after clipping.
+    With `free_scale` the scale is one more unknown, as after clipping.
     """
     problem = _WholeBatch(equations=equations, labels=labels, weights=_even_weights(equations), mass=mass, free_scale=free_scale)
     rough = _descend(problem, t, iterations, patience=3)
@@ -46,14 +46,16 @@ def fit_batch(equations: Equations, t: Tensor, labels: Tensor, mass: float, *, f
 
 
 def guess_batch(equations: Equations, start: Tensor, labels: Tensor, mass: float, spread: float, rng: Generator) -> Tensor:
-    """Coordinates to begin a joint fit at, from the labels alone: F = D⁺ᵀ ∇W (rgla Eq. 5) with D at the mean feature: (B, B).
+    """Coordinates (B, B) where a joint fit begins, from the labels alone: F = D⁺ᵀ ∇W (rgla Eq. 5) with D at the mean feature.
 
-    Samples of one label come out equal, at their mean, and are set apart at random by `spread` times the mean feature.
+    Samples of one label come out equal. Random steps of `spread` times the mean feature's length set them apart.
     """
     p = probabilities(equations, whole_span(equations), start[None]).repeat(len(labels), 1)
     errors = weighted_errors(equations, whole_span(equations), p, labels) @ equations.spectrum.left  # (B, B)
     t = mass * torch.linalg.pinv(errors, rtol=1e-8).T
-    noise = torch.randn(t.shape, generator=rng, dtype=t.dtype, device=t.device) * equations.spectrum.values  # a feature-like spectrum
+    noise = (
+        torch.randn(t.shape, generator=rng, dtype=t.dtype, device=t.device) * equations.spectrum.values
+    )  # with the spectrum of a feature
     length = torch.linalg.vector_norm(start * equations.spectrum.values)
     noise = noise * (spread * length / torch.linalg.vector_norm(noise, dim=1, keepdim=True)) / equations.spectrum.values
     twins = (labels[:, None] == labels).sum(1) > 1
@@ -67,7 +69,7 @@ class _State:
     t: Tensor  # (B, B)
     p: Tensor  # (B, C)
     error: Tensor  # (B, C) w∘d
-    x: Tensor  # (B, B) S t, columns weighed; with a bias, a column of ones besides
+    x: Tensor  # (B, B) S t with weighted columns; with a bias, also a column of ones
     residual: Tensor  # (C, B), or (C, B + 1) with a bias
     mass: float
 
@@ -173,7 +175,7 @@ def _normal_equations(equations: Equations, state: _State, weights: Tensor, free
 
 
 def _even_weights(equations: Equations) -> Tensor:
-    """All columns alike, the bias by its own noise: (B,) or (B + 1,)."""
+    """Ones, and for the bias's column the ratio of the noises: (B,) or (B + 1,)."""
     weights = torch.ones_like(equations.spectrum.values)
     if equations.bias_target is None:
         return weights
@@ -181,7 +183,7 @@ def _even_weights(equations: Equations) -> Tensor:
 
 
 def _column_weights(equations: Equations, state: _State) -> Tensor:
-    """One over each column's noise: the gradient's own, and what the forward pass and the turned row space add: (B,) or (B + 1,)."""
+    """One over each column's noise, (B,) or (B + 1,): from the gradient, the forward pass and the turned row space."""
     spectrum, t = equations.spectrum, state.t
     lever = (spectrum.weights * state.p).square()  # (B, C)
     turned = spectrum.noise**2 * t.square().sum(1) * (lever * equations.outside).mean(1)
@@ -194,6 +196,7 @@ def _column_weights(equations: Equations, state: _State) -> Tensor:
 
 
 def _summary(problem: _WholeBatch, state: _State) -> BatchFit:
+    """The fit at its final state, with error bars from the inverse of the normal matrix."""
     equations, rank, spectrum = problem.equations, problem.equations.rank, problem.equations.spectrum
     columns = rank + (equations.bias_target is not None)
     freedom = columns * (spectrum.informative - 1) - rank * rank - problem.free_scale

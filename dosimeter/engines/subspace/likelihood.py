@@ -1,15 +1,14 @@
-"""The most likely features behind a distorted gradient, where nothing can be proved any more: guesses, each with its own spread.
+"""The most likely features behind a distorted gradient, each with its spread. They are guesses: nothing is proved.
 
-The model. A feature is what the network answers most inputs with, times the sample's own gain, plus what all samples of the batch share,
-plus its own deviation:
+The model: a feature is the prior mean times the sample's gain, plus a deviation that the whole batch shares, plus the sample's own,
 
-    f_ih = g_i π_h + q_h (δ_h + ε_ih),   δ_h ~ N(0, u),   ε_ih ~ N(0, v)        π and q: typical.py
+    f_ih = g_i π_h + q_h (δ_h + ε_ih),   δ_h ~ N(0, u),   ε_ih ~ N(0, v)        π and q: feature_prior.py
 
-and the gradient is ∇W = (1/B) Σ dᵢ fᵢᵀ, dᵢ = softmax(W fᵢ + b) − yᵢ, of which some entries are known up to noise and others only to lie
-between two bounds (distortion.py). g, u and v are found along with the features, by expectation maximisation; nothing is tuned to a
-data set. Given the errors dᵢ, each feature of the batch has a Gaussian posterior of B dimensions, whose marginals the bounds on a
-sample's own row cut; and the errors follow from the features, so the two alternate. After a ReLU the model above is that of the
-value before it, and the feature its positive part.
+and the gradient is ∇W = (1/B) Σ dᵢ fᵢᵀ with dᵢ = softmax(W fᵢ + b) − yᵢ. Some of its entries are known up to noise, of others only
+bounds are known (distortion.py). Expectation maximisation finds g, u and v along with the features; nothing is tuned to a data set.
+Given the errors dᵢ, each column of the features has a Gaussian posterior of B dimensions, and the bounds on a label's row cut its
+marginals. The errors follow from the features, so the two alternate. Behind a ReLU the model is that of the value before it, and the
+feature is the positive part.
 """
 
 from __future__ import annotations
@@ -26,15 +25,13 @@ from dosimeter.types import Distortion
 
 ITERATIONS = 100
 SETTLED_CHANGE = 1e-6  # relative change of the features that ends the iteration
-EXACT_ENTRY_NOISE = (
-    1e-4  # noise of an entry that was sent as it is, over the gradient's root mean square: keeps the posterior well conditioned
-)
-FIRST_NOISE = 0.3  # noise that the first iteration assumes at least, over the gradient's root mean square; halved with each one
-PRIOR_SPREAD_WEIGHT = 0.1  # of the typical spread against the one found: entries known by coarse bounds alone do not tell spread from mean
+EXACT_ENTRY_NOISE = 1e-4  # assumed noise of an exact entry over the gradient's root mean square; keeps the posterior well conditioned
+FIRST_NOISE = 0.3  # least noise that the first iteration assumes, over the gradient's root mean square; halved each iteration
+PRIOR_SPREAD_WEIGHT = 0.1  # of the prior spread against the one found, since coarse bounds do not tell spread from mean
 LARGEST_POSTERIOR = 2**26  # features times squared batch size
-EXACT_BIAS_NOISE = 1e-5  # noise of a bias entry that was sent as it is, relative
-LEAST_LOGIT_DEVIATION = 0.05  # of a logit: the alternation is not yet at rest while its variance already says so
-UNEXPLAINED_SHARE = 0.05  # share of the gradient that may be left over, beyond what the noise explains, for the spreads to be believed
+EXACT_BIAS_NOISE = 1e-5  # assumed relative noise of an undistorted bias entry
+LEAST_LOGIT_DEVIATION = 0.05  # the posterior variance of a logit shrinks before the alternation is at rest
+UNEXPLAINED_SHARE = 0.05  # share of the gradient that may stay unexplained beyond the noise, for the spreads to be believed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +47,7 @@ class LikelihoodProblem:
     distortion: Distortion
     bias_gradient: Tensor | None  # (C,)
     bias_distortion: Distortion | None
-    typical: FeaturePrior  # π, q
+    prior: FeaturePrior  # π, q
     non_negative: bool
     free_scale: bool  # a defense may have scaled the whole gradient
 
@@ -61,30 +58,34 @@ class LikelihoodProblem:
 
 @dataclass(frozen=True, kw_only=True)
 class LikelyFeatures:
-    """The mean of the features' posterior, and its spread."""
+    """The mean of the features' posterior, its spread, and how much of the gradient it explains."""
 
     features: Tensor  # (B, H)
     spread: Tensor  # (B,) expected relative feature error, infinite where the model does not explain the gradient
     residual: float  # of the gradient, relative
-    seen: Tensor  # (B,) share of the entries of each sample's own row that were sent, up to noise
+    row_coverage: Tensor  # (B,) share of the entries in the row of each sample's label that are known up to noise
     explained: bool  # whether the features account for the gradient, up to its noise
-    usual: Tensor  # (B,) which features are only what the model mostly answers, as the gradient said nothing that can be true
+    from_prior: Tensor  # (B,) bool: the feature is the prior mean, because the posterior is implausible
 
     @property
     def sentence(self) -> str:
-        """What the guesses rest on."""
-        sent = float(self.seen.median())
+        """What the guesses rest on, for the record."""
+        sent = float(self.row_coverage.median())
         rest = "" if sent == 1 else f"; {sent:.1%} of a sample's own row was sent as it is, of the rest only bounds are known"
-        off = math.inf if bool(self.usual.all()) else float(self.spread[~self.usual].median())
+        off = math.inf if bool(self.from_prior.all()) else float(self.spread[~self.from_prior].median())
         known = f"expected to be off by {off:.2g}" if math.isfinite(off) else "by how much they are off is not known"
         left = "" if self.explained else f", but leave {self.residual:.0%} of the gradient unexplained: labels may be others than assumed"
-        usual = f"; what the model mostly answers stands for {int(self.usual.sum())} of {len(self.usual)}" if self.usual.any() else ""
+        usual = (
+            f"; what the model mostly answers stands for {int(self.from_prior.sum())} of {len(self.from_prior)}"
+            if self.from_prior.any()
+            else ""
+        )
         return f"guesses are the most likely features behind the defenses{left}, {known}{rest}{usual}"
 
 
 @dataclass
 class _Belief:
-    """What is believed of all features before the gradient is looked at."""
+    """The parameters of the model that all features share, besides the prior."""
 
     gain: Tensor  # (B,) g
     shared: Tensor  # (H,) δ
@@ -102,12 +103,11 @@ def find_likely_features(problem: LikelihoodProblem) -> LikelyFeatures:
     entry = _root_mean_square(problem)
     noise = max(problem.distortion.noise, EXACT_ENTRY_NOISE * entry)
     features = _first_guess(problem)
-    typical = problem.typical
-    belief = _Belief(typical.gain.expand(problem.size), torch.zeros_like(typical.mean), typical.spread / 10, typical.spread)
-    best, best_residual, variance = features, math.inf, problem.typical.size.square().expand_as(features)
+    belief = _first_belief(problem)
+    best, best_residual, variance = features, math.inf, problem.prior.size.square().expand_as(features)
     step, change = 1.0, math.inf
     for iteration in range(ITERATIONS):
-        heat = FIRST_NOISE * entry * 0.5**iteration  # errors that are still wrong must not be trusted to the last digit
+        heat = FIRST_NOISE * entry * 0.5**iteration  # early errors are wrong, so the gradient must not be fitted exactly
         errors = _errors(problem, features, variance)  # (B, C)
         expected, prior = _prior_moments(problem, belief)
         mean, variance = _posterior(problem, errors, expected, prior, max(noise, heat))
@@ -126,59 +126,65 @@ def find_likely_features(problem: LikelihoodProblem) -> LikelyFeatures:
         if moved < SETTLED_CHANGE and heat <= noise:
             break
     residual = _residual(problem, features, variance)
-    if not residual < 2 * best_residual + 1e-6:  # it left a better explanation behind
+    if not residual < 2 * best_residual + 1e-6:  # an earlier iteration explained the gradient better
         features, residual = best, best_residual
-    features, usual = _replace_implausible(problem, features)
+    features, from_prior = _replace_implausible(problem, features)
     size = torch.linalg.vector_norm(features, dim=1).clamp_min(torch.finfo(features.dtype).tiny)
     spread = variance.sum(1).sqrt() / size
     explained = _is_explained(problem, residual, noise)
     return LikelyFeatures(
         features=features,
-        spread=torch.where(usual, math.inf, spread) if explained else torch.full_like(spread, math.inf),
+        spread=torch.where(from_prior, math.inf, spread) if explained else torch.full_like(spread, math.inf),
         residual=residual,
-        seen=problem.distortion.live[problem.labels].double().mean(1),
+        row_coverage=problem.distortion.live[problem.labels].double().mean(1),
         explained=explained,
-        usual=usual,
+        from_prior=from_prior,
     )
 
 
-def _replace_implausible(problem: LikelihoodProblem, features: Tensor) -> tuple[Tensor, Tensor]:
-    """The features (B, H), with the typical one in place of those that no input has, and which these are (B,).
+def _first_belief(problem: LikelihoodProblem) -> _Belief:
+    """The prior's gain and spread; a tenth of that spread is shared by the batch."""
+    prior = problem.prior
+    return _Belief(prior.gain.expand(problem.size), torch.zeros_like(prior.mean), prior.spread / 10, prior.spread)
 
-    A sample of which next to nothing is left in the gradient is explained by a feature of zero as well as by a sure one.
+
+def _replace_implausible(problem: LikelihoodProblem, features: Tensor) -> tuple[Tensor, Tensor]:
+    """The features (B, H), with the prior mean in place of implausible ones, and which these are (B,).
+
+    A sample that leaves next to nothing in the gradient is explained by a zero feature as well as by a confident one.
     """
-    share = problem.typical.share(features)
-    odd = (share < problem.typical.least) | (share > problem.typical.most)
-    return torch.where(odd[:, None], problem.typical.mean, features), odd
+    share = problem.prior.share(features)
+    odd = (share < problem.prior.least) | (share > problem.prior.most)
+    return torch.where(odd[:, None], problem.prior.mean, features), odd
 
 
 def _first_guess(problem: LikelihoodProblem) -> Tensor:
-    """Each sample's row over its bias gradient where both stand out of their noise, else the typical feature: (B, H)."""
-    start = problem.typical.mean.expand(problem.size, -1)
+    """The quotient of each label's row and bias gradient if both exceed their noise, else the prior mean: (B, H)."""
+    start = problem.prior.mean.expand(problem.size, -1)
     if problem.bias_gradient is None or problem.bias_distortion is None:
         return start.clone()
     own = problem.bias_gradient[problem.labels]  # (B,)
-    told = problem.bias_distortion.live[problem.labels] & (own < -2 * problem.bias_distortion.noise)
-    told &= problem.distortion.live[problem.labels].double().mean(1) > 0.5
-    quotient = problem.gradient[problem.labels] / torch.where(told, own, -1.0)[:, None]
-    return torch.where(told[:, None], quotient.clamp_min(0) if problem.non_negative else quotient, start)
+    usable = problem.bias_distortion.live[problem.labels] & (own < -2 * problem.bias_distortion.noise)
+    usable &= problem.distortion.live[problem.labels].double().mean(1) > 0.5
+    quotient = problem.gradient[problem.labels] / torch.where(usable, own, -1.0)[:, None]
+    return torch.where(usable[:, None], quotient.clamp_min(0) if problem.non_negative else quotient, start)
 
 
 def _errors(problem: LikelihoodProblem, features: Tensor, variance: Tensor) -> Tensor:
-    """dᵢ/(τB), as far as the bias gradient bears them out: (B, C).
+    """dᵢ/(τB), corrected by the bias gradient: (B, C).
 
-    ∇b sums the errors of all samples. Where the model is sure, 1 − p hangs on the last digits of the logits, and the bias
-    gradient knows it better: each row is multiplied by the tᵢ that explain ∇b, held to 1 the tighter the smaller p is and
-    the better the logits are known, since d log(1 − p) = −p dz.
+    ∇b is the sum of all samples' errors. If the model is confident, 1 − p depends on the last digits of the logits, and ∇b determines it
+    better. Each row is therefore multiplied by the tᵢ that explain ∇b. Since d log(1 − p) = −p dz, tᵢ stays the closer to 1 the smaller p
+    is and the better the logits are known.
     """
     p = torch.softmax(features @ problem.weight.T + problem.bias, 1)
     errors = (p - problem.targets) / (problem.temperature * problem.size)
     if problem.bias_gradient is None or problem.bias_distortion is None:
         return errors
-    told = problem.bias_distortion.live & (torch.bincount(problem.labels, minlength=p.shape[1]) > 0)
-    if not bool(told.any()):
+    usable = problem.bias_distortion.live & (torch.bincount(problem.labels, minlength=p.shape[1]) > 0)
+    if not bool(usable.any()):
         return errors
-    rows, sent = errors[:, told], problem.bias_gradient[told]  # (B, k), (k,)
+    rows, sent = errors[:, usable], problem.bias_gradient[usable]  # (B, k), (k,)
     if problem.free_scale:
         whole = rows.sum(0)
         scale = (whole @ sent / whole.square().sum()).clamp_min(1e-12)
@@ -192,9 +198,9 @@ def _errors(problem: LikelihoodProblem, features: Tensor, variance: Tensor) -> T
 
 
 def _prior_moments(problem: LikelihoodProblem, belief: _Belief) -> tuple[Tensor, Tensor]:
-    """Mean (B, H) and variance (H,) of the features before the gradient is looked at."""
-    unit = problem.typical.size
-    return problem.typical.mean * belief.gain[:, None] + unit * belief.shared, belief.within * unit.square()
+    """Mean (B, H) and variance (H,) of the features under the current belief, without the gradient."""
+    unit = problem.prior.size
+    return problem.prior.mean * belief.gain[:, None] + unit * belief.shared, belief.within * unit.square()
 
 
 def _posterior(problem: LikelihoodProblem, errors: Tensor, expected: Tensor, prior: Tensor, noise: float) -> tuple[Tensor, Tensor]:
@@ -214,7 +220,7 @@ def _posterior(problem: LikelihoodProblem, errors: Tensor, expected: Tensor, pri
 
 
 def _bounds(problem: LikelihoodProblem, errors: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
-    """What the bounds on each sample's own row say of its features: two (B, H)."""
+    """Lower and upper bounds on the features from the bounds on each label's row: (B, H) each."""
     own = -errors.gather(1, problem.labels[:, None])  # (B, 1), positive
     others = (errors.T @ features)[problem.labels] + own * features  # what all other samples add to the row
     cut = ~problem.distortion.live[problem.labels]
@@ -225,31 +231,31 @@ def _bounds(problem: LikelihoodProblem, errors: Tensor, features: Tensor) -> tup
 
 
 def _remove_prior(mean: Tensor, variance: Tensor, expected: Tensor, prior: Tensor) -> tuple[Tensor, Tensor]:
-    """A Gaussian posterior with its prior taken out again: what the gradient alone says of each feature, mean and variance (B, H)."""
+    """The likelihood alone, from a Gaussian posterior and its prior: mean and variance (B, H)."""
     precision = (1 / variance - 1 / prior).clamp_min(1e-12 / prior)
     return (mean / variance - expected / prior) / precision, 1 / precision
 
 
 def _update_belief(belief: _Belief, problem: LikelihoodProblem, features: Tensor, variance: Tensor) -> None:
-    """The step of maximisation: gains, what is shared, and both spreads."""
-    mean, unit = problem.typical.mean, problem.typical.size
+    """The maximisation step: gains, shared deviation, and both variances."""
+    mean, unit = problem.prior.mean, problem.prior.size
     belief.gain = _gains(problem, features, belief.shared)
     deviation = (features - belief.gain[:, None] * mean) / unit  # (B, H)
     trust = problem.size / (problem.size + belief.within / belief.between)
     belief.shared = trust * deviation.mean(0)
     belief.between = (belief.shared.square().mean() + belief.between * (1 - trust)).clamp_min(1e-12)
     found = ((deviation - belief.shared).square() + variance / unit.square()).mean()
-    belief.within = (found + PRIOR_SPREAD_WEIGHT * problem.typical.spread) / (1 + PRIOR_SPREAD_WEIGHT)
+    belief.within = (found + PRIOR_SPREAD_WEIGHT * problem.prior.spread) / (1 + PRIOR_SPREAD_WEIGHT)
 
 
 def _gains(problem: LikelihoodProblem, features: Tensor, shared: Tensor) -> Tensor:
-    """How much of the typical feature each sample has, by least squares: (B,)."""
-    slope = problem.typical.mean / problem.typical.size  # (H,)
-    return ((features / problem.typical.size - shared) @ slope) / slope.square().sum().clamp_min(1e-12)
+    """The multiple of the prior mean in each sample, by least squares: (B,)."""
+    slope = problem.prior.mean / problem.prior.size  # (H,)
+    return ((features / problem.prior.size - shared) @ slope) / slope.square().sum().clamp_min(1e-12)
 
 
 def _residual(problem: LikelihoodProblem, features: Tensor, variance: Tensor) -> float:
-    """‖∇W − (1/B) Σ dᵢ fᵢᵀ‖ / ‖∇W‖; an entry that is known by its bounds misses by what it is outside of them."""
+    """‖∇W − (1/B) Σ dᵢ fᵢᵀ‖ / ‖∇W‖; an entry known by bounds counts by how far it is outside of them."""
     distortion = problem.distortion
     explained = _errors(problem, features, variance).T @ features
     allowed = torch.minimum(torch.maximum(explained, distortion.low), distortion.high)
@@ -258,11 +264,11 @@ def _residual(problem: LikelihoodProblem, features: Tensor, variance: Tensor) ->
 
 
 def _is_explained(problem: LikelihoodProblem, residual: float, noise: float) -> bool:
-    """Whether no more is left of the gradient than the noise on its live entries, and little besides, accounts for."""
+    """Whether the unexplained part of the gradient exceeds the noise on its live entries by little."""
     expected = noise * float(problem.distortion.live.sum()) ** 0.5 / float(torch.linalg.matrix_norm(problem.gradient))
     return residual**2 - expected**2 <= max(UNEXPLAINED_SHARE, expected) ** 2
 
 
 def _root_mean_square(problem: LikelihoodProblem) -> float:
-    """The root mean square of what is not zero."""
+    """Of the gradient's entries that are not zero."""
     return float(problem.gradient[problem.gradient != 0].square().mean().sqrt())

@@ -1,4 +1,4 @@
-"""Finds the samples of a gradient one by one: scan all classes, solve, peel off what is found, and again."""
+"""Finds the samples of a gradient one by one: scan all classes, solve, peel off what is found, and repeat."""
 
 from __future__ import annotations
 
@@ -22,17 +22,15 @@ from dosimeter.engines.subspace.equations import (
 from dosimeter.engines.subspace.single import linear_scan, solve
 from dosimeter.engines.subspace.successive_projection import extreme_starts, last_start
 
-PLAUSIBLE_SCORE = 0.45  # linear residual above which a class is tried only when nothing better is left
-SAME_SOLUTION = 1e-3  # relative distance below which two solutions of one label are the same
+PLAUSIBLE_SCORE = 0.45  # linear residual above which a class is tried only if no better one is left
+SAME_SOLUTION = 1e-3  # relative distance below which two solutions of one label count as one
 FEWEST_STARTS, MOST_STARTS = 256, 512  # of one round
 START_WORK = 2**25  # starts times classes times squared dimensions of one round
-START_LENGTHS = (0.4, 0.6, 0.8, 1.0, 1.25, 1.6, 2.0, 2.5)  # of the mean feature, tried where the mean feature itself does not do
-PAIRS_EACH = 4  # pairs of classes solved for, for each sample that is missing, where labels blend
-STEPS_FROM_EXTREME_ROW = 15  # of Levenberg-Marquardt from an extreme row, which is near its sample or no start at all
-FIRST_RESIDUAL, LAST_RESIDUAL = (
-    1e-12,
-    1e-6,
-)  # squared relative residual of a solution, at first and at last, where noise does not ask for more
+START_LENGTHS = (0.4, 0.6, 0.8, 1.0, 1.25, 1.6, 2.0, 2.5)  # multiples of the mean feature that serve as starts
+PAIRS_EACH = 4  # class pairs solved for, for each missing sample, where labels blend
+STEPS_FROM_EXTREME_ROW = 15  # of Levenberg–Marquardt; an extreme row is close to its sample, or useless as a start
+FIRST_RESIDUAL = 1e-12  # squared relative residual of a solution, if the noise does not raise it
+LAST_RESIDUAL = 1e-6  # the same in the last round
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +40,7 @@ class Candidates:
     t: Tensor  # (n, B)
     labels: Tensor  # (n,)
     errors: Tensor  # (n, B) Uᵀ w∘d
-    value: Tensor  # (n,) squared relative residual, in the space that was left when the solution was found
+    value: Tensor  # (n,) squared relative residual, in the span in which the solution was found
 
     def __len__(self) -> int:
         return len(self.t)
@@ -64,11 +62,11 @@ def search(
     non_negative: bool = False,
     found: Candidates | None = None,
 ) -> Candidates:
-    """Candidates for all samples of the gradient, each once; `wanted` holds how often each label occurs at least, where that is known (m,).
+    """Candidates for all samples of the gradient, each once, beyond those `found` already.
 
-    First come the samples that extreme rows lead to. Then every round begins at `start` (B,). After one without a new sample,
-    `rows` (C, B) are tried, then `starts` random starts a class and round; `attempts` such rounds end the search, which goes on
-    from what is `found` already.
+    First come the samples that extreme rows lead to. Then every round begins at `start` (B,). A round without a new sample is followed by
+    one from `rows` (C, B), and then by rounds of `starts` random starts a class. After `attempts` such rounds without a new sample the
+    search ends. `wanted` (m,) holds the least number of times that each label occurs, if it is known.
     """
     found = search_from_extreme_rows(equations, found, wanted, free_scale=free_scale, non_negative=non_negative)
     idle = 0
@@ -110,7 +108,7 @@ def search_from_extreme_rows(
     free_scale: bool = False,
     non_negative: bool = False,
 ) -> Candidates:
-    """What is `found`, and what extreme rows lead to, solved for and peeled off as long as that brings more."""
+    """The samples `found`, and those that extreme rows lead to: solve, peel off, and repeat until no new sample comes."""
     found = _no_candidates(equations) if found is None else found
     while len(found) < equations.rank:
         span = peel(equations, found.t, found.errors)
@@ -131,31 +129,32 @@ def search_from_extreme_rows(
 
 
 def _row_scores(equations: Equations, span: Span, rows: Tensor, labels: Tensor) -> Tensor:
-    """The relative residual of each label at its class's own row of the gradient: small where one sample rules that row, (m,)."""
+    """The relative residual of each label at its class's row of the gradient: small where one sample dominates the row, (m,)."""
     p = probabilities(equations, span, rows[main_classes(equations, labels)] @ span.lift)
     error = weighted_errors(equations, span, p, labels)
     return torch.linalg.vector_norm(project_off(span, error), dim=1) / torch.linalg.vector_norm(error, dim=1)
 
 
 def _at_several_lengths(start: Tensor) -> Tensor:
-    """The mean feature at several lengths, which is what sets samples apart where the features are nearly collinear: (n, B)."""
+    """The mean feature at several lengths: (n, B). If the features are nearly collinear, samples differ mainly in length."""
     return start * start.new_tensor(START_LENGTHS)[:, None]
 
 
 def _most_starts(equations: Equations, span: Span) -> int:
-    """How many starts of a round are worth their time."""
+    """The largest number of starts in one round."""
     each = equations.classes * span.logits.shape[1] ** 2
     return max(FEWEST_STARTS, min(MOST_STARTS, START_WORK // each))
 
 
 def candidates_at(equations: Equations, t: Tensor, labels: Tensor, value: Tensor) -> Candidates:
+    """Solutions with their error rows, from coordinates (n, B) and labels (n,)."""
     p = probabilities(equations, whole_span(equations), t)
     errors = weighted_errors(equations, whole_span(equations), p, labels) @ equations.spectrum.left
     return Candidates(t=t, labels=labels, errors=errors, value=value)
 
 
 def _labels_to_try(score: Tensor, wanted: Tensor | None, found: Candidates, missing: int, *, everything: bool, blends: bool) -> Tensor:
-    """Which of the scanned labels to solve for: those still wanted, and for samples whose label nobody knows the likeliest."""
+    """Indices of the scanned labels to solve for: those still wanted and, for samples of unknown label, the likeliest."""
     order = score.argsort()
     known = order[:0]
     if wanted is not None:
@@ -164,7 +163,7 @@ def _labels_to_try(score: Tensor, wanted: Tensor | None, found: Candidates, miss
         order = order[(left == 0)[order]]
         if missing <= 0:
             return known
-    if blends:  # pairs that share their larger class score alike
+    if blends:  # pairs that share their larger class have similar scores
         missing = PAIRS_EACH * missing * (4 if everything else 1)
     if everything:
         return torch.cat([known, order[: max(missing + 8, 16)]])
@@ -173,12 +172,12 @@ def _labels_to_try(score: Tensor, wanted: Tensor | None, found: Candidates, miss
 
 
 def missing_counts(wanted: Tensor, labels: Tensor) -> Tensor:
-    """How often each label is to be found yet, when `labels` are found: (m,)."""
+    """How often each label is still to be found, after `labels`: (m,)."""
     return (wanted - torch.bincount(labels, minlength=len(wanted))).clamp_min(0)
 
 
 def _perturbations(equations: Equations, span: Span, upper: Tensor, start: Tensor, count: int, rng: Generator) -> Tensor:
-    """Random steps, longest where the linear scan leaves a class ambiguous, of a length between 3 and 100 % of the mean feature."""
+    """Random steps of 3 to 100 % of the mean feature's length, longest in the directions that the linear scan leaves ambiguous."""
     noise = torch.randn(len(upper), count, generator=rng, dtype=upper.dtype, device=upper.device)
     ridge = 1e-6 * torch.diag(torch.linalg.vector_norm(upper, dim=0))
     step = torch.linalg.solve_triangular(upper + ridge, noise, upper=True).T  # (count, r)
@@ -189,7 +188,7 @@ def _perturbations(equations: Equations, span: Span, upper: Tensor, start: Tenso
 
 
 def _select_plausible(equations: Equations, candidates: Candidates, threshold: float, *, free_scale: bool) -> Candidates:
-    """Those whose residual the noise explains and that carry about one sample's share of the gradient, best first."""
+    """The candidates whose residual the noise explains and whose share of the gradient is about one sample, best first."""
     p = probabilities(equations, whole_span(equations), candidates.t)
     size = weighted_errors(equations, whole_span(equations), p, candidates.labels).square().sum(1)
     noise = 10 * equation_variance(equations, candidates.t, p, candidates.errors).sum(1) / size
@@ -200,10 +199,10 @@ def _select_plausible(equations: Equations, candidates: Candidates, threshold: f
 
 
 def _select_distinct(equations: Equations, new: Candidates, found: Candidates, wanted: Tensor | None) -> Candidates:
-    """Each solution once, no more in all than the rank leaves room for, and that kept for the labels that are wanted.
+    """Each new solution once, at most as many as the rank leaves room for; wanted labels keep their room.
 
-    Two solutions of one sample give the same outer product, so a set is kept that is independent: each newcomer must be
-    nearly orthogonal, in the sense of tᵢ·eⱼ = 0, to those before it.
+    Two solutions of one sample give the same outer product. A new solution is therefore kept only if it is nearly orthogonal to those
+    before it, in the sense of tᵢ·eⱼ = 0.
     """
     if len(new) > 4 * equations.rank:
         new = new[torch.arange(4 * equations.rank, device=new.t.device)]
@@ -214,7 +213,7 @@ def _select_distinct(equations: Equations, new: Candidates, found: Candidates, w
     near = torch.cdist(features, features) < SAME_SOLUTION * torch.linalg.vector_norm(features, dim=1)
     clash = (clash | (near & (new.labels[:, None] == new.labels))).tolist()
     left = [] if wanted is None else missing_counts(wanted, found.labels).tolist()
-    free = equations.rank - len(found) - sum(left)  # samples of whatever label
+    free = equations.rank - len(found) - sum(left)  # room for samples of any label
     kept: list[int] = []
     for i, label in enumerate(new.labels.tolist()):
         if len(found) + len(kept) >= equations.rank:

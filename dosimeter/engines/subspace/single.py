@@ -1,4 +1,4 @@
-"""Samples one at a time: a linear scan over all classes, then Levenberg–Marquardt on the relative residual, batched."""
+"""Single samples: a linear scan over all classes, then batched Levenberg–Marquardt on the relative residual."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from dosimeter.engines.least_squares import Damping, Parts, Problem, minimise
 from dosimeter.engines.subspace.equations import Equations, Span, probabilities, project_off, slopes, weighted_errors, whole_span
 
 LARGEST_TENSOR = {"cpu": 2**24, "cuda": 2**27}  # entries of one (starts, classes, rank) tensor
-MOST_PAIRS = 512  # that a scan returns where labels blend
-LEAST_ERROR = 1e-150  # length of an error row below which the relative residual counts as zero over this
+MOST_PAIRS = 512  # class pairs that a scan returns where labels blend
+LEAST_ERROR = 1e-150  # least divisor of the relative residual
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scan:
-    """Where one linear step leads for each label."""
+    """The point that one linear step reaches for each label."""
 
     labels: Tensor  # (m,)
     reached: Tensor  # (m, r) coordinates
-    score: Tensor  # (m,) the relative residual that a linear softmax would leave, small for labels that are present
-    upper: Tensor  # (r, r) Cholesky-like factor R of the projected slopes; its inverse says in which directions a label is ambiguous
+    score: Tensor  # (m,) relative residual under a linearised softmax, small for labels that are present
+    upper: Tensor  # (r, r) factor R of the projected slopes; its inverse is large in directions where a label is ambiguous
 
 
 def linear_scan(equations: Equations, span: Span, start: Tensor) -> Scan:
-    """One Gauss–Newton step from a common start for every class, or every target, at once; the likeliest pairs where labels blend.
+    """One Gauss–Newton step from a common start for every class or target; for the likeliest class pairs where labels blend.
 
-    Only the right-hand side depends on the label, so one factorisation serves all of them.
+    Only the right-hand side depends on the label, so one factorisation serves all labels.
     """
     p = probabilities(equations, span, start[None])
     slope = slopes(equations, span, p)[0]
@@ -56,10 +56,10 @@ def linear_scan(equations: Equations, span: Span, start: Tensor) -> Scan:
 
 
 def likeliest_pairs(rest: Tensor, errors: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Pairs of classes (m,), the share μ of the second (m,) and the score (m,) where rest and errors blend as the labels do, best first.
+    """Pairs of classes (m,), the share μ of the second (m,) and the score (m,), best first. `rest` and `errors` have one row a class.
 
-    ‖(1 − μ) r_a + μ r_b‖² is a parabola in μ whose coefficients stand in the Gram matrix of the rests, so that all C² pairs cost one
-    product. A pair whose best share is at an end is no pair; a class alone is the pair of it with itself.
+    ‖(1 − μ) r_a + μ r_b‖² is a parabola in μ. Its coefficients are entries of the rows' Gram matrix, so all C² pairs cost one product. A
+    pair needs 0 < μ < 1 at the minimum. A class alone is its pair with itself.
     """
     gram, sizes = rest @ rest.T, errors @ errors.T  # (C, C)
     own, size = gram.diagonal(), sizes.diagonal()
@@ -78,7 +78,7 @@ def likeliest_pairs(rest: Tensor, errors: Tensor) -> tuple[Tensor, Tensor, Tenso
 def solve(equations: Equations, span: Span, t: Tensor, labels: Tensor, *, iterations: int = 40) -> tuple[Tensor, Tensor]:
     """Minimise ‖(I − UUᵀ) w∘d‖² / ‖w∘d‖² from each start, for its label. Returns coordinates (n, r) and values (n,).
 
-    Relative, because the plain residual vanishes trivially where softmax(z) reaches the label (rgla's "twin data").
+    The residual is relative because the plain one vanishes trivially where softmax(z) reaches the label (rgla's "twin data").
     """
     chunk = _chunk(span, t)
     pieces = [
@@ -89,9 +89,9 @@ def solve(equations: Equations, span: Span, t: Tensor, labels: Tensor, *, iterat
 
 
 def polish(equations: Equations, span: Span, t: Tensor, labels: Tensor, *, steps: int = 2) -> tuple[Tensor, Tensor]:
-    """Undamped Gauss–Newton steps at a solution, past where rounding lets the residual tell better from worse.
+    """Undamped Gauss–Newton steps at a solution. They gain digits where rounding hides any change of the residual.
 
-    Returns the coordinates and, per sample, the inverse of the Cholesky factor of slopesᵀ slopes there: (n, r, r).
+    Returns the coordinates and, for each sample, the inverse Cholesky factor of slopesᵀ slopes there (n, r, r).
     """
     for _ in range(steps):
         t = newton_step(equations, span, t, labels)
@@ -101,13 +101,13 @@ def polish(equations: Equations, span: Span, t: Tensor, labels: Tensor, *, steps
 
 
 def newton_step(equations: Equations, span: Span, t: Tensor, labels: Tensor) -> Tensor:
-    """One undamped Gauss–Newton step on the plain residual; none where the slopes are singular."""
+    """One undamped Gauss–Newton step on the plain residual; no step where the slopes are singular."""
     chunk = _chunk(span, t)
     return torch.cat([_newton_step(equations, span, a, b) for a, b in zip(t.split(chunk), labels.split(chunk))])
 
 
 def sensitivities(equations: Equations, t: Tensor, labels: Tensor, inverse: Tensor) -> Tensor:
-    """How much one unit in each equation moves a sample's feature, squared: ‖S A⁺‖² by columns, A the projected slopes: (n, C)."""
+    """The squared length by which one unit in each equation moves a feature: columns of S A⁺, A the projected slopes: (n, C)."""
     span, chunk, values = whole_span(equations), _chunk(whole_span(equations), t), equations.spectrum.values
     pieces = []
     for piece, names, factor in zip(t.split(chunk), labels.split(chunk), inverse.split(chunk)):
@@ -118,7 +118,7 @@ def sensitivities(equations: Equations, t: Tensor, labels: Tensor, inverse: Tens
 
 
 def _chunk(span: Span, t: Tensor) -> int:
-    """How many starts fit into one (starts, classes, rank) tensor."""
+    """The number of starts that fit into one (starts, classes, rank) tensor."""
     return max(1, LARGEST_TENSOR.get(t.device.type, 2**24) // max(span.logits.numel(), 1))
 
 
@@ -147,7 +147,7 @@ def _normal_equations(
 ) -> tuple[Tensor, Tensor]:
     """JᵀJ (n, r, r) and Jᵀρ (n, r) of the relative residual ρ = P w∘d / ‖w∘d‖, with J = P M/‖w∘d‖ − ρ cᵀ, c = Mᵀ w∘d/‖w∘d‖².
 
-    The projection P = I − UUᵀ is never applied to M: MᵀPM = MᵀM − (UᵀM)ᵀ(UᵀM), and Mᵀρ needs none.
+    M itself is never projected by P = I − UUᵀ: MᵀPM = MᵀM − (UᵀM)ᵀ(UᵀM), and ρ in Mᵀρ is projected already.
     """
     slope = slopes(equations, span, p, labels) / size[:, :, None]  # M / ‖w∘d‖: (n, C, r)
     inside = span.left.T @ slope  # (n, r, r)
@@ -169,7 +169,7 @@ def _newton_step(equations: Equations, span: Span, t: Tensor, labels: Tensor) ->
 
 
 def _slopes_and_inverse(equations: Equations, span: Span, p: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """The projected slopes A (n, C, r), and L⁻¹ with AᵀA = L Lᵀ (n, r, r), infinite where that is singular."""
+    """The projected slopes A (n, C, r), and L⁻¹ with AᵀA = L Lᵀ (n, r, r), infinite where AᵀA is singular."""
     slope = slopes(equations, span, p, labels)
     slope = slope - span.left @ (span.left.T @ slope)
     scale = torch.linalg.vector_norm(slope, dim=1, keepdim=True).clamp_min(torch.finfo(p.dtype).tiny)  # (n, 1, r)

@@ -11,8 +11,8 @@ from dosimeter.engines.least_squares import Damping, Parts, Problem, minimise
 from dosimeter.engines.subspace.equations import Equations, Span, probabilities, project_off, slopes, weighted_errors, whole_span
 from dosimeter.engines.subspace.single import linear_scan
 
-STRENGTH_GUESSES = (0.0, 0.1, 0.2, 0.3, 0.5)  # strengths that the scan over classes is made with
-CLASSES_TRIED = 3  # likeliest classes solved for at each guess
+STRENGTH_GUESSES = (0.0, 0.1, 0.2, 0.3, 0.5)  # strengths at which all classes are scanned
+CLASSES_TRIED = 3  # likeliest classes, solved for at each guess
 ITERATIONS = 30
 
 
@@ -22,9 +22,9 @@ def with_smoothing(equations: Equations, strength: float) -> Equations:
 
 
 def estimate_smoothing(equations: Equations, start: Tensor) -> float:
-    """The strength ε at which some sample's equations are solved best; they hold with ε free as they do with ε known.
+    """The strength ε at which one sample's equations are solved best.
 
-    The target (1 − ε) e_y + ε/C is linear in ε, so Gauss–Newton takes it as one more coordinate of the sample.
+    The target (1 − ε) e_y + ε/C is linear in ε, so Gauss–Newton treats ε as one more coordinate of the sample.
     """
     span = whole_span(equations)
     best, lowest = 0.0, torch.inf

@@ -1,4 +1,4 @@
-"""The numerical rank of a gradient, and the noise below it: from rounding, or from whatever the client added."""
+"""The numerical rank of a gradient, and the noise below it: rounding, or noise that the client added."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from dataclasses import dataclass
 import torch
 from torch import Generator, Tensor
 
-ROUNDING_SLACK = 8.0  # matrix products round each of many partial sums, so the floor lies above one rounding unit
-NOISE_SLACK = 1.3  # above the edge of a white spectrum, which fluctuates and is not exactly white
+ROUNDING_SLACK = 8.0  # rounding noise over that of one rounding: matrix products round many partial sums
+NOISE_SLACK = 1.3  # threshold over the edge of a white spectrum, since real noise fluctuates and is not exactly white
 FIRST_SKETCH_WIDTH = 32  # columns of the first random sketch
 SPARE_COLUMNS = 16  # columns more than the rank, at least
 
 
 @dataclass(frozen=True, kw_only=True)
 class Spectrum:
-    """diag(w) G = U S Vᵀ + noise, of which the signal is kept; the noise has one size after the weighing."""
+    """The signal in diag(w) G = U S Vᵀ + noise. The weights w make the noise equally large in all rows."""
 
     weights: Tensor  # (C,) w: one over each row's noise, median 1
     left: Tensor  # (C, r) U
     values: Tensor  # (r,) S, descending
     right: Tensor  # (r, H) Vᵀ
-    noise: float  # standard deviation of one weighed entry
-    edge: float  # the largest singular value that this noise alone would have
-    below: float  # the largest singular value left out
-    informative: int  # rows that stand out of their noise
-    additive: bool  # the noise is more than the rounding of the numbers
+    noise: float  # standard deviation of one weighted entry
+    edge: float  # the largest singular value of this noise alone
+    below: float  # the largest singular value that counts as noise
+    informative: int  # rows that exceed their noise
+    additive: bool  # the noise exceeds rounding
 
     @property
     def rank(self) -> int:
@@ -34,7 +34,7 @@ class Spectrum:
 
 
 def rounding_unit(gradient: Tensor) -> float:
-    """Half the spacing of the numbers that the entries really use, relative: bfloat16 values sent as float32 are found out."""
+    """The relative rounding of the coarsest format that holds all entries: bfloat16 values sent as float32 count as bfloat16."""
     for dtype in (torch.bfloat16, torch.float16, torch.float32):
         if torch.finfo(dtype).eps >= torch.finfo(gradient.dtype).eps and torch.equal(gradient.to(dtype).to(gradient.dtype), gradient):
             return torch.finfo(dtype).eps / 2
@@ -44,10 +44,9 @@ def rounding_unit(gradient: Tensor) -> float:
 def factor(gradient: Tensor, unit: float, rng: Generator, *, at_most: int | None = None) -> Spectrum:
     """The signal of a (C, H) float64 gradient whose entries were rounded to `unit`, relative.
 
-    Each row is divided by its own noise first. Rounding is relative, so the rows of absent classes, which are small, are
-    worth a hundred times more than the rows of present ones. Noise above rounding shows in the sum of the rows, which is
-    zero for every loss of softmax outputs; it is taken to be equally large in every row. A batch of `at_most` samples
-    cannot have a higher rank: what is left beyond is a distortion, and counts as noise.
+    Each row is first divided by its own noise. Rounding is relative, so the small rows of absent classes are far more precise than the
+    rows of present ones. Added noise shows in the sum of the rows, which is zero for every loss of softmax outputs; it is taken to be
+    equally large in every row. A batch of `at_most` samples cannot have a higher rank, so anything beyond counts as noise.
     """
     rounding = _rounding_noise(gradient, unit)  # (C,)
     added = added_noise(gradient)
@@ -59,7 +58,7 @@ def factor(gradient: Tensor, unit: float, rng: Generator, *, at_most: int | None
 
 
 def added_noise(gradient: Tensor) -> float:
-    """The size of one entry's noise, from the sum of the rows: softmax errors sum to zero over the classes, noise does not."""
+    """The size of one entry's noise, from the sum of the rows. Softmax errors sum to zero over the classes; noise does not."""
     return float(gradient.sum(0).square().mean().div(len(gradient)).sqrt())
 
 
@@ -69,10 +68,10 @@ def noise_edge(noise: float, rows: int, columns: int) -> float:
 
 
 def _rounding_noise(gradient: Tensor, unit: float) -> Tensor:
-    """The size of each row's rounding error; entries set to zero may have been anything up to the smallest that is left: (C,)."""
+    """The size of each row's rounding error: (C,). A zeroed entry may have had any size up to the smallest that is left."""
     noise = unit * gradient.square().mean(1).sqrt()
     live = gradient != 0
-    used = live.any(0)  # a column of zeros is a feature that no sample has, not a pruned one
+    used = live.any(0)  # a column of zeros is a feature that is zero for all samples, not a pruned one
     zeros = ((~live) & used).sum(1) / used.sum().clamp_min(1)
     if bool(zeros.mean() > 0.01):
         smallest = gradient[live].abs().min()
@@ -82,40 +81,40 @@ def _rounding_noise(gradient: Tensor, unit: float) -> Tensor:
 
 
 def _threshold(values: Tensor, noise: float, rows: int, columns: int) -> float:
-    """What a singular value must pass to be signal where the noise is rounding; the decomposition itself rounds as well."""
+    """The least singular value that counts as signal if the noise is rounding. The decomposition itself rounds too."""
     return max(ROUNDING_SLACK * noise_edge(noise, rows, columns), 20 * torch.finfo(values.dtype).eps * float(values[0]))
 
 
 def _sketch_spectrum(gradient: Tensor, rounding: Tensor, rng: Generator, expected: int | None) -> Spectrum | None:
-    """The signal by random projection (Halko, Martinsson & Tropp, SIAM Review 2011, Algorithms 4.1 and 5.1), if it is of low rank.
+    """The signal by random projection (Halko, Martinsson & Tropp, SIAM Review 2011, Algorithms 4.1 and 5.1), if its rank is low.
 
-    The sketch is doubled until what it misses is noise; None where it would not be small.
+    The sketch's width doubles until the sketch misses only noise. None if the sketch would not be small.
     """
     rows, columns = gradient.shape
     scale = float(rounding.median())
     weights = scale / rounding
-    weighed = weights[:, None] * gradient  # (C, H)
-    noise = max(ROUNDING_SLACK * scale, _decomposition_noise(torch.linalg.matrix_norm(weighed)[None], columns))
+    weighted = weights[:, None] * gradient  # (C, H)
+    noise = max(ROUNDING_SLACK * scale, _decomposition_noise(torch.linalg.matrix_norm(weighted)[None], columns))
     width = max(FIRST_SKETCH_WIDTH, (expected or 0) + SPARE_COLUMNS)
     while 3 * width <= min(rows, columns):
         probe = torch.randn(columns, width, generator=rng, dtype=gradient.dtype, device=gradient.device)
-        sketch = torch.linalg.qr(weighed @ probe).Q  # (C, width)
-        seen = sketch.T @ weighed  # (width, H)
-        if float(torch.linalg.matrix_norm(weighed - sketch @ seen)) <= noise * math.sqrt(rows * columns):
-            sketch = torch.linalg.qr(weighed @ torch.linalg.qr(seen.T).Q).Q  # one power iteration: none of the probe's noise is left
-            across, small = torch.linalg.qr(weighed.T @ sketch)  # (H, width), (width, width)
+        sketch = torch.linalg.qr(weighted @ probe).Q  # (C, width)
+        seen = sketch.T @ weighted  # (width, H)
+        if float(torch.linalg.matrix_norm(weighted - sketch @ seen)) <= noise * math.sqrt(rows * columns):
+            sketch = torch.linalg.qr(weighted @ torch.linalg.qr(seen.T).Q).Q  # one power iteration removes the probe's noise
+            across, small = torch.linalg.qr(weighted.T @ sketch)  # (H, width), (width, width)
             inner, values, turned = torch.linalg.svd(small.T)
             rank = int((values > _threshold(values, scale, rows, columns)).sum())
             if rank <= width - SPARE_COLUMNS // 2:
                 left, right = sketch @ inner[:, :rank], turned[:rank] @ across.T
-                rest = torch.linalg.matrix_norm(weighed - (left * values[:rank]) @ right) / math.sqrt((rows - rank) * (columns - rank))
+                rest = torch.linalg.matrix_norm(weighted - (left * values[:rank]) @ right) / math.sqrt((rows - rank) * (columns - rank))
                 return _build_spectrum(weights, left, values, right, rank, max(float(rest), scale), rows, columns, additive=False)
         width *= 2
     return None
 
 
 def _decompose_spectrum(gradient: Tensor, row_noise: Tensor, *, added: float = 0.0, at_most: int | None = None) -> Spectrum:
-    """The signal by a full decomposition; with `added` noise, what stands above the edge of a white spectrum."""
+    """The signal by a full decomposition. With `added` noise, the signal is what exceeds the edge of a white spectrum."""
     rows, columns = gradient.shape
     scale = float(row_noise.median())
     weights = scale / row_noise
@@ -128,7 +127,7 @@ def _decompose_spectrum(gradient: Tensor, row_noise: Tensor, *, added: float = 0
 
 
 def _decompose(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The singular value decomposition; of a wide matrix, of its small triangular factor, which takes a fraction of the time."""
+    """The singular value decomposition. A wide matrix is first reduced to its triangular factor, which is much faster."""
     if matrix.shape[1] < 2 * matrix.shape[0]:
         return torch.linalg.svd(matrix, full_matrices=False)
     across, triangle = torch.linalg.qr(matrix.T)  # (H, C), (C, C)
@@ -141,7 +140,7 @@ def _noise_of_tail(values: Tensor, rank: int, rows: int, columns: int) -> float:
 
 
 def _decomposition_noise(values: Tensor, columns: int) -> float:
-    """What the decomposition itself loses: its backward error, a few units of the largest value, spread over the columns."""
+    """The decomposition's own backward error: a few rounding units of the largest value, spread over the columns."""
     return 2 * torch.finfo(values.dtype).eps * float(values[0]) / math.sqrt(max(columns, 1))
 
 

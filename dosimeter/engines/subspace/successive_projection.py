@@ -1,4 +1,4 @@
-"""Starts for confident heads: rows that one sample alone makes, found as the extreme points of all rows."""
+"""Starts for confident heads: rows that come from one sample alone are extreme points, which successive projection picks."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from torch import Tensor
 
 from dosimeter.engines.subspace.equations import Equations, Span, probabilities, whole_span
 
-ROUNDS = 15  # of features and errors in turn
-CONSISTENT_ERROR = 0.3  # relative difference of an error row solved for and computed, below which a sample is worth polishing
-VISIBLE_ROW = 4.0  # times the noise, from which on a row is read
-LAST_LABELS = 3  # tried for the last sample
-LEAST_SAMPLE_SHARE = 0.2  # of one sample, below which a solution has vanished
+ROUNDS = 15  # of alternating features and errors
+CONSISTENT_ERROR = 0.3  # relative difference between an error row solved for and one computed, below which a start is kept
+VISIBLE_ROW = 4.0  # times the noise that a row must exceed to be used
+LAST_LABELS = 3  # labels tried for the last sample
+LEAST_SAMPLE_SHARE = 0.2  # of one sample, below which a feature is not updated
 
 
 def extreme_starts(
     equations: Equations, span: Span, t: Tensor, errors: Tensor, labels: Tensor, *, non_negative: bool
 ) -> tuple[Tensor, Tensor]:
-    """Coordinates (n, B) and labels (n,) to begin with, where samples at `t` (k, B) with `errors` (k, B) and `labels` are found already.
+    """Coordinates (n, B) and labels (n,) of starts, beyond the samples found at `t` (k, B) with `errors` (k, B) and `labels`.
 
-    A class that nobody is labelled with has the row Σ pᵢ fᵢ / B and the bias entry Σ pᵢ / B: their quotient is a mean of the
-    features, and one feature itself where one sample has all of the class's probability, as happens where the head is sure of its
-    answers. Such quotients are the extreme points of all, which successive projection picks. From there features give the
-    errors, by ∇W = Dᵀ F / B, errors the labels, and softmax(W f + b) − y the features, in turn: a sure softmax hardly depends on its
-    logits, so that this converges. Nothing without a bias gradient, or where targets are soft.
+    A class without samples has the row Σ pᵢ fᵢ / B and the bias entry Σ pᵢ / B. Their quotient is a mean of the features. It is one
+    feature if one sample has all of the class's probability, as with confident heads. Such quotients are extreme points among all
+    quotients. From them three steps alternate: the features give the errors by ∇W = Dᵀ F / B, the errors give the labels, and the
+    computed errors softmax(W f + b) − y give new features. They converge because a confident softmax hardly depends on its logits.
+    There are no starts without a bias gradient, or with soft targets.
     """
     nothing = t.new_empty(0, equations.rank), labels[:0]
     if equations.bias_target is None or equations.targets is not None or equations.blends:
@@ -56,21 +56,22 @@ def extreme_starts(
 
 
 def last_start(equations: Equations, span: Span, t: Tensor) -> tuple[Tensor, Tensor]:
-    """Where all samples but one are found, at `t` (k, B): the one direction left, as long as a typical feature, with the likeliest labels.
+    """Starts for the last sample, if all others are found at `t` (k, B): the direction left over, with the likeliest labels.
 
-    Of a sample that is predicted surely and rightly hardly a trace is left, less than what the others' last digits leave; but its
-    feature must be orthogonal to their errors. Its label is what the head answers there.
+    A sample that the model predicts confidently and correctly leaves almost nothing in the gradient, less than the last digits of the
+    others. But its feature is orthogonal to their errors. The start has the median length of the others' features, and its labels are
+    those that the head predicts there.
     """
     direction = span.lift.T * equations.spectrum.values.square().mean().sqrt()  # (1, B)
     length = torch.linalg.vector_norm(t * equations.spectrum.values, dim=1).median()
     size = torch.linalg.vector_norm(direction * equations.spectrum.values)
-    towards = torch.sign((direction @ equations.basis).sum())  # features sum to more than zero, where they have a sign at all
+    towards = torch.sign((direction @ equations.basis).sum())  # non-negative features have a positive sum
     points = (towards * direction * length / size).expand(LAST_LABELS, -1)
     return points, probabilities(equations, whole_span(equations), points[:1])[0].topk(LAST_LABELS).indices
 
 
 def _remaining_gradient(equations: Equations, t: Tensor, errors: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradient's rows in coordinates (C, B), and its bias (C,), without the samples found."""
+    """The gradient's rows in coordinates (C, B) and its bias (C,), after subtracting the samples found."""
     weights = equations.spectrum.weights
     assert equations.bias_target is not None
     rows, bias = equations.spectrum.left / weights[:, None], equations.bias_target / weights
@@ -80,14 +81,14 @@ def _remaining_gradient(equations: Equations, t: Tensor, errors: Tensor, labels:
 
 
 def _plain_errors(equations: Equations, p: Tensor, labels: Tensor) -> Tensor:
-    """softmax(z) − y, not weighed: (n, C)."""
+    """softmax(z) − y without weights: (n, C)."""
     d = p - equations.even
     d[torch.arange(len(labels), device=labels.device), labels] -= equations.share
     return d
 
 
 def _absent_classes(equations: Equations, rows: Tensor, bias: Tensor, *, non_negative: bool) -> Tensor:
-    """Classes whose row stands above the noise and may be a sum of features: (C,) bool."""
+    """Classes whose row exceeds the noise and can be a sum of features with positive weights: (C,) bool."""
     entries = rows @ equations.basis  # (C, H)
     floor = VISIBLE_ROW * equations.spectrum.noise / equations.spectrum.weights
     absent = (bias > 0) & (torch.linalg.vector_norm(entries, dim=1) > floor * entries.shape[1] ** 0.5)
@@ -95,7 +96,7 @@ def _absent_classes(equations: Equations, rows: Tensor, bias: Tensor, *, non_neg
 
 
 def _successive_projection(points: Tensor, count: int) -> Tensor:
-    """Successive projection: the longest point, the longest off that one, the longest off both, ...: (count,) indices."""
+    """Indices (count,) of extreme points (Araújo et al. 2001): the longest, then the longest orthogonal to those picked, and so on."""
     left, picked = points, []
     for _ in range(count):
         longest = left.square().sum(1).argmax()

@@ -1,4 +1,4 @@
-"""What may be said of solutions: whose sample each is, how often it occurs, and whether that is proved."""
+"""The verdict on solutions: how often each sample occurs, and whether it is proved."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from dosimeter.engines.subspace.equations import Equations, probabilities, whole
 from dosimeter.engines.subspace.spectrum import ROUNDING_SLACK
 
 LARGEST_ERROR_BAR = 1e-2  # the largest error bar of a certified sample
-SHARE_TOLERANCE = 0.1  # how far a sample's share of the gradient may be from a whole number of samples, whatever its error bar
-MOST_COPIES = 8  # of one input under two classes that may pass for one blended sample, where nobody says the batch size
+SHARE_TOLERANCE = 0.1  # the largest distance of a sample's share from a whole number of samples, whatever its error bar
+MOST_COPIES = 8  # copies of one input under two classes that may pass for one blend, if no batch size is declared
 
 
 @dataclass(frozen=True, kw_only=True)
 class Separation:
-    """The samples found, guesses among them; one entry a distinct sample."""
+    """The samples found, certified ones and guesses; one entry a distinct sample."""
 
     features: Tensor  # (n, H)
     labels: Tensor  # (n,)
@@ -33,7 +33,7 @@ class Separation:
 
     @property
     def complete(self) -> bool:
-        """As many certified, distinct samples as the gradient has dimensions: nothing is left over."""
+        """Whether as many distinct samples are certified as the gradient has dimensions, so that nothing is left over."""
         return self.rank > 0 and int(self.certified.sum()) == self.rank
 
 
@@ -58,9 +58,10 @@ def judge(
     trusted: Tensor,
     facts: BatchFacts,
 ) -> Separation:
-    """The verdict: each sample's share of the gradient must be a whole number of samples, and no twin may hide in the noise.
+    """The samples at `t` (n, B), certified or not.
 
-    A share that is off a whole number by more than its error bar refutes the sample, however small its residual.
+    A certified sample's share of the gradient is a whole number of samples, and no similar sample can hide in the noise beside it. A share
+    that misses a whole number by more than its error bar refutes the sample, however small the residual is.
     """
     features = t @ equations.basis
     size = torch.linalg.vector_norm(features, dim=1)
@@ -68,7 +69,7 @@ def judge(
     times = reference / mass
     unsure = mass_bar / mass
     if facts.free_scale and bool(trusted.any()):
-        unsure = unsure + unsure[torch.where(trusted, mass, -torch.inf).argmax()]  # of the sample that the others are held against
+        unsure = unsure + unsure[torch.where(trusted, mass, -torch.inf).argmax()]  # of the sample that sets the reference
     shared = (times.round() >= 1) & ((times - times.round()).abs() <= (times * unsure).clamp_max(SHARE_TOLERANCE))
     could_merge = times.round() > 1
     trusted = trusted & shared & _leave_room(equations, times, trusted & shared, reference, facts)
@@ -91,9 +92,9 @@ def judge(
 
 
 def mass_of_one(equations: Equations, mass: Tensor, facts: BatchFacts) -> float:
-    """The mass of a sample that occurs once: the declared batch size, else the largest of the trusted samples, else the rank.
+    """The mass of a sample that occurs once: the declared batch size, else the largest mass of a trusted sample, else the rank.
 
-    Samples that occur several times, or that are several alike ones, have smaller masses; and no batch is smaller than the rank.
+    A sample that occurs several times has a smaller mass, and so has a group of similar samples. No batch is smaller than the rank.
     """
     if facts.batch_size is not None and not facts.free_scale:
         return facts.batch_size * equations.temperature
@@ -104,11 +105,11 @@ def mass_of_one(equations: Equations, mass: Tensor, facts: BatchFacts) -> float:
 
 
 def _leave_room(equations: Equations, times: Tensor, trusted: Tensor, reference: float, facts: BatchFacts) -> Tensor:
-    """Which samples the dimensions that are left over leave room for: (n,) bool.
+    """Which samples leave room in the batch for one sample in each dimension that is still unexplained: (n,) bool.
 
-    Two samples that are merely alike add a dimension each, and pass for one that occurs twice, which adds one. So a sample
-    may occur several times only where the others, one for each dimension left, still fit into the batch; where the scale and so the
-    batch size is unknown, only where none is left, and then most of the dimensions must be found for any to be one sample.
+    Two similar samples span two dimensions but look like one sample that occurs twice. A sample is therefore taken to occur several times
+    only if the batch still has room for one sample in each unexplained dimension. If the scale is unknown, so is the batch size: then no
+    dimension may be left, and most dimensions must be explained for any sample to count.
     """
     left = equations.rank - int(trusted.sum())
     several = times.round() > 1
@@ -119,10 +120,10 @@ def _leave_room(equations: Equations, times: Tensor, trusted: Tensor, reference:
 
 
 def _size_is_known(equations: Equations, reference: float, found: int, facts: BatchFacts) -> bool:
-    """Whether a sample that takes one share is one sample: the size is declared, or the shares say that it is the rank.
+    """Whether one share of the gradient is known to be one sample: the batch size is declared, or the shares show that it is the rank.
 
-    In the second case all of them would have to be several alike samples, and as many each, for one of them to be. Where the
-    scale is unknown, both must be so: as many equal shares as samples are declared.
+    In the second case one share could hide several similar samples only if every share hid as many. If the scale is unknown, both must
+    hold: the rank is the declared size, and all shares are found.
     """
     if facts.free_scale:
         return facts.batch_size == equations.rank == found
@@ -131,10 +132,10 @@ def _size_is_known(equations: Equations, reference: float, found: int, facts: Ba
 
 
 def hidden_difference(equations: Equations, t: Tensor) -> Tensor:
-    """How far apart two samples of one label may be and still pass for one sample that occurs twice: (n,).
+    """The largest distance at which two samples of one label still look like one sample that occurs twice: (n,).
 
-    With features f ± δ the gradient holds their mean twice, and (M δ)(δᵀ)/B besides, M = w∘∂p/∂f; below the smallest signal
-    that the spectrum keeps, ‖M δ‖ ‖δ‖ ≤ B · threshold, that part is lost in the noise.
+    Features f ± δ give the gradient of their mean twice, plus (M δ)(δᵀ)/B with M = w∘∂p/∂f. That part is lost in the noise if it is below
+    the smallest signal of the spectrum, ‖M δ‖ ‖δ‖ ≤ B · threshold.
     """
     spectrum = equations.spectrum
     p = probabilities(equations, whole_span(equations), t)
@@ -143,11 +144,11 @@ def hidden_difference(equations: Equations, t: Tensor) -> Tensor:
 
 
 def label_blends(equations: Equations, result: Separation, labels: Tensor, single: Assessment, facts: BatchFacts) -> Separation:
-    """Pairs of classes as soft labels; a share that its bar does not tell from none or all is none or all.
+    """The separation with pairs of classes as soft labels. A share within its bar of 0 or 1 becomes 0 or 1.
 
-    Even shares go by the lower class. A blended sample that occurs several times is not certified: copies of one input with
-    different labels look the same. Nor is one whose share is a small fraction where nobody says the batch size: every input of the
-    batch may then occur as often, and this one under two classes.
+    Of two equal shares, the lower class is the label. A blended sample that occurs several times is not certified, because copies of one
+    input under different labels look the same. Without a declared batch size, a blend whose share is a simple fraction is not certified
+    either: every input of the batch may occur that often, and this one under two classes.
     """
     share = torch.where(single.second_share <= single.second_bar, 0.0, single.second_share)
     share = torch.where(share >= 1 - single.second_bar, 1.0, share)
@@ -160,7 +161,7 @@ def label_blends(equations: Equations, result: Separation, labels: Tensor, singl
 
 
 def _may_be_copies(equations: Equations, share: Tensor, bar: Tensor, facts: BatchFacts) -> Tensor:
-    """Whether a share is that of some of a few copies, and the batch size does not speak against them: (n,) bool."""
+    """Whether a share is the fraction of a few copies, and no batch size rules copies out: (n,) bool."""
     if facts.batch_size is not None and (not facts.free_scale or facts.batch_size == equations.rank):
         return torch.zeros_like(share, dtype=torch.bool)
     copies = torch.arange(2, MOST_COPIES + 1, dtype=share.dtype, device=share.device)
@@ -169,6 +170,7 @@ def _may_be_copies(equations: Equations, share: Tensor, bar: Tensor, facts: Batc
 
 
 def empty_separation(equations: Equations) -> Separation:
+    """No sample at all."""
     empty = equations.basis.new_empty(0)
     labels, no = empty.long(), empty.bool()
     features = empty.view(0, equations.weight.shape[1])

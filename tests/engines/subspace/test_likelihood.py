@@ -45,7 +45,7 @@ def problem(
             distortion=Distortion(noise=noise, live=live, **bounds),
             bias_gradient=errors.sum(0) + noise * normal(CLASSES) if bias else None,
             bias_distortion=Distortion(noise=noise, live=everywhere, low=errors.sum(0), high=errors.sum(0)) if bias else None,
-            typical=FeaturePrior(mean=ones, size=ones, gain=ones[0], spread=ones[0] / 10),
+            prior=FeaturePrior(mean=ones, size=ones, gain=ones[0], spread=ones[0] / 10),
             non_negative=True,
             free_scale=False,
         ),
@@ -101,7 +101,7 @@ def test_pruned_entries_are_inferred_within_their_bounds(seed, kept):
     assert float(error(least_squares(given, truth), truth).median()) > 0.6
     mean = truth.mean()  # even the mean that no attack knows is further away where a tenth of the entries survived
     assert kept < 0.1 or float(error(found.features, truth).mean()) < float(error(mean.expand_as(truth), truth).mean())
-    assert float(found.seen.mean()) == pytest.approx(kept, abs=0.05)
+    assert float(found.row_coverage.mean()) == pytest.approx(kept, abs=0.05)
     assert "of the rest only bounds are known" in found.sentence
 
 
@@ -110,7 +110,7 @@ def test_a_sample_that_left_no_trace_gets_what_is_expected_and_no_error_bar(seed
     """Of a sample that the model is sure of nothing stands out of the noise, which a feature of zero explains as well."""
     given, truth = problem(seed, sure=1, noise=0.01)
     free = find_likely_features(given)
-    held = find_likely_features(replace(given, typical=replace(given.typical, least=0.5, most=2.0)))
+    held = find_likely_features(replace(given, prior=replace(given.prior, least=0.5, most=2.0)))
     assert float(error(free.features, truth)[0]) > 0.9
     assert float(error(held.features, truth)[0]) < 0.75
     assert bool(torch.isinf(held.spread[0]))
