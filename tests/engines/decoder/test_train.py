@@ -1,5 +1,8 @@
 """Training: what it learns, that a killed one resumes to the same bits, and what it refuses."""
 
+import itertools
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -104,7 +107,10 @@ def test_what_cannot_teach_is_refused(view, digits):
         DecoderSettings(epochs=0)
 
 
-def test_it_ends_with_its_time_and_a_resumed_one_has_only_what_is_left(view, digits, tmp_path):
+def test_it_ends_with_its_time_and_a_resumed_one_has_only_what_is_left(view, digits, tmp_path, monkeypatch):
+    ticks = itertools.count()
+    clock = SimpleNamespace(monotonic=lambda: next(ticks) / 100)
+    monkeypatch.setattr("dosimeter.engines.decoder.train.time", clock)  # a clock that a busy machine does not move
     settings = DecoderSettings(width=16, epochs=100_000, batch_size=25, seconds=1.0)
     result = train_decoder(view, digits[0][:50], settings)
     assert 1.0 <= result.seconds < 5.0
