@@ -11,7 +11,7 @@ from torch import Generator, Tensor
 from dosimeter.client.losses import as_distribution
 from dosimeter.engines.recursion.feature_scale import ScaledFeature, scale_feature
 from dosimeter.engines.recursion.row_quotients import RANGE_SLACK, find_lone_samples
-from dosimeter.engines.scalar.verdict import doubted
+from dosimeter.engines.scalar.verdict import doubt_of
 from dosimeter.interfaces import Attack, Exposure
 from dosimeter.network.chain import Link, find_chain, walk_back
 from dosimeter.network.first_layer import find_first_layers
@@ -120,7 +120,7 @@ def _recurse(exposure: Exposure, head: Head, links: list[Link], labels: LabelEst
     else:
         scaled = scale_feature(head.weight_gradient, head.weight, head.bias, head.non_negative, known)
         inputs, best, rivals = _choose_scale(exposure, head, links, scaled)
-        label, misfit, changed = best.label, best.misfit, doubted(exposure.public)
+        label, misfit, changed = best.label, best.misfit, doubt_of(exposure.public)
     if not bool(torch.isfinite(inputs).all()):
         return exposure.without_inputs(Outcome.SINGULAR, "a layer passed no gradient back: every neuron before it is dead")
     message = _doubts(misfit, rivals, changed, assumed=label is not None and known is None and head.classes == 2)

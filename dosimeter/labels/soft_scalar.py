@@ -27,23 +27,12 @@ from dosimeter.types import Knowledge, LabelEstimate, Refused
 class SoftScalar(LabelRecovery):
     """Recovers the soft label of a single sample by a search over one scalar, without any bias.
 
-    "Towards Eliminating Hard Label Constraints in Gradient Inversion Attacks", ICLR 2024: Eqs. (2)-(5). The gradient of
-    one sample is (p − y) fᵀ, so that each of its rows is the feature times an unknown scalar, and the label a function of
-    that scalar; the label's `family` (smoothing, mixup or one_hot) tells the right one.
-    `search="published"`: L-BFGS from ±1 on 1000 × the variance of Eq. (5), then a particle swarm (500 × 40) over windows
-    ever further out, with the constants of the released code; guesses are tried one at a time.
-    Departures of `search="grid"`, the default: where the head's bias gradient is shared and agrees with the rows it is
-    p − y itself, so that the scalar is read off and the family only checked (`use_bias=False`: the weight alone, as in the
-    paper); else all guesses of a grid in one batch, polished by Gauss-Newton;
-    the distance from the family is taken relative to the scalar, since the variance also vanishes where the softmax
-    saturates; mixup and one-hot want the other entries to be zero and not only equal; ratios of rows come from whole
-    rows, not one coordinate; non-negative features give the scalar's sign; labels with negative entries are dropped.
-    `soft` is the label that the loss aimed at, smoothing included. Where several scalars, or a range, fit within the
-    gradient's noise, the outcome is ambiguous and says so; `certified` where the noise cannot change the label by 1e-3. The
-    certificate holds if the label is of the family and the gradient as the training made it: a declared defense that changes
-    values leaves none, and scaling that nobody declares cannot be seen without the bias, nor by a head that predicts all
-    classes alike. Without the bias smoothing and mixup need 5 rows that stand out of the noise to be certified, one_hot 4:
-    fewer leave nothing to check the family by.
+    Wang et al., "Towards Eliminating Hard Label Constraints in Gradient Inversion Attacks", ICLR 2024: Eqs. (2)-(5). One sample's gradient
+    is (p − y) fᵀ, so each row is the feature times a scalar. The scalar fixes the label, whose `family` tells the right one.
+    `search="published"`: L-BFGS, then a particle swarm, with the released code's constants.
+    Departures of `search="grid"`: a shared bias gradient gives the scalar directly (`use_bias=False` ignores it). Otherwise a grid and
+    Gauss-Newton find it. The distance from the family is relative to the scalar, and mixup and one-hot want zeros.
+    `soft` is the label that the loss aimed at. `certified` holds if the label is of the family and the gradient is unchanged.
     `details`: scalar (λ_r), features (1, H), error_bar (L1).
     """
 

@@ -17,7 +17,7 @@ from dosimeter.cli import main
 from dosimeter.defenses.outgoing import OutgoingDefense
 from dosimeter.engines.adaptation import adapt, distrust
 from dosimeter.engines.privacy import gaussian_epsilon, guarantees
-from dosimeter.engines.scalar.verdict import doubted
+from dosimeter.engines.scalar.verdict import doubt_of
 from dosimeter.interfaces import Attack, Client, Defense, Public, Replay
 from dosimeter.options import PositiveFloat
 from dosimeter.registry import DEFENSES
@@ -184,11 +184,11 @@ def test_who_denies_the_scale_loses_the_certificates():
 def test_the_scalar_doubts_a_scaled_and_a_rounded_gradient_but_not_an_averaged_sample():
     for defense in (Normalised(size=1.0), Rounded(step=1e-6), RoundedUnmodelled(step=1e-6)):
         exposure = seen(defense, samples=1)
-        assert defense.name in doubted(exposure.public)
+        assert defense.name in doubt_of(exposure.public)
         assert not dm.recover_labels(exposure, "soft_scalar").certified
         denied = denying(defense, scaling="none", distorts=False)
-        assert doubted(seen(denied, samples=1).public) == ""
-    assert doubted(seen(Averaged(), samples=2).public) == ""
+        assert doubt_of(seen(denied, samples=1).public) == ""
+    assert doubt_of(seen(Averaged(), samples=2).public) == ""
 
 
 def test_nothing_of_the_private_samples_is_certified_where_the_batch_is_replaced():

@@ -1,1 +1,1 @@
-"""One sample's label and feature from one unknown number."""
+"""One sample's label and feature, found by solving for one unknown number."""

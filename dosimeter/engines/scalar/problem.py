@@ -29,11 +29,11 @@ class ScalarProblem:
     family: Family
     precision: float  # rounding unit of the client's arithmetic
     noise: float  # relative distance of ∇W from rank one
-    sign: int  # of s where non-negative features tell it, else 0
+    sign: int  # of s, where features are known to be non-negative; else 0
 
     @property
     def free(self) -> int:
-        """Entries of the label that the family lets differ from the rest."""
+        """How many entries of the label may differ from the rest."""
         return 2 if self.family == "mixup" else 1
 
     def probabilities(self, errors: Array) -> Array:
@@ -58,23 +58,23 @@ class Candidates:
     errors: Array  # (n,) s
     labels: Array  # (n, C)
     residuals: Array  # (n,) distance from the family's shape, relative to the gradient's
-    floors: Array  # (n,) what rounding and noise alone would leave of it
-    spreads: Array  # (n,) what the noise may change in s, and so in the feature, relative
-    blurs: Array  # (n,) what it may thereby change in the label, L1
-    error_bars: Array  # (n,) that, and what the client's rounding of logits, probabilities and gradient changes in the label, L1
-    read: bool = False  # off the bias, without the family's help
+    floors: Array  # (n,) the residual that rounding and noise alone cause
+    spreads: Array  # (n,) relative error of s, and so of the feature, that the noise allows
+    blurs: Array  # (n,) error of the label that follows from it, L1
+    error_bars: Array  # (n,) blurs plus the label's error from the client's rounding of logits, probabilities and gradient, L1
+    read: bool = False  # s is read off the bias gradient, not found by the label's family
 
 
 def on_host(tensor: Tensor) -> Sent:
-    """As it is where numpy has such numbers: products with vectors in double precision are in double precision, without a copy."""
+    """The tensor as a numpy array. Single precision stays: its products with double vectors are double, without a copy."""
     return (tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.double()).cpu().numpy()
 
 
 def scalar_problem(head: Head, gradient: Sent, temperature: float, family: Family, row: int) -> ScalarProblem:
-    """∇W as the outer product nearest to it, (p − y)/(p_r − y_r) times g_r, by one power iteration from its row r."""
+    """The problem of ∇W's nearest outer product, ratios (p − y)/(p_r − y_r) times g_r, by one power iteration from row r."""
     chosen = gradient[row].astype(np.float64)
     ratios = gradient @ chosen / (chosen @ chosen)  # (C,) g_i / g_r
-    chosen = ratios @ gradient / (ratios @ ratios)  # (H,) every row's word on g_r
+    chosen = ratios @ gradient / (ratios @ ratios)  # (H,) g_r estimated from all rows
     ratios = gradient @ chosen / (chosen @ chosen)
     return ScalarProblem(
         row=chosen,
@@ -94,15 +94,15 @@ def bias_of(head: Head) -> Array:
 
 
 def precision_of(head: Head) -> float:
-    """Of what the client computed in, or of what it sent where that is coarser."""
+    """The rounding unit of the client's arithmetic, or of the gradient it sent where that is coarser."""
     assert head.weight_gradient is not None
     return max(head.precision, torch.finfo(head.weight_gradient.dtype).eps)
 
 
 def off_rank_one(gradient: Sent, ratios: Array, chosen: Array, enough: float = 0.0) -> float:
-    """‖∇W − r gᵀ‖ / ‖∇W‖, by ‖∇W‖² − ‖r‖²‖g‖² as r projects; where that is lost in rounding, entry by entry.
+    """‖∇W − r gᵀ‖ / ‖∇W‖. Since r is a projection, its square is ‖∇W‖² − ‖r‖²‖g‖²; where that is rounding alone, entry by entry.
 
-    `enough`: to know that it is no more than this will do.
+    `enough`: the caller needs no smaller value than this.
     """
     whole = float(np.einsum("ij,ij->", gradient, gradient, dtype=np.float64))
     share = 1 - float(ratios @ ratios) * float(chosen @ chosen) / whole

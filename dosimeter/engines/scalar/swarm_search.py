@@ -12,7 +12,7 @@ from torch.nn.functional import softmax
 
 from dosimeter.engines.scalar.problem import Array, Candidates, Family, ScalarProblem
 
-FOUND = 1e-9  # of 1000 × the variance
+FOUND = 1e-9  # value of 1000 × the variance that counts as zero
 DESCENTS, BOUND = 100, 100.0  # steps of L-BFGS for each sign, and the largest |λ| they may reach
 SCALES: dict[Family, float] = {"smoothing": 4.0, "mixup": 2.0, "one_hot": 1.0}  # the released code's divisor of the row
 SWARM, FLIGHTS, REACH = 500, 40, 70.0
@@ -23,7 +23,7 @@ Objective = Callable[[Tensor], Tensor]
 def published_search(problem: ScalarProblem, column: Array, rng: Generator) -> Candidates:
     """Soft-labels Algorithms 1 and 2 with the released code's constants: λ is what the row, divided by SCALES, is multiplied with.
 
-    `column` (C,) holds ∇W_i / ∇W_r at the coordinate where |g_r| is largest, from which the paper reads the ratios.
+    `column` (C,) holds ∇W_i / ∇W_r at the coordinate where |g_r| is largest: the paper takes the ratios from there.
     """
     scale = SCALES[problem.family]
     pull, bias, ratios = (torch.from_numpy(values) for values in (problem.pull, problem.bias, column))
@@ -33,9 +33,9 @@ def published_search(problem: ScalarProblem, column: Array, rng: Generator) -> C
         label = probabilities - problem.temperature * scale / guess * ratios
         return 1000 * label.topk(len(label) - problem.free, largest=False, sorted=False).values.var(correction=0)
 
-    guess, value = _descended(loss, pull)
+    guess, value = _descend(loss, pull)
     if value >= FOUND:
-        flown, swarm_value = _flown(loss, WIDTHS[problem.family], rng, pull)
+        flown, swarm_value = _fly(loss, WIDTHS[problem.family], rng, pull)
         if swarm_value < value:
             guess, value = flown, swarm_value
     errors = np.array([scale / float(guess)])
@@ -51,8 +51,8 @@ def published_search(problem: ScalarProblem, column: Array, rng: Generator) -> C
     )
 
 
-def _descended(loss: Objective, like: Tensor) -> tuple[Tensor, float]:
-    """L-BFGS from +1, then from −1; on a plateau the guess leaps outwards, each time twice as far."""
+def _descend(loss: Objective, like: Tensor) -> tuple[Tensor, float]:
+    """L-BFGS from +1, then from −1. On a plateau the guess jumps outwards, twice as far each time."""
     best, lowest = torch.ones((), dtype=like.dtype, device=like.device), float("inf")
     for start in (1.0, -1.0):
         guess = torch.full((), start, dtype=like.dtype, device=like.device, requires_grad=True)
@@ -64,7 +64,7 @@ def _descended(loss: Objective, like: Tensor) -> tuple[Tensor, float]:
             value.backward()
             return value
 
-        recent, leap = [0.0, 0.0, 0.0], 0.5 * start
+        recent, jump = [0.0, 0.0, 0.0], 0.5 * start
         with torch.enable_grad():
             for _ in range(DESCENTS):
                 value = float(loss(guess.detach()))
@@ -76,15 +76,15 @@ def _descended(loss: Objective, like: Tensor) -> tuple[Tensor, float]:
                     return best, lowest
                 recent = [*recent[1:], value]
                 if max(recent) - min(recent) < sum(recent) / 3000:
-                    guess.data += leap
-                    leap *= 2
+                    guess.data += jump
+                    jump *= 2
                     continue
                 optimiser.step(closure)
     return best, lowest
 
 
-def _flown(loss: Objective, widths: tuple[float, ...], rng: Generator, like: Tensor) -> tuple[Tensor, float]:
-    """A swarm in each window until one finds a zero: inertia .8, pulls .5 towards each particle's and the swarm's best."""
+def _fly(loss: Objective, widths: tuple[float, ...], rng: Generator, like: Tensor) -> tuple[Tensor, float]:
+    """A swarm in each window until one finds a zero. Inertia is .8; the pull to the particle's and to the swarm's best is .5."""
 
     def values(places: Tensor) -> Tensor:
         found = torch.stack([loss(place) for place in places])
@@ -111,7 +111,7 @@ def _flown(loss: Objective, widths: tuple[float, ...], rng: Generator, like: Ten
 
 
 def _windows(widths: tuple[float, ...]) -> Iterator[tuple[float, float]]:
-    """Ever further from zero, one for each sign of λ, as far as `REACH`."""
+    """Windows for each sign of λ, each farther from zero than the last, up to `REACH`."""
     low = 1.0
     for width in widths:
         high = low + width

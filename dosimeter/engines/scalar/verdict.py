@@ -1,4 +1,4 @@
-"""What the one scalar's candidates prove: whether the best of them fits, whether it alone does, and under what the server knows."""
+"""What the scalar's candidates prove: whether the best one fits, whether it alone does, and whether the protocol allows a proof."""
 
 from __future__ import annotations
 
@@ -11,35 +11,35 @@ from dosimeter.engines.scalar.problem import Candidates, ScalarProblem
 from dosimeter.interfaces import Defense, Public
 from dosimeter.types import Outcome
 
-CERTAIN = 1e-3  # error bar of what is certified: of a label L1, of a feature relative
+LARGEST_ERROR_BAR = 1e-3  # of what is certified: of a label in L1, of a feature relative
 DISTINCT = 1e-3  # labels further apart than this (L1) are different answers
-BLURRED = 1e-2  # change of the label (L1) beyond which a range of scalars fits
-UNEXPLAINED = 1e-2  # distance from the family beyond which an answer is none, where the noise is not known
-EXCUSED = 10.0  # distance from the family, in units of what noise leaves, up to which a scalar fits
-VISIBLE = 100.0  # size of a row, in units of what noise leaves, from which on it checks a scalar
-SPARE = 2  # equations beyond the one that finds the scalar: with fewer, a label of another family fits by chance
+BLURRED = 1e-2  # error of the label (L1) from which on a range of scalars fits
+UNEXPLAINED = 1e-2  # distance from the family beyond which no scalar fits, where the noise is unknown
+NOISE_FACTOR = 10.0  # times the noise's residual: up to there a scalar fits
+VISIBLE_ROW = 100.0  # times the noise's residual: a row of that size can check a scalar
+SPARE_EQUATIONS = 2  # beyond the one that finds the scalar: with fewer, a label of another family fits by chance
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScalarVerdict:
-    """What may be said of the best candidate."""
+    """What is known of the best candidate."""
 
     outcome: Outcome
     message: str
     explained: bool  # a label of the family fits the gradient
-    doubt: str  # why nothing is certified, "" where it may be; part of the message
+    doubt: str  # why nothing is certified, "" where nothing forbids it; part of the message
     label_certified: bool
     feature_certified: bool
 
 
 def verdict(found: Candidates, problem: ScalarProblem, public: Public) -> ScalarVerdict:
-    """Whether the best candidate fits, whether it alone does, and whether what the server knows lets that prove anything."""
+    """Judge the best candidate: does it fit, does no other, and is the update one sample's gradient by the protocol?"""
     explained = _explained(found)
     outcome, message = (Outcome.PARTIAL, _unexplained(found, problem)) if not explained else _uniqueness(found)
-    doubt = doubted(public)
+    doubt = doubt_of(public)
     if doubt:
         outcome = Outcome.PARTIAL
-    elif outcome is Outcome.COMPLETED and not found.read and _spare_equations(found, problem) < SPARE:
+    elif outcome is Outcome.COMPLETED and not found.read and _spare_equations(found, problem) < SPARE_EQUATIONS:
         doubt = f"too few rows of the gradient stand out of its noise to certify a {problem.family} label by, without the bias"
     sure = outcome is Outcome.COMPLETED and not doubt
     return ScalarVerdict(
@@ -47,16 +47,16 @@ def verdict(found: Candidates, problem: ScalarProblem, public: Public) -> Scalar
         message="; ".join(filter(None, (doubt, message))),
         explained=explained,
         doubt=doubt,
-        label_certified=sure and bool(found.error_bars[0] < CERTAIN),
-        feature_certified=sure and bool(found.spreads[0] < CERTAIN),
+        label_certified=sure and bool(found.error_bars[0] < LARGEST_ERROR_BAR),
+        feature_certified=sure and bool(found.spreads[0] < LARGEST_ERROR_BAR),
     )
 
 
-def doubted(public: Public) -> str:
-    """Why the update may not be the gradient (p − y) fᵀ of one sample, "" where nothing declared speaks against it.
+def doubt_of(public: Public) -> str:
+    """Why the update may not be the gradient (p − y) fᵀ of one sample; "" where nothing declared speaks against it.
 
-    A scaled or pruned gradient is that of another label: without the bias nothing tells them apart, and with it a head that
-    predicts all classes alike takes a scaled label for a smoothed one.
+    A scaled or pruned gradient equals another label's gradient. Without the bias they cannot be told apart. With it, a scaled label
+    still looks like a smoothed one where the head predicts all classes alike.
     """
     changing = ", ".join(defense.name for defense in public.defenses if _changes_values(defense))
     if changing:
@@ -73,7 +73,7 @@ def _changes_values(defense: Defense) -> bool:
 
 def _explained(found: Candidates) -> bool:
     residual, floor = float(found.residuals[0]), float(found.floors[0])
-    return residual <= (UNEXPLAINED if np.isnan(floor) else EXCUSED * floor)
+    return residual <= (UNEXPLAINED if np.isnan(floor) else NOISE_FACTOR * floor)
 
 
 def _unexplained(found: Candidates, problem: ScalarProblem) -> str:
@@ -83,17 +83,17 @@ def _unexplained(found: Candidates, problem: ScalarProblem) -> str:
 
 
 def _spare_equations(found: Candidates, problem: ScalarProblem) -> int:
-    """How many zeros, or equal entries, of the family check the scalar once it is found.
+    """How many of the family's zeros or equal entries are left to check the scalar.
 
-    Rows that are no more than noise say nothing: a sure head's gradient may be two rows that are opposite, and those are any label's.
+    Rows of noise check nothing. A confident head's gradient may be two opposite rows, which fit any label.
     """
-    visible = int((np.abs(problem.ratios) > VISIBLE * found.floors[0]).sum())
+    visible = int((np.abs(problem.ratios) > VISIBLE_ROW * found.floors[0]).sum())
     return visible - problem.free - (2 if problem.family == "smoothing" else 1)
 
 
 def _uniqueness(found: Candidates) -> tuple[Outcome, str]:
     if len(found.errors) > 1:
-        fits = found.residuals <= np.maximum(EXCUSED * found.floors, 2 * found.residuals[0])
+        fits = found.residuals <= np.maximum(NOISE_FACTOR * found.floors, 2 * found.residuals[0])
         rivals = int((fits & (np.abs(found.labels - found.labels[0]).sum(1) > DISTINCT)).sum())
         if rivals:
             return Outcome.AMBIGUOUS, f"{rivals + 1} scalars with different labels fit the gradient within its noise"
