@@ -210,7 +210,7 @@ def test_refusals(model, batch, classifier) -> None:
         dm.reconstruct(dm.observe(classifier, batch), "imprint")
     with pytest.raises(ValueError, match=r"attack\.bins: expected at least two"):
         dm.attack("imprint", bins=3).tamper(model)
-    with pytest.raises(ValueError, match=r"attack\.functionals: expected at least one"):
+    with pytest.raises(ValueError, match=r"attack\.functionals"):
         dm.attack("imprint", functionals=()).tamper(model)
     rigged = dm.attack("imprint", input_shape=(3, 16, 16)).tamper(model)
     with pytest.raises(ValueError, match="inserted for 768 inputs"):

@@ -51,5 +51,5 @@ def test_a_first_layer_whose_weights_are_computed_gets_another_before_it(digits)
 def test_refusals(classifier, batch) -> None:
     with pytest.raises(dm.Refused, match="bears its rows"):
         dm.reconstruct(dm.observe(classifier, batch), "trap_weights")
-    with pytest.raises(ValueError, match=r"attack\.scale: expected a number in \[0, 1\]"):
+    with pytest.raises(ValueError, match=r"attack\.scale"):
         dm.attack("trap_weights", scale=1.5)

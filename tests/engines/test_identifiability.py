@@ -29,7 +29,7 @@ def test_the_rank_is_the_batch_size_below_the_bound():
 
 def test_a_batch_beyond_the_bound_is_told_in_one_sentence():
     found = identifiability(exposed(64))
-    assert found.sentence == "at most 9 of these 64 samples can be separated by this head, which has 10 classes"
+    assert "at most 9 of these 64 samples" in found.sentence
 
 
 def test_features_can_be_the_bound():
@@ -51,7 +51,7 @@ def test_inner_layers_are_listed_and_a_withheld_head_is_said():
     )
     found = identifiability(without)
     assert found.separable is None
-    assert found.sentence == "the client sent no head gradient"
+    assert "no head gradient" in found.sentence
     assert [layer.kind for layer in found.layers] == ["linear"]
     assert "every sample's input" in found.layers[0].sentence
 
