@@ -125,7 +125,7 @@ def _labels_agree(found: FeatureEstimate, case: Case) -> Tensor:
         return found.labels[:, None] == case.labels
     classes, loss = case.exposure.public.classes, case.exposure.public.loss
     assert isinstance(loss, dm.CrossEntropy)
-    true = loss.smoothed(case.labels, classes, torch.float64)
+    true = loss.smooth_targets(case.labels, classes, torch.float64)
     given = one_hot(found.labels, classes) if found.soft is None else found.soft
     return torch.cdist(given.double(), true, p=1) <= CERTIFIABLE
 

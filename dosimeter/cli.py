@@ -17,7 +17,7 @@ KINDS = ("labels", "features", "attacks", "defenses", "losses", "trainings", "me
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; 0 done, 1 a condition of --fail-on was met, 2 bad input, 3 an error stopped the method, 130 interrupted."""
-    options = _parsed(arguments)
+    options = _parse(arguments)
     try:
         return options.command(options)
     except (ValueError, OSError) as error:
@@ -28,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
 
 
-def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """The options; key=value words may stand before, between and after them."""
     parser = _parser()
     options, rest = parser.parse_known_args(arguments)
@@ -102,7 +102,7 @@ def _audit(options: argparse.Namespace) -> int:
 
     _spare_cores()
     conditions = [parse_condition(text) for text in options.fail_on]
-    data = _described(options.words)
+    data = _read_words(options.words)
     if options.defenses is not None:
         data |= {"grid": grid_of(options.defenses)}
     config = construct(DefenseGrid if "grid" in data else AuditConfig, data)
@@ -134,6 +134,7 @@ def _run(options: argparse.Namespace) -> int:
     from pathlib import Path
 
     from dosimeter.artefacts import CHECKPOINT_FOLDER, save_checkpoints
+    from dosimeter.config import construct
     from dosimeter.progress import listening
     from dosimeter.records import write_record
     from dosimeter.runs.audited_client import Experiment, prepare
@@ -143,7 +144,7 @@ def _run(options: argparse.Namespace) -> int:
     from dosimeter.types import Outcome
 
     _spare_cores()
-    config = _configured(Experiment, options.words)
+    config = construct(Experiment, _read_words(options.words))
     subject = prepare(config.model, config.data, seed=config.seed, device=config.device)
     folder = Path(options.out) / CHECKPOINT_FOLDER if options.out else None
     with step_bar() as listener, listening(listener), save_checkpoints(folder, options.checkpoint_every):
@@ -204,7 +205,7 @@ def _generator(options: argparse.Namespace) -> int:
 
     _spare_cores()
     with step_bar() as listener, listening(listener):
-        found = train_from(_described(options.words), options.out)
+        found = train_from(_read_words(options.words), options.out)
     if options.json:
         _print_json(found)
     else:
@@ -233,14 +234,8 @@ def _spare_cores() -> None:
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // 2))
 
 
-def _configured(kind: Any, words: Sequence[str]) -> Any:
-    from dosimeter.config import construct
-
-    return construct(kind, _described(words))
-
-
-def _described(words: Sequence[str]) -> dict[str, Any]:
-    """What a configuration is made of: at most one TOML file and any number of key=value words."""
+def _read_words(words: Sequence[str]) -> dict[str, Any]:
+    """The configuration as plain data, from at most one TOML file and any number of key=value words."""
     from dosimeter.config import override, read_toml
 
     files = [word for word in words if not ASSIGNMENT.match(word)]

@@ -17,7 +17,7 @@ def generator(seed: int, role: str, device: torch.device | str = "cpu") -> Gener
 
 
 @contextmanager
-def seeded(seed: int, role: str) -> Iterator[None]:
+def global_seed(seed: int, role: str) -> Iterator[None]:
     """PyTorch's global streams, from which dropout layers draw, set by the seed and the role, and given back afterwards."""
     with torch.random.fork_rng():
         if torch.cuda.is_available():

@@ -58,7 +58,7 @@ class Registry(Generic[Built]):
             if name in self._entries:
                 raise ValueError(f"{self.kind} {name!r} is registered twice: {self._entries[name]} and {entry}")
             if missing := sorted(getattr(entry, "__abstractmethods__", ())):
-                raise TypeError(f"{self.kind} {name!r} cannot be registered: it does not say {_asked_of(entry, missing[0])}")
+                raise TypeError(f"{self.kind} {name!r} cannot be registered: it does not say {_question_of(entry, missing[0])}")
             self._entries[name] = entry
             _give_name(entry, name)
             return entry
@@ -144,7 +144,7 @@ def refuse_renamed(key: str, old: str, path: str) -> None:
         raise OptionError(path, f"{old!r} is now {RENAMED[key]}")
 
 
-def _asked_of(entry: Any, name: str) -> str:
+def _question_of(entry: Any, name: str) -> str:
     """An abstract method and the question that it answers, in its docstring's words."""
     asked = (inspect.getdoc(getattr(entry, name)) or "").partition("\n")[0]
     return f"`{name}`" + (f" ({asked.rstrip('.')})" if asked else "")

@@ -40,15 +40,15 @@ class CrossEntropy(Loss):
     temperature: PositiveFloat = 1.0
 
     def per_sample(self, logits: Tensor, targets: Tensor) -> Tensor:
-        wanted = self.smoothed(targets, logits.shape[1], logits.dtype)
+        wanted = self.smooth_targets(targets, logits.shape[1], logits.dtype)
         return -(wanted * log_softmax(logits / self.temperature, 1)).sum(1)
 
     def logit_gradient(self, logits: Tensor, targets: Tensor) -> Tensor:
-        wanted = self.smoothed(targets, logits.shape[1], logits.dtype)
+        wanted = self.smooth_targets(targets, logits.shape[1], logits.dtype)
         total = wanted.sum(1, keepdim=True)  # 1 unless a caller optimises over free label mass
         return (softmax(logits / self.temperature, 1) * total - wanted) / self.temperature
 
-    def smoothed(self, targets: Tensor, classes: int, dtype: torch.dtype) -> Tensor:
+    def smooth_targets(self, targets: Tensor, classes: int, dtype: torch.dtype) -> Tensor:
         """The distribution that the loss really aims at: (B, C)."""
         wanted = as_distribution(targets, classes, dtype)
         if self.convention == "pytorch":

@@ -13,7 +13,7 @@ from dosimeter.client.training import FedSGD
 from dosimeter.interfaces import Client, Defense, Exposure, Loss, Public, Training
 from dosimeter.network.head import copy_of
 from dosimeter.options import PositiveInt, check_value
-from dosimeter.randomness import generator, seeded
+from dosimeter.randomness import generator, global_seed
 from dosimeter.registry import DEFENSES, LOSSES, TRAININGS
 from dosimeter.types import Batch, Normalization, Refused, Update
 
@@ -47,7 +47,7 @@ def observe(
     warn_outside_bounds(batch.inputs, scale)
     for position, defense in enumerate(defenses):
         client = defense(client, generator(seed, f"defense {position} {defense.name}", batch.inputs.device))
-    with seeded(seed, "training"):
+    with global_seed(seed, "training"):
         update = _train(client)
     for transform in client.outgoing:
         update = transform(update)

@@ -65,7 +65,7 @@ def fit(images: ImageSet, size: int | None, channels: int | None) -> ImageSet:
     return images if channels is None else with_channels(images, channels)
 
 
-def stratified(labels: Tensor, size: int, rng: Generator) -> Tensor:
+def stratified_mask(labels: Tensor, size: int, rng: Generator) -> Tensor:
     """A mask (N,) that holds for exactly `size` samples, of each class n_c for size · n_c / N of them to within one.
 
     Written class after class, the samples are taken at even steps of N / size from a random offset: a run of n_c

@@ -7,7 +7,7 @@ import torch
 
 from dosimeter.data.bundled import packaged_file
 from dosimeter.data.dataset import ImageSet, resize
-from dosimeter.data.pixels import scaled
+from dosimeter.data.pixels import scale_pixels
 from dosimeter.options import PositiveInt
 from dosimeter.registry import DATASETS
 
@@ -22,7 +22,7 @@ def digits(*, size: PositiveInt = 8) -> ImageSet:
     table = np.loadtxt(path, delimiter=",")  # (1797, 65): 64 pixels in 0..16, then the digit
     images = ImageSet(
         name="digits",
-        images=scaled(table[:, :64].reshape(-1, 1, 8, 8) / 16, "digits"),
+        images=scale_pixels(table[:, :64].reshape(-1, 1, 8, 8) / 16, "digits"),
         labels=torch.from_numpy(table[:, 64].astype(np.int64)),
         class_names=tuple("0123456789"),
         origin="scikit-learn's digits (UCI Optical Recognition of Handwritten Digits)",

@@ -7,7 +7,7 @@ import torch
 
 from dosimeter.data.bundled import packaged_file
 from dosimeter.data.dataset import ImageSet, resize
-from dosimeter.data.pixels import scaled
+from dosimeter.data.pixels import scale_pixels
 from dosimeter.options import PositiveInt
 from dosimeter.registry import DATASETS
 
@@ -22,7 +22,7 @@ def faces(*, size: PositiveInt = 25) -> ImageSet:
     patches = np.load(path, allow_pickle=False)  # (200, 25, 25), the faces first
     images = ImageSet(
         name="faces",
-        images=scaled(patches[:, None], "faces"),
+        images=scale_pixels(patches[:, None], "faces"),
         labels=torch.tensor([1] * 100 + [0] * 100),
         class_names=("no face", "face"),
         origin="scikit-image's lfw_subset (Labeled Faces in the Wild)",

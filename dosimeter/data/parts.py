@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Literal
 
-from dosimeter.data.dataset import ImageSet, select, stratified
+from dosimeter.data.dataset import ImageSet, select, stratified_mask
 from dosimeter.randomness import generator
 
 Part = Literal["train", "test", "all"]
@@ -32,5 +32,5 @@ def standard_part(images: ImageSet, part: Part) -> ImageSet:
     size = len(images) // TEST_SHARE
     if size == 0:
         raise ValueError(f"{images.name}: {len(images)} images are too few for a {part} part; ask for part='all'")
-    testing = stratified(images.labels, size, generator(0, "test part"))
+    testing = stratified_mask(images.labels, size, generator(0, "test part"))
     return select(images, testing if part == "test" else ~testing)

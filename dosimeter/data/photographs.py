@@ -28,7 +28,7 @@ PHOTOGRAPHS = {
 }
 DISTRIBUTIONS = {"skimage": "scikit-image", "sklearn": "scikit-learn"}
 USUAL_CROPS = 64
-FLAT = 0.02  # a crop whose pixels vary less (standard deviation) shows nothing: sky, or the dark around the retina
+FLAT_CROP_DEVIATION = 0.02  # a crop whose pixels vary less (standard deviation) shows nothing: sky, or the dark around the retina
 
 
 @DATASETS.register("photographs")
@@ -41,7 +41,7 @@ def photographs(*, size: PositiveInt = 32, crops: PositiveInt | None = None) -> 
     """
     pictures = {name: _picture(*where) for name, where in PHOTOGRAPHS.items()}
     integrals = {name: _integrals(picture) for name, picture in pictures.items()}
-    most = {name: int((_spread(integrals[name], size) > FLAT).sum()) for name in pictures}
+    most = {name: int((_spread(integrals[name], size) > FLAT_CROP_DEVIATION).sum()) for name in pictures}
     scarcest = min(most, key=lambda name: most[name])
     count = crops or max(1, min(USUAL_CROPS, most[scarcest]))
     if count > most[scarcest]:
@@ -66,7 +66,7 @@ def _crops(picture: Tensor, integrals: Tensor, count: int, size: int) -> Tensor:
     height, width = picture.shape[1:]
     for side in range(math.isqrt(height * width // count), size - 1, -1):
         spread = _spread(integrals, side)  # (rows, columns)
-        if int((spread > FLAT).sum()) >= count:
+        if int((spread > FLAT_CROP_DEVIATION).sum()) >= count:
             tiles = picture.unfold(1, side, side).unfold(2, side, side)  # (3, rows, columns, side, side)
             tiles = tiles.permute(1, 2, 0, 3, 4).flatten(0, 1)  # (rows * columns, 3, side, side)
             return square(tiles[spread.flatten().topk(count).indices.sort().values], size)

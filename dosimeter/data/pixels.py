@@ -13,7 +13,7 @@ from torch.nn import functional
 LUMA = (0.299, 0.587, 0.114)  # ITU-R BT.601, what Pillow's grayscale conversion uses
 
 
-def scaled(array: np.ndarray, origin: object) -> Tensor:
+def scale_pixels(array: np.ndarray, origin: object) -> Tensor:
     """Integers 0..255 (or booleans) divided by 255, floats in [0, 1] as they are; anything else is refused."""
     if array.dtype == bool:
         array = array.astype(np.float32)
@@ -54,12 +54,12 @@ def from_pillow(picture: Any) -> Tensor:
 
     picture = ImageOps.exif_transpose(picture)
     if picture.mode.startswith("I"):  # 16 bits a pixel
-        return scaled(np.asarray(picture)[None] / 65535, "image")
+        return scale_pixels(np.asarray(picture)[None] / 65535, "image")
     if picture.mode == "F":
-        return scaled(np.asarray(picture)[None], "image")
+        return scale_pixels(np.asarray(picture)[None], "image")
     picture = picture.convert("L" if picture.mode in ("1", "L", "LA") else "RGB")
     array = np.asarray(picture)
-    return scaled(array[None] if array.ndim == 2 else np.moveaxis(array, 2, 0), "image")
+    return scale_pixels(array[None] if array.ndim == 2 else np.moveaxis(array, 2, 0), "image")
 
 
 def square(images: Tensor, size: int) -> Tensor:

@@ -98,7 +98,7 @@ class SubClasses(CountingSampler):
         largest = int(available.sort(descending=True).values[: self.count].sum())
         present = int((available > 0).sum())
         if not self.count <= min(batch_size, present) or largest < batch_size:
-            raise _refused(
+            raise _refusal(
                 self.name,
                 f"a batch of {batch_size} from {self.count} classes was asked for, the data have {present} classes, "
                 f"the {min(self.count, present)} largest with {largest} samples",
@@ -125,10 +125,10 @@ class Imbalanced(CountingSampler):
     def label_counts(self, available: Tensor, batch_size: int, rng: Generator) -> Tensor:
         others = torch.tensor(self.others, dtype=torch.int64, device=available.device)
         if len(set(self.others)) < len(self.others) or self.class_id in self.others:
-            raise _refused(self.name, f"the other classes must differ from one another and from class {self.class_id}, got {self.others}")
+            raise _refusal(self.name, f"the other classes must differ from one another and from class {self.class_id}, got {self.others}")
         if len(others) and int(others.max()) >= len(available):
-            raise _refused(self.name, f"other classes up to {int(others.max())} were asked for, the classes are 0..{len(available) - 1}")
-        dominant = _rounded(self.ratio * batch_size)
+            raise _refusal(self.name, f"other classes up to {int(others.max())} were asked for, the classes are 0..{len(available) - 1}")
+        dominant = _round_half_up(self.ratio * batch_size)
         rest = batch_size - dominant
         may_dominate = ~_mask(available, others) if len(others) else int(available.sum()) - available >= rest
         chosen = _mask(available, _one_class(available, dominant, self.class_id, may_dominate, rng, self.name))
@@ -136,7 +136,7 @@ class Imbalanced(CountingSampler):
             return dominant * chosen + _evenly(available, _mask(available, others), rest, rng, self.name)
         remaining = available * ~chosen
         if int(remaining.sum()) < rest:
-            raise _refused(self.name, f"{rest} samples beside the dominant class were asked for, the data have {int(remaining.sum())}")
+            raise _refusal(self.name, f"{rest} samples beside the dominant class were asked for, the data have {int(remaining.sum())}")
         return dominant * chosen + _at_random(remaining, rest, rng)
 
 
@@ -154,9 +154,9 @@ class Duplicates(CountingSampler):
     class_id: NonNegativeInt | None = None  # the label that is shared; drawn among the classes that are large enough
 
     def label_counts(self, available: Tensor, batch_size: int, rng: Generator) -> Tensor:
-        sharing = _rounded(self.proportion * batch_size) if self.count is None else self.count
+        sharing = _round_half_up(self.proportion * batch_size) if self.count is None else self.count
         if sharing > batch_size:
-            raise _refused(self.name, f"{sharing} samples that share a label were asked for in a batch of {batch_size}")
+            raise _refusal(self.name, f"{sharing} samples that share a label were asked for in a batch of {batch_size}")
         if sharing == 0:
             return _one_each(available, available > 0, batch_size, rng, self.name)
         shared = _mask(available, _one_class(available, sharing, self.class_id, available > 0, rng, self.name))
@@ -172,7 +172,7 @@ def _at_random(available: Tensor, count: int, rng: Generator) -> Tensor:
 
 def _one_each(available: Tensor, allowed: Tensor, count: int, rng: Generator, name: str) -> Tensor:
     if count > int(allowed.sum()):
-        raise _refused(name, f"{count} samples of different classes were asked for, the data have {int(allowed.sum())} such classes")
+        raise _refusal(name, f"{count} samples of different classes were asked for, the data have {int(allowed.sum())} such classes")
     return _mask(available, _choose(allowed, count, rng)).long()
 
 
@@ -184,7 +184,7 @@ def _evenly(available: Tensor, chosen: Tensor, count: int, rng: Generator, name:
         scarce = int(torch.where(chosen, available, available.max() + 1).argmin())
         needed = f"{share} or {share + 1}" if extra else f"{share}"
         spread = f"{count} samples spread evenly over {int(chosen.sum())} classes need {needed} of each"
-        raise _refused(name, f"{spread}, class {scarce} has {int(available[scarce])}")
+        raise _refusal(name, f"{spread}, class {scarce} has {int(available[scarce])}")
     return share * chosen + _mask(available, _choose(spare, extra, rng))
 
 
@@ -193,12 +193,12 @@ def _one_class(available: Tensor, count: int, class_id: int | None, allowed: Ten
     if class_id is not None:
         have = int(available[class_id]) if class_id < len(available) else 0
         if have < count:
-            raise _refused(name, f"{count} samples of class {class_id} were asked for, the data have {have}")
+            raise _refusal(name, f"{count} samples of class {class_id} were asked for, the data have {have}")
         return torch.tensor([class_id], device=available.device)
     fitting = allowed & (available >= max(count, 1))
     if not fitting.any():
         largest = int((available * allowed).max())
-        raise _refused(name, f"{count} samples of one class were asked for, the largest class that can give them has {largest}")
+        raise _refusal(name, f"{count} samples of one class were asked for, the largest class that can give them has {largest}")
     return _choose(fitting, 1, rng)
 
 
@@ -214,9 +214,9 @@ def _mask(like: Tensor, classes: Tensor) -> Tensor:
     return mask
 
 
-def _rounded(number: float) -> int:
+def _round_half_up(number: float) -> int:
     return math.floor(number + 0.5)  # halves up, where Python's round would go to the even side
 
 
-def _refused(name: str, reason: str) -> Refused:
+def _refusal(name: str, reason: str) -> Refused:
     return Refused(f"sampler {name}: {reason}")

@@ -42,7 +42,7 @@ class Clipping(OutgoingDefense):
         if math.isinf(self.max_norm) or not update:
             return dict(update)
         if self.mode == "value":
-            return {name: cut(change, self.max_norm) for name, change in update.items()}
+            return {name: clamp_entries(change, self.max_norm) for name, change in update.items()}
         norms = torch.stack([norm(change) for change in update.values()])  # (layers,)
         if self.mode == "norm":
             norms = norm(norms).expand(len(update))
@@ -65,12 +65,12 @@ class Clipping(OutgoingDefense):
     def replay(self, sent: Update, attack: Attack, later: Sequence[Defense]) -> Replay:
         if self.mode == "norm" and attack.matches == "direction":
             return Replay(note="matching directions does not see a common scale")
-        return Replay(note="the clipping is replayed on the guess", transform=self.clipped)
+        return Replay(note="the clipping is replayed on the guess", transform=self.clip_guess)
 
-    def clipped(self, update: Update) -> Update:
+    def clip_guess(self, update: Update) -> Update:
         """As `protect`, and differentiable in what it clips, the factor included."""
         if self.mode == "value":
-            return {name: cut(change, self.max_norm) for name, change in update.items()}
+            return {name: clamp_entries(change, self.max_norm) for name, change in update.items()}
         norms = {name: norm(change) for name, change in update.items()}
         if self.mode == "norm":
             norms = dict.fromkeys(norms, norm(torch.stack(list(norms.values()))))
@@ -83,7 +83,7 @@ class Clipping(OutgoingDefense):
         return replace(before, bits=None, rank=None) if self.mode == "value" else before
 
 
-def cut(change: Tensor, bound: float) -> Tensor:
+def clamp_entries(change: Tensor, bound: float) -> Tensor:
     """Every entry within ±bound, also where the tensor's dtype cannot hold the bound."""
     reach = min(bound, torch.finfo(change.dtype).max)
     return change.clamp(-reach, reach)

@@ -41,5 +41,5 @@ class LabelSmoothing(Defense):
         if isinstance(client.loss, CrossEntropy) and client.loss.smoothing == 0:
             return replace(client, loss=replace(client.loss, smoothing=self.smoothing, convention=self.convention))
         classes = check_batch(client.model, client.batch, "batch")
-        smooth = CrossEntropy(smoothing=self.smoothing, convention=self.convention).smoothed
+        smooth = CrossEntropy(smoothing=self.smoothing, convention=self.convention).smooth_targets
         return replace(client, batch=Batch(client.batch.inputs, smooth(client.batch.targets, classes, client.batch.inputs.dtype)))

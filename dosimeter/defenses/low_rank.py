@@ -39,7 +39,7 @@ class LowRank(OutgoingDefense):
         return True
 
     def protect(self, update: Update, rng: Generator) -> Update:
-        return {name: self._compressed(change, rng) for name, change in update.items()}
+        return {name: self._compress(change, rng) for name, change in update.items()}
 
     def scaling(self) -> Literal["none"]:
         return "none"
@@ -64,7 +64,7 @@ class LowRank(OutgoingDefense):
         real = values[: self.rank] > 1e-6 * values[0].clamp_min(torch.finfo(torch.float64).tiny)
         return left[:, : self.rank][:, real].to(change.dtype)
 
-    def _compressed(self, change: Tensor, rng: Generator) -> Tensor:
+    def _compress(self, change: Tensor, rng: Generator) -> Tensor:
         if self._is_sent_whole(change):
             return change
         matrix = change.flatten(1).to(working_dtype(change))  # (n, m)

@@ -42,7 +42,7 @@ class Quantisation(OutgoingDefense):
     def protect(self, update: Update, rng: Generator) -> Update:
         if self.bits == 32:
             return dict(update)
-        return {name: self._quantised(change, rng) for name, change in update.items()}
+        return {name: self._quantise(change, rng) for name, change in update.items()}
 
     def step(self, change: Tensor) -> Tensor:
         """The distance between two levels of a layer, in float64: ()."""
@@ -73,7 +73,7 @@ class Quantisation(OutgoingDefense):
     def encoding(self, before: Encoding) -> Encoding:
         return Encoding(bits=self.bits, sparse=before.sparse) if self.bits < 32 else before
 
-    def _quantised(self, change: Tensor, rng: Generator) -> Tensor:
+    def _quantise(self, change: Tensor, rng: Generator) -> Tensor:
         if change.numel() == 0 or not change.any():
             return change
         step = self.step(change)

@@ -46,13 +46,13 @@ class RandomLabels(Defense):
         if targets.ndim != 1:
             raise Refused("random_labels randomises class ids; this batch has soft labels, so list it before what mixes or smooths them")
         classes = max(2, check_batch(client.model, client.batch, "batch"))
-        keep = randomised_response_keep(self.epsilon, classes)
+        keep = keep_probability(self.epsilon, classes)
         stays = torch.rand(targets.shape, generator=rng, dtype=torch.float64, device=rng.device) < keep  # (B,)
         shift = torch.randint(1, classes, targets.shape, generator=rng, device=rng.device)
         answered = torch.where(stays.to(targets.device), targets, (targets + shift.to(targets)) % classes)
         return replace(client, batch=Batch(client.batch.inputs, answered))
 
 
-def randomised_response_keep(epsilon: float, classes: int) -> float:
+def keep_probability(epsilon: float, classes: int) -> float:
     """The probability e^ε / (e^ε + C − 1) with which a label must stay for ε."""
     return 1 / (1 + (classes - 1) * math.exp(-epsilon))

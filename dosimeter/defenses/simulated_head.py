@@ -42,13 +42,13 @@ class SimulatedHead(Defense):
         name, _ = locate_head(client.model, tuple(client.batch.inputs.shape[1:]), client.loss.shift_invariant)
         weight, bias = own_weight(self.name, client.model, name), f"{name}.bias" if name else "bias"
 
-        def simulated(update: Update) -> Update:
+        def replace_head(update: Update) -> Update:
             if weight not in update:
                 raise Refused("simulated_head needs the head's gradient, and an earlier defense withholds it")
             likeness = self.likeness(update[weight], rng)
             return {key: change for key, change in update.items() if key != bias} | {weight: likeness}
 
-        return replace(client, outgoing=(*client.outgoing, simulated))
+        return replace(client, outgoing=(*client.outgoing, replace_head))
 
     def likeness(self, gradient: Tensor, rng: Generator) -> Tensor:
         """(C, H) -> (C, H)."""

@@ -88,7 +88,7 @@ def feature_scores(model: nn.Module, head: str, inputs: Tensor, probes: int | No
     leaf = inputs.detach().clone().requires_grad_()
     with torch.enable_grad(), torch.random.fork_rng():
         features = input_of(model, head, leaf.clone(), differentiable=True)  # (B, H)
-    slopes = _slopes(features, leaf) if probes is None or rng is None else _estimated_slopes(features, leaf, probes, rng)  # (B, H)
+    slopes = _slopes(features, leaf) if probes is None or rng is None else _estimate_slopes(features, leaf, probes, rng)  # (B, H)
     sizes = features.detach().abs()
     return torch.where(sizes > 0, sizes / slopes.clamp_min(torch.finfo(sizes.dtype).tiny), 0).sum(0)
 
@@ -100,7 +100,7 @@ def _slopes(features: Tensor, leaf: Tensor) -> Tensor:
     return torch.cat([_backward(features, leaf, some).flatten(2).norm(dim=2) for some in wanted]).T
 
 
-def _estimated_slopes(features: Tensor, leaf: Tensor, probes: int, rng: Generator) -> Tensor:
+def _estimate_slopes(features: Tensor, leaf: Tensor, probes: int, rng: Generator) -> Tensor:
     """The root mean square of ∂r/∂X · v over directions v of independent signs: (B, H).
 
     The backward pass u -> uᵀ ∂r/∂X is linear in u, so its own derivative at v is the wanted product.

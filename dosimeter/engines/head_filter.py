@@ -169,8 +169,8 @@ def _gradient_form(loss: Loss, planted: Filter) -> tuple[Tensor, Tensor]:
     p = planted.probabilities
     if isinstance(loss, CrossEntropy):
         nothing = torch.zeros(1, len(p), dtype=torch.float64, device=p.device)
-        constant = loss.smoothed(nothing, len(p), torch.float64)[0]  # c
-        kept = (loss.smoothed(nothing + 1, len(p), torch.float64)[0] - constant)[0]  # w
+        constant = loss.smooth_targets(nothing, len(p), torch.float64)[0]  # c
+        kept = (loss.smooth_targets(nothing + 1, len(p), torch.float64)[0] - constant)[0]  # w
         if kept <= 0:
             raise Refused("gradfilt reads labels off the bias gradient; with label smoothing 1 they leave no trace there")
         return (p - constant) / kept, torch.full_like(p, float(kept) / loss.temperature)

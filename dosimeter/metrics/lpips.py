@@ -18,12 +18,12 @@ from dosimeter.interfaces import Metric
 from dosimeter.metrics import check_paired
 from dosimeter.registry import METRICS
 
-VARIABLE = "DOSIMETER_LPIPS_WEIGHTS"
+WEIGHTS_VARIABLE = "DOSIMETER_LPIPS_WEIGHTS"
 SHIFT, SCALE = (-0.030, -0.088, -0.188), (0.458, 0.448, 0.450)  # of inputs in [-1, 1]
 SMALLEST_SIDE = 31  # pixels: with fewer the second pooling has nothing left to pool
 LAYERS = ((4, 2, False), (1, 2, True), (1, 1, True), (1, 1, False), (1, 1, False))  # stride, padding, pooled before: AlexNet
 IN_TORCHVISION = (0, 3, 6, 8, 10)  # where those convolutions stand in torchvision's AlexNet
-PIECE = 64  # images at a time
+IMAGES_AT_ONCE = 64  # images at a time
 
 Weights = dict[str, Tensor]  # conv0..4.weight and .bias, lin0..4.weight
 
@@ -51,7 +51,7 @@ class PerceptualSimilarity(Metric):
         problem = self.unavailable(tuple(truth.shape[1:]))
         if problem is not None:
             raise ValueError(f"lpips: {problem}")
-        pieces = zip(recovered.float().split(PIECE), truth.float().split(PIECE))
+        pieces = zip(recovered.float().split(IMAGES_AT_ONCE), truth.float().split(IMAGES_AT_ONCE))
         with torch.no_grad():
             return torch.cat([perceptual_distance(first, second, self.weights) for first, second in pieces])  # (B,)
 
@@ -90,13 +90,13 @@ def _unit(activation: Tensor) -> Tensor:
 
 def _sources(option: str | None) -> tuple[Path, ...]:
     """The file, or the two files, that the weights are read from."""
-    named = option or os.environ.get(VARIABLE)
+    named = option or os.environ.get(WEIGHTS_VARIABLE)
     if named:
         return (Path(named).expanduser(),)
     backbone = Path(torch.hub.get_dir()) / "checkpoints" / "alexnet-owt-7be5be79.pth"
     torchmetrics = importlib.util.find_spec("torchmetrics")
     if not backbone.is_file() or torchmetrics is None or torchmetrics.origin is None:
-        raise ValueError(f"no weights here; let {VARIABLE} or the option `weights` name a file with LPIPS-AlexNet weights")
+        raise ValueError(f"no weights here; let {WEIGHTS_VARIABLE} or the option `weights` name a file with LPIPS-AlexNet weights")
     return backbone, Path(torchmetrics.origin).parent / "functional" / "image" / "lpips_models" / "alex.pth"
 
 

@@ -16,7 +16,7 @@ from dosimeter.registry import METRICS
 WINDOW = 11  # pixels, with a Gaussian of σ = 1.5 (Wang et al., section III-B)
 SMALLEST_SIDE = 3  # pixels: on fewer no window sees any structure
 STABILISERS = (0.01**2, 0.03**2)
-PIECE = 64  # images at a time
+IMAGES_AT_ONCE = 64  # images at a time
 
 
 @METRICS.register("ssim")
@@ -36,7 +36,8 @@ class StructuralSimilarity(Metric):
 
     def __call__(self, recovered: Tensor, truth: Tensor) -> Tensor:
         check_paired(self.name, recovered, truth, dimensions=4)
-        pieces = zip(recovered.split(PIECE), truth.split(PIECE))  # in double precision: a variance is a difference of squares
+        pieces = zip(recovered.split(IMAGES_AT_ONCE), truth.split(IMAGES_AT_ONCE))
+        # In double precision, since a variance is a difference of squares.
         return torch.cat([structural_similarity(first.double(), second.double()) for first, second in pieces])  # (B,)
 
     def unavailable(self, shape: tuple[int, ...] | None = None) -> str | None:
@@ -51,13 +52,13 @@ def structural_similarity(first: Tensor, second: Tensor) -> Tensor:
     window = min(WINDOW, side - 1 + side % 2)  # the largest odd one that is neither past the image nor past 11
     kernel = _gaussian(window, 1.5 * window / WINDOW).to(first)
 
-    def blurred(images: Tensor) -> Tensor:
+    def blur(images: Tensor) -> Tensor:
         framed = pad(images.flatten(0, 1)[:, None], (window // 2,) * 4, mode="reflect")
         return conv2d(conv2d(framed, kernel[None, None, None, :]), kernel[None, None, :, None])  # (n channels, 1, height, width)
 
-    mean, other = blurred(first), blurred(second)
-    variance, other_variance = blurred(first.square()) - mean.square(), blurred(second.square()) - other.square()
-    covariance = blurred(first * second) - mean * other
+    mean, other = blur(first), blur(second)
+    variance, other_variance = blur(first.square()) - mean.square(), blur(second.square()) - other.square()
+    covariance = blur(first * second) - mean * other
     luminance = (2 * mean * other + STABILISERS[0]) / (mean.square() + other.square() + STABILISERS[0])
     structure = (2 * covariance + STABILISERS[1]) / (variance + other_variance + STABILISERS[1])
     return (luminance * structure).reshape(len(first), -1).mean(1)

@@ -26,7 +26,7 @@ class ConvolutionalNetwork(nn.Module):
         return self.classifier(self.avgpool(self.features(inputs)).flatten(1))
 
 
-def member(name: str, description: str) -> Callable[[Builder], Builder]:
+def register_member(name: str, description: str) -> Callable[[Builder], Builder]:
     """Register a builder that a family made, under its own name and help text."""
 
     def decorate(builder: Builder) -> Builder:

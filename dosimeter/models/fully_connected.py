@@ -9,13 +9,13 @@ from itertools import pairwise
 from torch import nn
 
 from dosimeter.models.activations import Activation, activation_layer
-from dosimeter.models.family import member
+from dosimeter.models.family import register_member
 from dosimeter.models.initialisation import Initialisation, initialise
 from dosimeter.options import NonNegativeInt, PositiveInt
 
 
 def _fully_connected(name: str, default_hidden: tuple[int, ...], default_bias: bool, description: str) -> Callable[..., nn.Sequential]:
-    @member(name, description)
+    @register_member(name, description)
     def build(
         *,
         classes: PositiveInt = 10,

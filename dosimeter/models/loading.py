@@ -25,7 +25,7 @@ from dosimeter.registry import MODELS
 TORCH_SUFFIXES = (".pt", ".pth", ".th")
 WRAPPERS = ("state_dict", "model", "model_state_dict")  # keys under which training scripts put the state dict
 PREFIXES = ("module.", "_orig_mod.")  # left by DataParallel and by torch.compile
-SHOWN = 3  # parameter names in a message
+NAMES_SHOWN = 3  # parameter names in a message
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +49,7 @@ def load_model(name: str, options: Mapping[str, Any], weights: str | Path | None
     The global random state is left as it was. `module:function` is looked for in the current directory, then among the
     installed packages, and called with `options`.
     """
-    with _seeded(seed):
+    with _seed_from(seed):
         model = _call(name, dict(options)) if ":" in name else MODELS.construct(name, dict(options), "model")
     if weights is not None:
         load_weights(model, weights)
@@ -84,7 +84,7 @@ def load_weights(model: nn.Module, path: str | Path) -> None:
 
 def read_state(path: str | Path) -> dict[str, Tensor]:
     """The state dict in a weights file, bare, and without what training scripts put before its names."""
-    return _without_prefix(_unwrapped(read_tensors(Path(path)), path))
+    return _without_prefix(_unwrap(read_tensors(Path(path)), path))
 
 
 def fill(model: nn.Module, state: dict[str, Tensor], path: str | Path) -> None:
@@ -94,15 +94,15 @@ def fill(model: nn.Module, state: dict[str, Tensor], path: str | Path) -> None:
     missing = [name for name in expected if name not in state and not name.endswith("num_batches_tracked")]
     unexpected = [name for name in state if name not in expected]
     misshapen = [name for name in state if name in expected and state[name].shape != expected[name].shape]
-    problems = [f"{len(missing)} missing ({_listed(missing)})"] if missing else []
-    problems += [f"{len(unexpected)} unexpected ({_listed(unexpected)})"] if unexpected else []
-    problems += [f"{n} has shape {tuple(state[n].shape)} where the model has {tuple(expected[n].shape)}" for n in misshapen[:SHOWN]]
-    problems += [f"{len(misshapen) - SHOWN} more of another shape"] if len(misshapen) > SHOWN else []
+    problems = [f"{len(missing)} missing ({_first_names(missing)})"] if missing else []
+    problems += [f"{len(unexpected)} unexpected ({_first_names(unexpected)})"] if unexpected else []
+    problems += [f"{n} has shape {tuple(state[n].shape)} where the model has {tuple(expected[n].shape)}" for n in misshapen[:NAMES_SHOWN]]
+    problems += [f"{len(misshapen) - NAMES_SHOWN} more of another shape"] if len(misshapen) > NAMES_SHOWN else []
     if problems:
         raise ValueError(f"weights: {path} does not fit the model: {'; '.join(problems)}")
     broken = [name for name, tensor in state.items() if tensor.is_floating_point() and not torch.isfinite(tensor).all()]
     if broken:
-        raise ValueError(f"weights: {path} has NaN or infinite entries in {_listed(broken)}")
+        raise ValueError(f"weights: {path} has NaN or infinite entries in {_first_names(broken)}")
     model.load_state_dict(state, strict=False)
 
 
@@ -136,13 +136,13 @@ def _call(name: str, options: dict[str, Any]) -> nn.Module:
     return model
 
 
-def _unwrapped(content: Any, path: str | Path) -> dict[str, Tensor]:
+def _unwrap(content: Any, path: str | Path) -> dict[str, Tensor]:
     for wrapper in WRAPPERS:
         if isinstance(content, Mapping) and isinstance(content.get(wrapper), Mapping):
             content = content[wrapper]
             break
     if not isinstance(content, Mapping) or not content or not all(isinstance(value, Tensor) for value in content.values()):
-        keys = f"; its keys are {_listed([str(key) for key in content])}" if isinstance(content, Mapping) and content else ""
+        keys = f"; its keys are {_first_names([str(key) for key in content])}" if isinstance(content, Mapping) and content else ""
         under = ", ".join(repr(wrapper) for wrapper in WRAPPERS)
         raise ValueError(f"weights: {path} holds no state dict (tensors by parameter name, bare or under {under}){keys}")
     return {str(name): tensor for name, tensor in content.items()}
@@ -156,7 +156,7 @@ def _without_prefix(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 @contextmanager
-def _seeded(seed: int) -> Iterator[None]:
+def _seed_from(seed: int) -> Iterator[None]:
     """Global random numbers that depend on `seed` alone; the global state is restored afterwards."""
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         torch.manual_seed(generator(seed, "model").initial_seed())
@@ -174,8 +174,8 @@ def _current_directory_first() -> Iterator[None]:
         sys.path[:] = before
 
 
-def _listed(names: list[str]) -> str:
-    return ", ".join(names[:SHOWN]) + (", ..." if len(names) > SHOWN else "")
+def _first_names(names: list[str]) -> str:
+    return ", ".join(names[:NAMES_SHOWN]) + (", ..." if len(names) > NAMES_SHOWN else "")
 
 
 def _sentence(error: BaseException) -> str:

@@ -8,7 +8,7 @@ from typing import Literal
 from torch import Tensor, nn
 
 from dosimeter.models.activations import Activation, activation_layer
-from dosimeter.models.family import member
+from dosimeter.models.family import register_member
 from dosimeter.models.initialisation import Initialisation, initialise
 from dosimeter.options import NonNegativeInt, PositiveInt
 
@@ -95,7 +95,7 @@ class ResNet(nn.Module):
 
 
 def _resnet(layers: int, block: Block, depths: tuple[int, ...]) -> Callable[..., ResNet]:
-    @member(
+    @register_member(
         f"resnet{layers}",
         f"""ResNet-{layers}: {sum(depths)} residual blocks with batch norm, behind the 3x3 stem of CIFAR or the 7x7 one of ImageNet.
 

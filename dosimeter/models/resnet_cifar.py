@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from dosimeter.models.activations import Activation, activation_layer
-from dosimeter.models.family import member
+from dosimeter.models.family import register_member
 from dosimeter.models.initialisation import Initialisation, initialise
 from dosimeter.options import PositiveInt
 
@@ -62,7 +62,7 @@ def _stage(channels: int, width: int, blocks: int, activation: Activation) -> nn
 
 
 def _cifar_resnet(layers: int) -> Callable[..., CifarResNet]:
-    @member(
+    @register_member(
         f"resnet{layers}",
         f"""CIFAR ResNet-{layers}: three stages of {(layers - 2) // 6} thin residual blocks, 64 features.
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from torch import nn
 
 from dosimeter.models.activations import Activation, activation_layer
-from dosimeter.models.family import ConvolutionalNetwork, dropout_layer, member, require_size
+from dosimeter.models.family import ConvolutionalNetwork, dropout_layer, register_member, require_size
 from dosimeter.models.initialisation import Initialisation, initialise
 from dosimeter.options import Fraction, NonNegativeInt, PositiveInt
 
@@ -15,7 +15,7 @@ WIDTHS = (64, 128, 256, 512, 512)  # channels of the stages, each of which ends 
 
 
 def _vgg(layers: int, convolutions: tuple[int, ...]) -> Callable[..., ConvolutionalNetwork]:
-    @member(
+    @register_member(
         f"vgg{layers}",
         f"""VGG-{layers}: {sum(convolutions)} convolutions of 3x3 in five stages and three linear layers, from 32 pixels upwards.
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dosimeter.numbers import significant
-from dosimeter.report.settings import described, group_by_setting
+from dosimeter.report.settings import describe_part, group_by_setting
 from dosimeter.surfaces.surface import Surface, surfaces
 from dosimeter.surfaces.verdicts import UTILITY
 from dosimeter.types import Outcome, Record
@@ -48,7 +48,7 @@ def cells_of(records: Sequence[Record]) -> list[Cell]:
         cells.append(
             Cell(
                 number=len(cells),
-                name=setting.name or ", then ".join(map(described, defenses)) or "no defense",
+                name=setting.name or ", then ".join(map(describe_part, defenses)) or "no defense",
                 defended=bool(defenses),
                 leaks={s.name: leak for s in surfaces() if (leak := leaked_share(s, setting.records)) is not None},
                 accuracy=_mean(costs, "accuracy"),

@@ -14,7 +14,7 @@ from dosimeter.report import plots
 from dosimeter.report.findings import state
 from dosimeter.report.scores import score, score_range
 from dosimeter.report.settings import OF_THE_DRAW, Setting, group_by_setting
-from dosimeter.report.words import OUTCOMES, higher_is_better, method_idea, metric_name, null_name, shown_name
+from dosimeter.report.words import OUTCOMES, display_name, higher_is_better, method_idea, metric_name, null_name
 from dosimeter.surfaces.intervals import summarize
 from dosimeter.surfaces.judging import gravity, judge_surfaces
 from dosimeter.surfaces.surface import Surface, surface_named, surfaces
@@ -109,11 +109,11 @@ def _table(surface: Surface[Any], setting: Setting) -> Table | None:
     if not pools:
         return None
     nulls = list(dict.fromkeys(name for pool in pools for record in pool for name in record.nulls))
-    scored = [(shown_name(pool[0]), _pool_metrics(pool), _pool_nulls(pool)) for pool in pools]
+    scored = [(display_name(pool[0]), _pool_metrics(pool), _pool_nulls(pool)) for pool in pools]
     by_sample = _sample_plots(surface, scored) if surface.plot == "samples" else [None] * len(pools)
     rows = [_row(pool, found, columns, nulls, plot) for pool, (_, found, columns), plot in zip(pools, scored, by_sample)]
     draw = STRIP_PLOTS.get(surface.plot)
-    strips = [plot for name in _plotted(surface) if draw and (plot := draw(scored, name))]
+    strips = [plot for name in _plotted_metrics(surface) if draw and (plot := draw(scored, name))]
     sentences = dict.fromkeys(str(text) for pool in pools for record in pool for text in record.details.get("identifiability") or [])
     unavailable = {str(name): str(why) for pool in pools for r in pool for name, why in (r.details.get("unavailable") or {}).items()}
     return Table(
@@ -128,7 +128,7 @@ def _table(surface: Surface[Any], setting: Setting) -> Table | None:
     )
 
 
-def _plotted(surface: Surface[Any]) -> tuple[str, ...]:
+def _plotted_metrics(surface: Surface[Any]) -> tuple[str, ...]:
     return (surface.headline, *surface.also_plotted)
 
 
@@ -152,7 +152,7 @@ def _row(pool: list[Record], found: dict[str, list], columns: dict[str, dict[str
     if pictures and scored > len(pictures):
         note = "; ".join(filter(None, [note, f"the first {len(pictures)} of {scored} samples"]))
     return Row(
-        method=shown_name(first),
+        method=display_name(first),
         idea=method_idea(first.surface, first.method),
         verdict=judged.verdict.value if judged else "crashed",
         state=state(judged.verdict) if judged else "not-measured",
@@ -181,7 +181,7 @@ def _without_draw(value: Any) -> Any:
 
 
 def _pool_metrics(pool: Sequence[Record]) -> dict[str, list]:
-    telling = _plotted(surface_named(pool[0].surface))
+    telling = _plotted_metrics(surface_named(pool[0].surface))
     present = dict.fromkeys(name for record in pool for name in record.metrics)
     names = [name for name in telling if name in present] + [name for name in present if name not in telling]
     return {name: [value for record in pool for value in record.metrics.get(name, [])] for name in names}

@@ -56,13 +56,13 @@ def threat_model_lines(records: Sequence[Record]) -> list[Line]:
         values = _label_sources(records) if key == "labels" else _values(key, records)
         name, note = THREAT_MODEL.get(key, (key.replace("_", " ").capitalize(), ""))
         lines.append(Line(name=name, values=values, note=note or _ideas(key, records)))
-    needs = dict.fromkeys(str(need) for record in records for need in _listed(record.threat_model.get("needs")))
+    needs = dict.fromkeys(str(need) for record in records for need in _as_list(record.threat_model.get("needs")))
     if needs:
         lines.append(Line(name=THREAT_MODEL["needs"][0], values=[", ".join(needs)], note=THREAT_MODEL["needs"][1]))
     return [line for line in lines if line.values]
 
 
-def described(part: Any) -> str:
+def describe_part(part: Any) -> str:
     """A method as its name and its options: `gaussian_noise (std 0.01)`."""
     if not isinstance(part, dict):
         return str(part)
@@ -86,7 +86,7 @@ def _setting_name(differing: Iterable[str], threat_model: dict[str, Any]) -> str
 def _value(key: str, threat_model: dict[str, Any]) -> str:
     value = threat_model.get(key)
     if key == "defenses":
-        return ", then ".join(described(defense) for defense in _listed(value)) or "none"
+        return ", then ".join(describe_part(defense) for defense in _as_list(value)) or "none"
     if value is None:
         return "not known" if key in ("accuracy", "batch_size") else ""
     if key == "accuracy" and isinstance(value, (int, float)):
@@ -94,13 +94,13 @@ def _value(key: str, threat_model: dict[str, Any]) -> str:
     if key == "mode":
         return {"eval": "evaluation", "train": "training"}.get(str(value), str(value))
     if key == "input_shape":
-        return " × ".join(str(side) for side in _listed(value))
+        return " × ".join(str(side) for side in _as_list(value))
     if key == "batch_size":
         declared = threat_model.get("batch_size_declared")
         return f"{value}" + ("" if declared is None else ", declared to the server" if declared else ", not declared to the server")
     if key == "auxiliary":
         return "none" if value == 0 else _scalar(value)
-    return described(value) if isinstance(value, dict) else _scalar(value)
+    return describe_part(value) if isinstance(value, dict) else _scalar(value)
 
 
 def _scalar(value: Any) -> str:
@@ -112,7 +112,7 @@ def _scalar(value: Any) -> str:
         return f"{value:g}"
     if isinstance(value, (list, tuple)):
         return ", ".join(_scalar(item) for item in value)
-    return described(value) if isinstance(value, dict) else str(value)
+    return describe_part(value) if isinstance(value, dict) else str(value)
 
 
 def _values(key: str, records: Sequence[Record]) -> list[str]:
@@ -134,11 +134,12 @@ def _ordered_keys(records: Sequence[Record]) -> list[str]:
 
 
 def _ideas(key: str, records: Sequence[Record]) -> str:
-    names = dict.fromkeys(str(part.get("name", "")) for r in records for part in _listed(r.threat_model.get(key)) if isinstance(part, dict))
+    parts = [part for record in records for part in _as_list(record.threat_model.get(key)) if isinstance(part, dict)]
+    names = dict.fromkeys(str(part.get("name", "")) for part in parts)
     return " ".join(filter(None, (part_idea(key, name) for name in names)))
 
 
-def _listed(value: Any) -> list[Any]:
+def _as_list(value: Any) -> list[Any]:
     if value is None:
         return []
     return list(value) if isinstance(value, (list, tuple)) else [value]

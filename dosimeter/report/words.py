@@ -43,7 +43,7 @@ OUTCOMES = {
 _PARTS: dict[str, Registry[Any]] = {"training": TRAININGS, "loss": LOSSES, "defenses": DEFENSES}
 
 
-def shown_name(record: Record) -> str:
+def display_name(record: Record) -> str:
     """The method, and whether it takes the defenses into account."""
     return f"{record.method}, adaptive" if record.config.get("adaptive") else record.method
 

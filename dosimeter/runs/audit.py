@@ -23,7 +23,7 @@ from dosimeter.progress import Listener, listening
 from dosimeter.records import FILE_NAME, lock_folder, read_records, write_record
 from dosimeter.registry import ATTACKS, DEFENSES, FEATURES, LABELS, LOSSES, TRAININGS, Registry, options_of
 from dosimeter.runs.audited_client import DataConfig, client_from
-from dosimeter.runs.experiment import expose, failed, run
+from dosimeter.runs.experiment import expose, failure_record, run
 from dosimeter.runs.measurement import AuditedClient, Measurement, Protocol, key_of
 from dosimeter.surfaces.judging import SurfaceVerdict, judge_surfaces
 from dosimeter.types import Batch, Knowledge, Normalization, Outcome, Record, Refused
@@ -205,7 +205,7 @@ def _run_or_record_crash(client: AuditedClient, measurement: Measurement, attemp
     try:
         return run(client, measurement, attempts=attempts)
     except Exception as error:
-        return failed(client, measurement, Outcome.CRASHED, f"crashed with {type(error).__name__}: {error}")
+        return failure_record(client, measurement, Outcome.CRASHED, f"crashed with {type(error).__name__}: {error}")
 
 
 def known_records(folder: Path | None, *clients: AuditedClient) -> dict[str, Record]:

@@ -117,7 +117,7 @@ def run_grid(
     undefended: Record | None = None
     for number, defenses in enumerate(cells):
         protocol = _with_counters(Suite(**{**suite, "defenses": defenses}))
-        shown = None if progress is None else _within(progress, number, len(cells), defenses)
+        shown = None if progress is None else _grid_progress(progress, number, len(cells), defenses)
         refusal = ""
         try:
             for draw, drawn in enumerate(subjects):
@@ -178,7 +178,7 @@ def _utility_record(
         return record
     began = time.perf_counter()
     with listening(None if progress is None else _listener(progress)):
-        found = _failure(Outcome.IMPOSSIBLE, refusal) if refusal else _measured(subject, plain, federation, undefended)
+        found = _failure_fields(Outcome.IMPOSSIBLE, refusal) if refusal else _measure_cost(subject, plain, federation, undefended)
     record = Record(
         key=digest(config),
         config=config,
@@ -198,20 +198,20 @@ def _utility_record(
     return record
 
 
-def _measured(subject: AuditedClient, protocol: Protocol, federation: Federation, undefended: Record | None) -> dict[str, Any]:
+def _measure_cost(subject: AuditedClient, protocol: Protocol, federation: Federation, undefended: Record | None) -> dict[str, Any]:
     try:
-        return _told(measure_utility(subject, protocol, federation), undefended)
+        return _cost_fields(measure_utility(subject, protocol, federation), undefended)
     except Refused as refused:
-        return _failure(Outcome.IMPOSSIBLE, str(refused))
+        return _failure_fields(Outcome.IMPOSSIBLE, str(refused))
     except Exception as error:  # as in an audit: one cell's defect must not cost the others
-        return _failure(Outcome.CRASHED, f"crashed with {type(error).__name__}: {error}")
+        return _failure_fields(Outcome.CRASHED, f"crashed with {type(error).__name__}: {error}")
 
 
-def _failure(outcome: Outcome, reason: str) -> dict[str, Any]:
+def _failure_fields(outcome: Outcome, reason: str) -> dict[str, Any]:
     return {"outcome": outcome.value, "reason": reason, "metrics": {}, "details": {}}
 
 
-def _told(cost: Utility, undefended: Record | None) -> dict[str, Any]:
+def _cost_fields(cost: Utility, undefended: Record | None) -> dict[str, Any]:
     """A utility as fields of a record, with its ratios to the undefended run."""
     before = cost.accuracy if undefended is None else undefended.metrics.get("accuracy", [None])[0]
     kept = cost.accuracy / before if before else None
@@ -244,7 +244,9 @@ def _listener(progress: Callable[[Progress], None]) -> Listener:
     return lambda done, steps, note: progress(Progress("utility", 0, 1, done, steps, note))
 
 
-def _within(progress: Callable[[Progress], None], number: int, cells: int, defenses: tuple[Defense, ...]) -> Callable[[Progress], None]:
+def _grid_progress(
+    progress: Callable[[Progress], None], number: int, cells: int, defenses: tuple[Defense, ...]
+) -> Callable[[Progress], None]:
     """A cell's progress as that of the whole grid."""
     name = defenses[-1].name if defenses else "no defense"
 

@@ -20,7 +20,7 @@ from dosimeter.surfaces.surface import Surface, surface_named
 from dosimeter.surfaces.verdicts import Verdict
 from dosimeter.types import Batch, FeatureEstimate, LabelEstimate, Outcome, Reconstruction, Record, Refused
 
-FOREIGN = 1_000_003  # between the seed of a client and that of the foreign one
+FOREIGN_SEED_OFFSET = 1_000_003  # between the seed of a client and that of the foreign one
 
 Estimate = LabelEstimate | FeatureEstimate | Reconstruction
 
@@ -48,7 +48,7 @@ def run(
         except Refused as refusal:
             if raise_refusals or measurement.tampering is None:
                 raise
-            return failed(subject, measurement, Outcome.IMPOSSIBLE, str(refusal))
+            return failure_record(subject, measurement, Outcome.IMPOSSIBLE, str(refusal))
         started = time.perf_counter()
         try:
             found = _without_vain_proof(surface, _attack(exposure, measurement, subject.batch.targets), measurement.defenses)
@@ -57,9 +57,9 @@ def run(
         except Refused as refusal:
             if raise_refusals:
                 raise
-            return failed(subject, measurement, Outcome.IMPOSSIBLE, str(refusal))
+            return failure_record(subject, measurement, Outcome.IMPOSSIBLE, str(refusal))
         if found.outcome is Outcome.CRASHED:
-            return failed(subject, measurement, Outcome.CRASHED, found.message)
+            return failure_record(subject, measurement, Outcome.CRASHED, found.message)
         seconds = time.perf_counter() - started
         foreign = _attack_foreign(subject, measurement) if surface.has_foreign_null else None
         scores = _score(subject, exposure, found, foreign)
@@ -84,7 +84,7 @@ def run(
 def expose(subject: AuditedClient, protocol: Protocol, batch: Batch) -> Exposure:
     """What the server gets of a batch in this protocol, after an active attack has changed the model."""
     return observe(
-        _sent(subject, protocol),
+        _model_to_send(subject, protocol),
         batch,
         training=protocol.training,
         defenses=protocol.defenses,
@@ -96,7 +96,7 @@ def expose(subject: AuditedClient, protocol: Protocol, batch: Batch) -> Exposure
     )
 
 
-def _sent(subject: AuditedClient, protocol: Protocol) -> nn.Module:
+def _model_to_send(subject: AuditedClient, protocol: Protocol) -> nn.Module:
     """The model that the server sends: a dishonest one's is changed by the attack, which knows what inputs the protocol has."""
     method = protocol.tampering if isinstance(protocol, Measurement) else None
     if method is None:
@@ -140,7 +140,7 @@ def _attack_foreign(subject: AuditedClient, measurement: Measurement) -> Estimat
     if subject.foreign is None:
         return None
     try:
-        elsewhere = replace(measurement, seed=measurement.seed + FOREIGN)  # another client draws other noise
+        elsewhere = replace(measurement, seed=measurement.seed + FOREIGN_SEED_OFFSET)  # another client draws other noise
         found = _attack(expose(subject, elsewhere, subject.foreign), measurement, subject.foreign.targets)
     except Refused:
         return None
@@ -172,7 +172,7 @@ def _details(found: Estimate, scores: Scores) -> dict[str, Any]:
     return {"message": found.message} | scores.details | unavailable
 
 
-def failed(subject: AuditedClient, measurement: Measurement, outcome: Outcome, reason: str) -> Record:
+def failure_record(subject: AuditedClient, measurement: Measurement, outcome: Outcome, reason: str) -> Record:
     """The record of a measurement that gave nothing to score."""
     verdict = Verdict.IMPOSSIBLE if outcome is Outcome.IMPOSSIBLE else Verdict.NOT_MEASURED
     return Record(

@@ -10,7 +10,7 @@ from torch import Tensor
 from dosimeter.client.checks import check_exposure, check_soft_labels
 from dosimeter.engines.needs import check_needs
 from dosimeter.interfaces import Attack, Exposure, FeatureRecovery, LabelRecovery, Public
-from dosimeter.randomness import generator, seeded
+from dosimeter.randomness import generator, global_seed
 from dosimeter.registry import ATTACKS, FEATURES, LABELS
 from dosimeter.types import FeatureEstimate, LabelEstimate, Reconstruction
 
@@ -47,7 +47,7 @@ def run_label_recovery(exposure: Exposure, recovery: LabelRecovery, seed: int) -
     """`recover_labels` on an exposure that is checked already."""
     check_needs(recovery, exposure, None)
     role = f"labels {recovery.name}"
-    with seeded(seed, role):
+    with global_seed(seed, role):
         return recovery(exposure, _rng(exposure, seed, role))
 
 
@@ -55,7 +55,7 @@ def run_feature_recovery(exposure: Exposure, recovery: FeatureRecovery, labels: 
     known = as_label_estimate(labels, exposure.public)
     check_needs(recovery, exposure, known)
     role = f"features {recovery.name}"
-    with seeded(seed, role):
+    with global_seed(seed, role):
         return recovery(exposure, known, _rng(exposure, seed, role))
 
 
@@ -63,7 +63,7 @@ def run_attack(exposure: Exposure, attack: Attack, labels: Labels, seed: int) ->
     known = as_label_estimate(labels, exposure.public)
     check_needs(attack, exposure, known)
     role = f"attack {attack.name}"
-    with seeded(seed, role):
+    with global_seed(seed, role):
         return attack(exposure, known, _rng(exposure, seed, role))
 
 

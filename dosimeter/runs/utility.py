@@ -25,8 +25,8 @@ from dosimeter.runs.measurement import AuditedClient, Protocol
 from dosimeter.types import Batch, Encoding, Guarantee, Outcome, Refused, Update
 
 Probability = Annotated[float, Constraint("a number in (0, 1)", lambda value: 0 < value < 1)]
-LAST = 5  # rounds whose models are judged, since one round alone moves the accuracy by several points
-TIMED = 8  # updates whose time is taken, with and without the defenses in turn
+JUDGED_ROUNDS = 5  # rounds whose models are judged, since one round alone moves the accuracy by several points
+TIMED_UPDATES = 8  # updates whose time is taken, with and without the defenses in turn
 INDEX_BITS = 32  # of the position of a sparse entry
 
 
@@ -74,29 +74,30 @@ def measure_utility(subject: AuditedClient, protocol: Protocol, federation: Fede
     """
     if subject.pool is None or subject.held_out is None:
         raise Refused("utility needs samples to train on and held-out ones to judge by: a data set, or pool= and held_out=")
-    model, shards, defenses = _settled(subject, subject.pool, protocol, federation)
+    model, shards, defenses = _prepare_clients(subject, subject.pool, protocol, federation)
     drawing = generator(protocol.seed, "federated batches")
-    seconds, undefended, exposure = _timed(subject, protocol, defenses, model, _drawn(shards[0], federation.batch_size, drawing))
+    first = _draw_batch(shards[0], federation.batch_size, drawing)
+    seconds, undefended, exposure = _time_updates(subject, protocol, defenses, model, first)
     optimizer_type = torch.optim.Adam if federation.server == "adam" else torch.optim.SGD
     optimizer = optimizer_type([p for p in model.parameters() if p.requires_grad], lr=federation.learning_rate)
     outcome, message, accuracies = Outcome.COMPLETED, "", []
     for turn in range(federation.rounds):
-        batches = [_drawn(shard, federation.batch_size, drawing) for shard in shards]
+        batches = [_draw_batch(shard, federation.batch_size, drawing) for shard in shards]
         seeds = range(turn * len(shards), (turn + 1) * len(shards))
         try:
-            updates = [_exposed(subject, protocol, defenses, model, batch, seed).update for batch, seed in zip(batches, seeds)]
+            updates = [_expose(subject, protocol, defenses, model, batch, seed).update for batch, seed in zip(batches, seeds)]
         except Refused:
             raise
         except ValueError as error:  # NaN or infinite entries: the training diverged behind these defenses
             outcome, message = Outcome.DIVERGED, f"after {turn} rounds: {error}"
             break
         _apply(optimizer, model, updates)
-        if turn >= federation.rounds - LAST:
-            accuracies.append(_judged(model, subject.pool, subject.held_out))
+        if turn >= federation.rounds - JUDGED_ROUNDS:
+            accuracies.append(_judge_model(model, subject.pool, subject.held_out))
         advance(turn + 1, federation.rounds, "federated training")
     rate = min(1.0, federation.batch_size / min(len(shard.inputs) for shard in shards))
     return Utility(
-        accuracy=statistics.mean(accuracies or [_judged(model, subject.pool, subject.held_out)]),
+        accuracy=statistics.mean(accuracies or [_judge_model(model, subject.pool, subject.held_out)]),
         guessing=_most_frequent(subject.held_out.targets),
         update_bytes=update_bytes(exposure.update, protocol.defenses),
         dense_bytes=sum(p.numel() * p.element_size() for p in subject.model.parameters() if p.requires_grad),
@@ -131,7 +132,7 @@ def _layer_bits(change: Tensor, encoding: Encoding) -> int:
     return min(costs) + scale
 
 
-def _settled(
+def _prepare_clients(
     subject: AuditedClient, pool: Batch, protocol: Protocol, federation: Federation
 ) -> tuple[nn.Module, list[Batch], tuple[Defense, ...]]:
     """A copy of the model as the defenses change it, each client's samples, and the defenses that act anew in every round."""
@@ -152,7 +153,7 @@ def _settled(
     return copy.deepcopy(model), shards, tuple(defense for defense in protocol.defenses if defense not in once)
 
 
-def _exposed(
+def _expose(
     subject: AuditedClient, protocol: Protocol, defenses: tuple[Defense, ...], model: nn.Module, batch: Batch, turn: int
 ) -> Exposure:
     """A client's update, by the same way as in an audit."""
@@ -175,22 +176,22 @@ def _apply(optimizer: torch.optim.Optimizer, model: nn.Module, updates: Sequence
     optimizer.step()
 
 
-def _drawn(shard: Batch, size: int, rng: torch.Generator) -> Batch:
+def _draw_batch(shard: Batch, size: int, rng: torch.Generator) -> Batch:
     chosen = torch.randperm(len(shard.inputs), generator=rng)[:size].to(shard.inputs.device)
     return Batch(shard.inputs[chosen], shard.targets[chosen])
 
 
-def _timed(
+def _time_updates(
     subject: AuditedClient, protocol: Protocol, defenses: tuple[Defense, ...], model: nn.Module, batch: Batch
 ) -> tuple[float, float, Exposure]:
     """The least time of an update with the defenses and without, taken in turn, so that a busy machine slows both alike."""
     defended, plain = [], []
-    exposure = _exposed(subject, protocol, defenses, model, batch, 0)  # the first call is the slowest, and not timed
-    for turn in range(TIMED):
+    exposure = _expose(subject, protocol, defenses, model, batch, 0)  # the first call is the slowest, and not timed
+    for turn in range(TIMED_UPDATES):
         began = time.perf_counter()
-        _exposed(subject, protocol, defenses, model, batch, turn)
+        _expose(subject, protocol, defenses, model, batch, turn)
         between = time.perf_counter()
-        _exposed(subject, protocol, (), subject.model, batch, turn)
+        _expose(subject, protocol, (), subject.model, batch, turn)
         defended.append(between - began)
         plain.append(time.perf_counter() - between)
     return min(defended), min(plain), exposure
@@ -202,7 +203,7 @@ def _most_frequent(targets: Tensor) -> float:
     return float(classes.bincount().max()) / len(classes)
 
 
-def _judged(model: nn.Module, pool: Batch, held_out: Batch) -> float:
+def _judge_model(model: nn.Module, pool: Batch, held_out: Batch) -> float:
     _estimate_batch_norm(model, pool)
     return measure_accuracy(model, held_out)
 

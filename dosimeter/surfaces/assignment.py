@@ -6,7 +6,7 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-PIECE = 256  # columns at a time, so that one side may be a whole data set
+COLUMNS_AT_ONCE = 256  # columns at a time, so that one side may be a whole data set
 
 
 def assign(recovered: Tensor, truth: Tensor, order: float = 2.0) -> Tensor:
@@ -27,5 +27,5 @@ def assign(recovered: Tensor, truth: Tensor, order: float = 2.0) -> Tensor:
 def distances(rows: Tensor, columns: Tensor, order: float = 2.0) -> Tensor:
     """Distance of every row sample to every column sample, in float64: (n, m)."""
     flat = rows.flatten(1).to(torch.float64)
-    pieces = columns.flatten(1).split(PIECE)
+    pieces = columns.flatten(1).split(COLUMNS_AT_ONCE)
     return torch.cat([torch.cdist(flat, piece.to(torch.float64), p=order) for piece in pieces], 1)

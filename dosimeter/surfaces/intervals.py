@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dosimeter.randomness import generator
 
-LEVEL = 0.95  # of the bootstrap interval
+INTERVAL_LEVEL = 0.95  # of the bootstrap interval
 RESAMPLES = 2000
 
 Values = Sequence[float | None] | Tensor
@@ -72,7 +72,7 @@ def _bootstrap(scores: Tensor) -> tuple[float, float]:
     rng = generator(0, "bootstrap of the median")
     draws = scores[torch.randint(len(scores), (RESAMPLES, len(scores)), generator=rng)]  # (R, n)
     medians = _quantile(draws, 0.5)  # (R,)
-    return float(_quantile(medians, (1 - LEVEL) / 2)), float(_quantile(medians, (1 + LEVEL) / 2))
+    return float(_quantile(medians, (1 - INTERVAL_LEVEL) / 2)), float(_quantile(medians, (1 + INTERVAL_LEVEL) / 2))
 
 
 def _quantile(scores: Tensor, share: float) -> Tensor:

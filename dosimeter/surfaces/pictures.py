@@ -14,7 +14,7 @@ from dosimeter.surfaces.assignment import assign
 from dosimeter.surfaces.scores import Scores
 from dosimeter.types import Batch, Reconstruction
 
-MOST = 16  # samples that a record shows
+MOST_PICTURES = 16  # samples that a record shows
 
 
 def picture_rows(
@@ -33,7 +33,7 @@ def picture_rows(
         nulls["nearest"] = list(pixels[nearest])
     assert scores.assignment is not None
     rows = []
-    for i, partner in enumerate(scores.assignment[:MOST].tolist()):
+    for i, partner in enumerate(scores.assignment[:MOST_PICTURES].tolist()):
         rows.append(
             {
                 "truth": png(private[i]),

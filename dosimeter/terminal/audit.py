@@ -11,7 +11,7 @@ from rich.text import Text
 from dosimeter.numbers import percent, times
 from dosimeter.registry import METRICS
 from dosimeter.report.tradeoff import Tradeoff, tradeoff
-from dosimeter.report.words import shown_name
+from dosimeter.report.words import display_name
 from dosimeter.runs.audit import Audit
 from dosimeter.surfaces.judging import gravity
 from dosimeter.surfaces.surface import surface_named, surface_names
@@ -31,7 +31,7 @@ def print_audit(result: Audit, report: Path) -> None:
     judged = {verdict.surface for verdict in result.verdicts}
     for record in result.records:
         if record.surface in surface_names() and record.surface not in judged:
-            console.print(verdict_line(record.surface, Verdict.NOT_MEASURED, shown_name(record), record.reason))
+            console.print(verdict_line(record.surface, Verdict.NOT_MEASURED, display_name(record), record.reason))
     if costs is not None:
         _print_tradeoff(console, costs)
     console.print(f"report: {report}", soft_wrap=True)
@@ -46,7 +46,7 @@ def _print_methods(console: Console, surface: str, records: list[Record]) -> Non
     table.add_column("", overflow="fold")
     for record in sorted(records, key=gravity, reverse=True):
         remark = record.reason if not record.metrics else record.verdict
-        table.add_row(shown_name(record), *_figures(record), f"{record.seconds:.1f}", Text(remark, COLOURS[Verdict(record.verdict)]))
+        table.add_row(display_name(record), *_figures(record), f"{record.seconds:.1f}", Text(remark, COLOURS[Verdict(record.verdict)]))
     console.print(table)
     console.print()
 

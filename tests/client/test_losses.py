@@ -63,10 +63,11 @@ def test_one_logit_answers_yes_or_no():
 def test_the_two_smoothing_conventions():
     ids = torch.tensor([1])
     torch.testing.assert_close(
-        CrossEntropy(smoothing=0.2).smoothed(ids, 5, torch.float64), torch.tensor([[0.04, 0.84, 0.04, 0.04, 0.04]], dtype=torch.float64)
+        CrossEntropy(smoothing=0.2).smooth_targets(ids, 5, torch.float64),
+        torch.tensor([[0.04, 0.84, 0.04, 0.04, 0.04]], dtype=torch.float64),
     )
     torch.testing.assert_close(
-        CrossEntropy(smoothing=0.2, convention="thesis").smoothed(ids, 5, torch.float64),
+        CrossEntropy(smoothing=0.2, convention="thesis").smooth_targets(ids, 5, torch.float64),
         torch.tensor([[0.05, 0.8, 0.05, 0.05, 0.05]], dtype=torch.float64),
     )
 

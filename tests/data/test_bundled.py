@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from dosimeter.data.bundled import packaged_file
-from dosimeter.data.dataset import ImageSet, select, stratified
+from dosimeter.data.dataset import ImageSet, select, stratified_mask
 from dosimeter.data.photographs import PHOTOGRAPHS
 from dosimeter.options import OptionError
 from dosimeter.randomness import generator
@@ -72,7 +72,7 @@ def test_photographs_of_any_size() -> None:
 
 def test_the_photographs_can_be_told_apart(photographs: ImageSet) -> None:
     """The set is worth training on: its labels follow from the crops' colours alone far above the 10 % of guessing."""
-    chosen = stratified(photographs.labels, 480, generator(11, "known"))
+    chosen = stratified_mask(photographs.labels, 480, generator(11, "known"))
     parts = [select(photographs, mask) for mask in (chosen, ~chosen)]
     known, new = (torch.cat([part.images.mean((2, 3)), part.images.std((2, 3))], dim=1) for part in parts)  # (N, 6)
     nearest = torch.cdist(new, known).argmin(dim=1)

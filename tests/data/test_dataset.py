@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dosimeter.data.dataset import ImageSet, by_class, resize, select, stratified, with_channels
+from dosimeter.data.dataset import ImageSet, by_class, resize, select, stratified_mask, with_channels
 from dosimeter.data.parts import own_parts, standard_part
 from dosimeter.randomness import generator
 
@@ -43,7 +43,7 @@ def test_stratified_takes_its_share_of_every_class(labels: list[int], data: st.D
     size = data.draw(st.integers(0, len(labels)))
     seed = data.draw(st.integers(0, 1000))
     ids = torch.tensor(labels)
-    mask = stratified(ids, size, generator(seed, "test"))
+    mask = stratified_mask(ids, size, generator(seed, "test"))
     assert int(mask.sum()) == size
     taken = torch.bincount(ids[mask], minlength=5).double()
     share = torch.bincount(ids, minlength=5).double() * size / len(labels)
@@ -53,7 +53,7 @@ def test_stratified_takes_its_share_of_every_class(labels: list[int], data: st.D
 def test_stratified_gives_every_sample_the_same_chance() -> None:
     labels = torch.tensor([0] * 7 + [1] * 2 + [2])
     rng = generator(3, "test")
-    hits = torch.stack([stratified(labels, 4, rng) for _ in range(1000)]).double().mean(0)
+    hits = torch.stack([stratified_mask(labels, 4, rng) for _ in range(1000)]).double().mean(0)
     assert torch.allclose(hits, torch.full((10,), 0.4, dtype=torch.float64), atol=0.08)  # 5 standard errors
 
 
@@ -67,7 +67,7 @@ def test_by_class_sorts_classes_and_shuffles_within() -> None:
 
 def test_a_stratified_part_is_repeatable_and_moves_with_the_seed() -> None:
     labels = torch.tensor([0] * 40 + [1] * 20 + [2] * 20)
-    first, again, other = (stratified(labels, 20, generator(seed, "split")) for seed in (0, 0, 1))
+    first, again, other = (stratified_mask(labels, 20, generator(seed, "split")) for seed in (0, 0, 1))
     assert torch.bincount(labels[first]).tolist() == [10, 5, 5]
     assert torch.equal(first, again)
     assert not torch.equal(first, other)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from dosimeter.data.pixels import channels_first, decode, scaled
+from dosimeter.data.pixels import channels_first, decode, scale_pixels
 
 
 def encoded(array: np.ndarray, kind: str = "PNG", **options: object) -> bytes:
@@ -17,16 +17,16 @@ def encoded(array: np.ndarray, kind: str = "PNG", **options: object) -> bytes:
 
 
 def test_scaled_by_type() -> None:
-    assert scaled(np.array([0, 51, 255], np.uint8), "x").tolist() == pytest.approx([0, 0.2, 1])
-    assert scaled(np.array([0, 51, 255], np.int64), "x").tolist() == pytest.approx([0, 0.2, 1])
-    assert scaled(np.array([0, 0.2, 1]), "x").tolist() == pytest.approx([0, 0.2, 1])
-    assert scaled(np.array([False, True]), "x").tolist() == [0, 1]
-    assert scaled(np.array([0.5]), "x").dtype == torch.float32
+    assert scale_pixels(np.array([0, 51, 255], np.uint8), "x").tolist() == pytest.approx([0, 0.2, 1])
+    assert scale_pixels(np.array([0, 51, 255], np.int64), "x").tolist() == pytest.approx([0, 0.2, 1])
+    assert scale_pixels(np.array([0, 0.2, 1]), "x").tolist() == pytest.approx([0, 0.2, 1])
+    assert scale_pixels(np.array([False, True]), "x").tolist() == [0, 1]
+    assert scale_pixels(np.array([0.5]), "x").dtype == torch.float32
 
 
 def test_scaled_never_shares_memory() -> None:
     array = np.zeros(3, np.float32)
-    pixels = scaled(array, "x")
+    pixels = scale_pixels(array, "x")
     array[:] = 1
     assert pixels.tolist() == [0, 0, 0]
 
@@ -45,7 +45,7 @@ def test_scaled_never_shares_memory() -> None:
 )
 def test_scaled_refuses_what_is_not_a_pixel(array: np.ndarray, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        scaled(array, "x")
+        scale_pixels(array, "x")
 
 
 def test_channels_first_reads_all_three_layouts() -> None:

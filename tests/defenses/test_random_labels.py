@@ -7,7 +7,7 @@ from torch import nn
 
 import dosimeter as dm
 from dosimeter.client.losses import BinaryCrossEntropy
-from dosimeter.defenses.random_labels import randomised_response_keep
+from dosimeter.defenses.random_labels import keep_probability
 from dosimeter.interfaces import Client
 from dosimeter.randomness import generator
 
@@ -47,4 +47,4 @@ def test_a_yes_or_no_question_is_answered_at_random(batch):
 
 @pytest.mark.parametrize(("epsilon", "classes", "keep"), [(math.log(3), 2, 0.75), (0.0, 10, 0.1), (math.inf, 10, 1.0)])
 def test_randomised_response_by_hand(epsilon, classes, keep):
-    assert randomised_response_keep(epsilon, classes) == pytest.approx(keep)
+    assert keep_probability(epsilon, classes) == pytest.approx(keep)

@@ -50,7 +50,7 @@ def test_signs_of_features_and_temperature_are_allowed_for(expose, activation):
 
 def test_a_smoothing_loss_is_seen_as_the_label_that_it_aims_at(expose):
     estimate = recover_labels(expose([4], loss=CrossEntropy(smoothing=0.3)), "soft_scalar")
-    assert torch.allclose(estimate.soft, CrossEntropy(smoothing=0.3).smoothed(torch.tensor([4]), 10, torch.float32), atol=1e-4)
+    assert torch.allclose(estimate.soft, CrossEntropy(smoothing=0.3).smooth_targets(torch.tensor([4]), 10, torch.float32), atol=1e-4)
     assert estimate.labels.tolist() == [4]
 
 

@@ -1,4 +1,4 @@
-from dosimeter.report.settings import described, group_by_setting, threat_model_lines
+from dosimeter.report.settings import describe_part, group_by_setting, threat_model_lines
 
 
 def test_one_setting_needs_no_name(single_setting):
@@ -53,6 +53,6 @@ def test_every_key_is_optional_and_unknown_keys_are_shown(make_record):
 
 
 def test_described():
-    assert described({"name": "fedsgd"}) == "fedsgd"
-    assert described({"name": "fedavg", "learning_rate": 0.1, "steps": 5}) == "fedavg (learning rate 0.1, steps 5)"
-    assert described("plain") == "plain"
+    assert describe_part({"name": "fedsgd"}) == "fedsgd"
+    assert describe_part({"name": "fedavg", "learning_rate": 0.1, "steps": 5}) == "fedavg (learning rate 0.1, steps 5)"
+    assert describe_part("plain") == "plain"

@@ -12,8 +12,8 @@ import torch
 
 from dosimeter.data.dataset import ImageSet
 from dosimeter.data.parts import Part, own_parts, standard_part
-from dosimeter.data.pixels import scaled, square
-from dosimeter.data.readers.classes import class_ids, numbered
+from dosimeter.data.pixels import scale_pixels, square
+from dosimeter.data.readers.classes import class_ids, numeric_names
 
 PICKLE_MAGIC = b"\x80"
 FILES_OF_PART = {"train": ("data_batch_*", "train"), "test": ("test_batch", "test")}  # CIFAR-10, CIFAR-100
@@ -47,11 +47,11 @@ def _read_batches(batches: list[Path], origin: Path, folder: Path, size: int | N
         if not isinstance(data, np.ndarray) or data.ndim != 2 or data.shape[1] != 3072 or data.dtype != np.uint8:
             what = f"{data.dtype} {data.shape}" if isinstance(data, np.ndarray) else f"keys {sorted(map(str, batch))}"
             raise ValueError(f"{path}: expected a CIFAR batch with 'data' of N×3072 bytes, got {what}")
-        pixels = scaled(data.reshape(-1, 3, 32, 32), path)
+        pixels = scale_pixels(data.reshape(-1, 3, 32, 32), path)
         images.append(pixels if size is None else square(pixels, size))
         labels.append(class_ids(_array(batch, path), len(pixels), path))
     ids = torch.cat(labels)
-    names = _class_names(folder) or numbered(ids)
+    names = _class_names(folder) or numeric_names(ids)
     return ImageSet(name=origin.name, images=torch.cat(images), labels=ids, class_names=names, origin=str(origin))
 
 

@@ -18,6 +18,6 @@ def class_ids(array: np.ndarray, count: int, origin: object) -> Tensor:
     return torch.from_numpy(array.astype(np.int64).reshape(count))
 
 
-def numbered(labels: Tensor) -> tuple[str, ...]:
+def numeric_names(labels: Tensor) -> tuple[str, ...]:
     """Names for classes that have none: 0, 1, ... up to the largest id."""
     return tuple(map(str, range(int(labels.max()) + 1 if len(labels) else 1)))

@@ -12,8 +12,8 @@ import torch
 
 from dosimeter.data.dataset import ImageSet
 from dosimeter.data.parts import Part, own_parts, standard_part
-from dosimeter.data.pixels import scaled, square
-from dosimeter.data.readers.classes import class_ids, numbered
+from dosimeter.data.pixels import scale_pixels, square
+from dosimeter.data.readers.classes import class_ids, numeric_names
 
 GZIP_MAGIC = b"\x1f\x8b"
 FILES_OF_PART = {"train": "train-images", "test": "t10k-images"}
@@ -29,23 +29,23 @@ def read_idx(path: Path, *, part: Part = "all", size: int | None = None) -> Imag
 
 def idx_files(folder: Path) -> dict[str, Path]:
     """The image files of a folder laid out as MNIST is, by part; the plain one where a gzipped one lies beside it."""
-    found = {name: sorted(filter(Path.is_file, folder.glob(f"{start}*")), key=_gzipped) for name, start in FILES_OF_PART.items()}
+    found = {name: sorted(filter(Path.is_file, folder.glob(f"{start}*")), key=_is_gzipped) for name, start in FILES_OF_PART.items()}
     return {name: paths[0] for name, paths in found.items() if paths}
 
 
-def _gzipped(path: Path) -> bool:
+def _is_gzipped(path: Path) -> bool:
     return path.suffix == ".gz"
 
 
 def _read_files(files: list[Path], origin: Path, size: int | None) -> ImageSet:
     images, labels = [], []
     for path in files:
-        pixels = scaled(_array(path, dimensions=3)[:, None], path)  # (N, 1, H, W)
+        pixels = scale_pixels(_array(path, dimensions=3)[:, None], path)  # (N, 1, H, W)
         beside = _labels_beside(path)
         images.append(pixels if size is None else square(pixels, size))
         labels.append(class_ids(_array(beside, dimensions=1), len(pixels), beside))
     ids = torch.cat(labels)
-    return ImageSet(name=origin.name, images=torch.cat(images), labels=ids, class_names=numbered(ids), origin=str(origin))
+    return ImageSet(name=origin.name, images=torch.cat(images), labels=ids, class_names=numeric_names(ids), origin=str(origin))
 
 
 def _array(path: Path, dimensions: int) -> np.ndarray:

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from dosimeter.data.dataset import ImageSet
 from dosimeter.data.parts import VALIDATION, Part, own_parts, standard_part
-from dosimeter.data.pixels import channels_first, scaled, square
-from dosimeter.data.readers.classes import class_ids, numbered
+from dosimeter.data.pixels import channels_first, scale_pixels, square
+from dosimeter.data.readers.classes import class_ids, numeric_names
 
 
 def read_npz(path: Path, *, part: Part = "all", size: int | None = None) -> ImageSet:
@@ -34,7 +34,7 @@ def read_npz(path: Path, *, part: Part = "all", size: int | None = None) -> Imag
         name=path.stem,
         images=torch.cat([images for images, _ in pairs]),
         labels=labels,
-        class_names=tuple(map(str, names)) if names else numbered(labels),
+        class_names=tuple(map(str, names)) if names else numeric_names(labels),
         origin=str(path),
     )
     return images if found else standard_part(images, part)
@@ -42,7 +42,7 @@ def read_npz(path: Path, *, part: Part = "all", size: int | None = None) -> Imag
 
 def _pair(archive: Any, prefix: str, path: Path, size: int | None) -> tuple[Tensor, Tensor]:
     where = f"{path}: {prefix}images"
-    images = scaled(channels_first(_array(archive, f"{prefix}images", path), where), where)
+    images = scale_pixels(channels_first(_array(archive, f"{prefix}images", path), where), where)
     labels = class_ids(_array(archive, f"{prefix}labels", path), len(images), f"{path}: {prefix}labels")
     return (images if size is None else square(images, size)), labels
 

@@ -39,16 +39,16 @@ def read_pictures(files: Mapping[str, Callable[[], bytes]], origin: Path, *, par
     if not pictures:
         raise ValueError(f"{origin}: expected images ({' '.join(SUFFIXES)}), found none among its {len(files)} files")
     if MANIFEST in files:
-        return standard_part(_decoded(files, _by_manifest(files[MANIFEST](), pictures, origin), origin, size), part)
+        return standard_part(_decode_pictures(files, _by_manifest(files[MANIFEST](), pictures, origin), origin, size), part)
     folders = _folders(pictures)
     parts = {folder[0] for folder in folders if folder}
     if "train" not in parts or not parts <= {"train", "test", *VALIDATION} or () in folders:
-        return standard_part(_decoded(files, _by_folder(pictures, folders, origin), origin, size), part)
+        return standard_part(_decode_pictures(files, _by_folder(pictures, folders, origin), origin, size), part)
     labelled = _by_folder(pictures, [folder[1:] for folder in folders], origin)
     wanted = own_parts(parts, part, origin)
     keep = [position for position, folder in enumerate(folders) if folder[0] in wanted]
     chosen = _Labelled([labelled.names[k] for k in keep], [labelled.labels[k] for k in keep], labelled.class_names)
-    return _decoded(files, chosen, origin, size)
+    return _decode_pictures(files, chosen, origin, size)
 
 
 def _is_picture(name: str) -> bool:
@@ -104,7 +104,7 @@ def _manifest_classes(entries: Sequence[dict[str, Any]], where: str) -> tuple[li
     return classes, tuple(named.get(value, str(value)) for value in range(max(classes) + 1))
 
 
-def _decoded(files: Mapping[str, Callable[[], bytes]], labelled: _Labelled, origin: Path, size: int | None) -> ImageSet:
+def _decode_pictures(files: Mapping[str, Callable[[], bytes]], labelled: _Labelled, origin: Path, size: int | None) -> ImageSet:
     pictures = []
     for position, name in enumerate(labelled.names):
         picture = decode(files[name](), f"{origin}: {name}")  # (channels, H, W)

@@ -28,7 +28,7 @@ def class_shares(loss: Loss, head: Head, features: Tensor, mean_gradient: Tensor
     if isinstance(loss, CrossEntropy):
         probabilities = _mean(head, features, lambda z: softmax(z / loss.temperature, 1))
         unit = torch.eye(2, head.classes, dtype=torch.float64, device=gradient.device)[:1]
-        on, off = loss.smoothed(unit, head.classes, torch.float64)[0, :2]
+        on, off = loss.smooth_targets(unit, head.classes, torch.float64)[0, :2]
         return (probabilities - loss.temperature * gradient - off) / (on - off)
     if isinstance(loss, Focal):
         probabilities = _mean(head, features, lambda z: softmax(z / loss.temperature, 1))

@@ -79,7 +79,7 @@ def _likelihood_problem(exposure: Exposure, head: Head, labels: LabelEstimate | 
     return LikelihoodProblem(
         weight=head.weight.to(torch.float64) / loss.temperature,
         bias=(torch.zeros_like(gradient[:, 0]) if head.bias is None else head.bias.to(torch.float64)) / loss.temperature,
-        targets=loss.smoothed(ids if soft is None else soft, head.classes, torch.float64),
+        targets=loss.smooth_targets(ids if soft is None else soft, head.classes, torch.float64),
         labels=ids,
         temperature=loss.temperature,
         gradient=gradient,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from fnmatch import fnmatchcase
 
-from dosimeter.runs.reproduction.quantities import Figure, figure_of, is_error
+from dosimeter.runs.reproduction.quantities import figure_of, is_error
 from dosimeter.runs.reproduction.tables import Law, Row, Table
 from dosimeter.types import Record
 
@@ -73,13 +73,12 @@ def _cell(row: Row, column: str, quantity: str, records: Sequence[Record]) -> Ce
     published = row.published.get(column, {}).get(quantity)
     figure = figure_of(quantity, records)
     reason = next((record.reason for record in records if not record.metrics), "")
-    if row.skip or figure is None:
-        verdict = Agreement.SKIPPED if row.skip else Agreement.REFUSED
-        return _filled(row, column, quantity, published, None, verdict, row.skip or reason or "no trial gave this quantity")
-    return _filled(row, column, quantity, published, figure, _agreement(row, quantity, published, figure.mean), reason)
-
-
-def _filled(row: Row, column: str, quantity: str, published: float | None, figure: Figure | None, verdict: Agreement, reason: str) -> Cell:
+    if row.skip:
+        figure, verdict, reason = None, Agreement.SKIPPED, row.skip
+    elif figure is None:
+        verdict, reason = Agreement.REFUSED, reason or "no trial gave this quantity"
+    else:
+        verdict = _agreement(row, quantity, published, figure.mean)
     return Cell(
         row=row.name,
         column=column,

@@ -18,7 +18,7 @@ from dosimeter.config import describe, digest
 from dosimeter.data.dataset import ImageSet, select
 from dosimeter.data.load import load_images
 from dosimeter.data.parts import Part
-from dosimeter.metrics.lpips import VARIABLE as LPIPS_VARIABLE
+from dosimeter.metrics.lpips import WEIGHTS_VARIABLE as LPIPS_VARIABLE
 from dosimeter.models.backbone import load_backbone
 from dosimeter.models.loading import ModelConfig, load_weights
 from dosimeter.network.input_shape import find_head_name
@@ -28,12 +28,12 @@ from dosimeter.runs.audited_client import MOST_ACCURACY_IMAGES, build_model, mea
 from dosimeter.runs.reproduction.tables import Row, RowData
 from dosimeter.types import Batch
 
-ENVIRONMENT = "DOSIMETER_DATA"
-ENDINGS = (".npz", ".zip", "")  # of a data set's file; "" is a folder
+DATA_VARIABLE = "DOSIMETER_DATA"
+SET_ENDINGS = (".npz", ".zip", "")  # of a data set's file; "" is a folder
 
 
 def default_data() -> Path | None:
-    return Path(os.environ[ENVIRONMENT]) if os.environ.get(ENVIRONMENT) else None
+    return Path(os.environ[DATA_VARIABLE]) if os.environ.get(DATA_VARIABLE) else None
 
 
 def default_cache() -> Path:
@@ -57,7 +57,7 @@ class Library:
         if stand_in is not None:
             return self.available(stand_in, None)
         if self.data is None:
-            raise FileNotFoundError(f"{name}.npz: this table needs it; say where it lies with --data DIR or {ENVIRONMENT}")
+            raise FileNotFoundError(f"{name}.npz: this table needs it; say where it lies with --data DIR or {DATA_VARIABLE}")
         raise FileNotFoundError(f"{self.data / name}.npz: this table needs it, and there is no such file (nor {name}.zip, nor a folder)")
 
     def images(self, name: str, part: Part, data: RowData) -> ImageSet:
@@ -75,7 +75,7 @@ class Library:
         found = sorted(folder.glob(f"{name}*")) if folder is not None else []
         if not found:
             raise FileNotFoundError(
-                f"{(folder or Path('DIR/weights')) / name}*: this table needs these weights; --data DIR or {ENVIRONMENT}"
+                f"{(folder or Path('DIR/weights')) / name}*: this table needs these weights; --data DIR or {DATA_VARIABLE}"
             )
         return found[0]
 
@@ -98,7 +98,7 @@ class Library:
         if key not in self._models and config.weights is not None:
             self._models[key] = build_model(replace(config, weights=str(self.weights(config.weights))), images)
         elif key not in self._models:
-            self._models[key] = self._trained(config, data, images)
+            self._models[key] = self._train_or_load(config, data, images)
         return self._models[key]
 
     def decoder_path(self, row: Row) -> Path:
@@ -119,7 +119,7 @@ class Library:
             self._accuracies[key] = {"accuracy": value, "accuracy_on": f"{len(judged.inputs)} test images"}
         return self._accuracies[key]
 
-    def _trained(self, config: ModelConfig, data: RowData, images: ImageSet) -> nn.Module:
+    def _train_or_load(self, config: ModelConfig, data: RowData, images: ImageSet) -> nn.Module:
         """Trained on the train part as `train_model` does, and kept under a hash of all that it depends on."""
         lessons = self.images(_name(images), "train", data)
         if data.trained_on is not None:
@@ -137,7 +137,7 @@ class Library:
     def _find(self, name: str) -> Path | None:
         if self.data is None:
             return None
-        return next((path for ending in ENDINGS if (path := self.data / f"{name}{ending}").exists()), None)
+        return next((path for ending in SET_ENDINGS if (path := self.data / f"{name}{ending}").exists()), None)
 
 
 def is_trained(config: ModelConfig) -> bool:

@@ -19,7 +19,7 @@ from dosimeter.runs.reproduction.library import Library
 from dosimeter.runs.reproduction.quantities import check_quantity
 from dosimeter.runs.reproduction.side_measures import SIDE_MEASURES
 from dosimeter.runs.reproduction.tables import Row, Table
-from dosimeter.runs.reproduction.targets import aimed, target_samples
+from dosimeter.runs.reproduction.targets import aim_at, target_samples
 from dosimeter.runs.reproduction.trials import subject_of, substitutions, targeted_draw, trial_key
 from dosimeter.types import Record
 
@@ -53,7 +53,7 @@ def reproduce(
     table = replace(table, rows=tuple(_at_hand(row, library) for row in table.rows))
     _check(table, library)
     folder = None if out is None else Path(out)
-    known, asked = _known(folder), _asked_quantities(table)
+    known, asked = _known_records(folder), _asked_quantities(table)
     side_measures = tuple(name for name in SIDE_MEASURES if name in asked)
     if "lpips" in asked:
         library.offer_lpips()
@@ -75,7 +75,7 @@ def reproduce(
         published=table.published,
         profile=table.profile,
         departures=table.departures,
-        row_departures={row.name: said for row in table.rows if (said := (*row.departures, *_substituted(row, library)))},
+        row_departures={row.name: said for row in table.rows if (said := (*row.departures, *_substitutions_of(row, library)))},
         accuracies=_accuracies(everything),
         cells=tuple(cell for row in table.rows for cell in compare_row(row, records)),
         laws=tuple(judge_laws(table, records)),
@@ -105,8 +105,8 @@ def _trial(
             subject = subject_of(row, library, seed, device)
             if row.decoder is not None:
                 train_decoder_of(subject, row.decoder, library.decoder_path(row))
-        exposure = _exposed(subject, measurements[column], exposures)
-        found[column] = made = _measured(subject, measurements[column], exposure, side_measures if row.targets else ())
+        exposure = _expose_once(subject, measurements[column], exposures)
+        found[column] = made = _measure(subject, measurements[column], exposure, side_measures if row.targets else ())
         if folder is not None:
             write_record(folder, made)
     return {column: record for column, record in found.items() if record is not None}
@@ -116,13 +116,13 @@ def _measurement(row: Row, library: Library, column: str, seed: int) -> Measurem
     """A column's measurement with what the trial alone knows: its seed, the targets' classes and the decoder."""
     measurement = replace(row.methods[column], seed=seed)
     if row.targets is not None:
-        measurement = aimed(measurement, targeted_draw(row, library, seed).classes)
+        measurement = aim_at(measurement, targeted_draw(row, library, seed).classes)
     if row.decoder is not None and isinstance(measurement.attack, DecodingAttack):
         measurement = replace(measurement, attack=replace(measurement.attack, decoder=str(library.decoder_path(row))))
     return measurement
 
 
-def _measured(subject: AuditedClient, measurement: Measurement, exposure: Exposure, side_measures: Sequence[str]) -> Record:
+def _measure(subject: AuditedClient, measurement: Measurement, exposure: Exposure, side_measures: Sequence[str]) -> Record:
     """The trial's record. An active attack is scored on its target samples alone, and side measures compare with these."""
     if "targets" not in subject.description:
         return run(subject, measurement, exposure=exposure)
@@ -143,7 +143,7 @@ def _asked_quantities(table: Table) -> set[str]:
     return asked | {law.quantity for law in table.laws}
 
 
-def _exposed(subject: AuditedClient, measurement: Measurement, exposures: dict[str, Exposure]) -> Exposure:
+def _expose_once(subject: AuditedClient, measurement: Measurement, exposures: dict[str, Exposure]) -> Exposure:
     """What the server gets, computed once for all measurements of one setting."""
     setting = {name: describe(getattr(measurement, name)) for name in Protocol.__dataclass_fields__}
     key = digest({"setting": setting, "tampering": describe(measurement.tampering)})
@@ -156,7 +156,7 @@ def _method_key(measurement: Measurement) -> str:
     return digest(describe(measurement))
 
 
-def _known(folder: Path | None) -> dict[tuple[str, str], Record]:
+def _known_records(folder: Path | None) -> dict[tuple[str, str], Record]:
     """The records that an earlier, perhaps killed, run left."""
     if folder is None or not (folder / FILE_NAME).exists():
         return {}
@@ -196,7 +196,7 @@ def _check(table: Table, library: Library) -> None:
                 library.weights(weights)
 
 
-def _substituted(row: Row, library: Library) -> list[str]:
+def _substitutions_of(row: Row, library: Library) -> list[str]:
     return [] if row.skip else substitutions(row, library)
 
 

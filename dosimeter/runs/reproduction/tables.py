@@ -155,7 +155,7 @@ def table_files() -> dict[str, Path]:
 def summaries() -> list[dict[str, str]]:
     """What each table is, without building its rows; that there is none is an error, since they come with the package."""
     if not table_files():
-        raise FileNotFoundError(f"no tables, <paper>/<table>.toml, in {_searched()}")
+        raise FileNotFoundError(f"no tables, <paper>/<table>.toml, in {_search_path()}")
     contents = {key: read_toml(file) for key, file in table_files().items()}
     return [{"table": key, "title": data.get("title", key), "source": data.get("source", "")} for key, data in contents.items()]
 
@@ -165,15 +165,15 @@ def read_table(key: str, *, quick: bool = False) -> Table:
     files = table_files()
     path = files.get(key) or Path(key)
     if key not in files and not path.is_file():
-        there = ", ".join(files) or f"none in {_searched()}"
+        there = ", ".join(files) or f"none in {_search_path()}"
         raise FileNotFoundError(f"{key}: no such table; there are: {there}")
     try:
-        return parsed(read_toml(path), key if key in files else f"{path.parent.name}/{path.stem}", quick=quick)
+        return parse_table(read_toml(path), key if key in files else f"{path.parent.name}/{path.stem}", quick=quick)
     except OptionError as error:
         raise OptionError(f"{path}: {error.path}", error.problem) from None
 
 
-def parsed(data: dict[str, Any], key: str, *, quick: bool = False) -> Table:
+def parse_table(data: dict[str, Any], key: str, *, quick: bool = False) -> Table:
     """The table that TOML data describe. A row is the defaults, then its own keys, then (quick) the two quick tables."""
     data = copy.deepcopy(data)
     short, laws = data.pop("quick", {}), data.pop("laws", [])
@@ -187,9 +187,9 @@ def parsed(data: dict[str, Any], key: str, *, quick: bool = False) -> Table:
     built: list[Row] = []
     for position, own in enumerate(rows):
         own_short = own.pop("quick", {})
-        merged = _merged(_merged(defaults, own), _merged(short, own_short)) if quick else _merged(defaults, own)
+        merged = _merge(_merge(defaults, own), _merge(short, own_short)) if quick else _merge(defaults, own)
         merged["departures"] = [*own.get("departures", []), *(own_short.get("departures", []) if quick else [])]
-        built += [_row(varied, f"rows[{position}]") for varied in _varied(merged, f"rows[{position}]")]
+        built += [_row(varied, f"rows[{position}]") for varied in _expand_variants(merged, f"rows[{position}]")]
     return Table(
         key=key,
         title=data.get("title", key),
@@ -208,12 +208,12 @@ def _row(data: dict[str, Any], path: str) -> Row:
     wanted = data.pop("columns", list(methods))
     if strangers := sorted({*wanted, *data.get("published", {})} - methods.keys()):
         raise OptionError(f"{path}.methods", f"no column {strangers[0]!r}; there are: {', '.join(methods)}")
-    data["methods"] = {column: construct(Measurement, _merged(setting, methods[column]), f"{path}.methods.{column}") for column in wanted}
+    data["methods"] = {column: construct(Measurement, _merge(setting, methods[column]), f"{path}.methods.{column}") for column in wanted}
     data["published"] = {column: numbers for column, numbers in data.get("published", {}).items() if column in wanted}
     return construct(Row, data, path)
 
 
-def _varied(data: dict[str, Any], path: str) -> list[dict[str, Any]]:
+def _expand_variants(data: dict[str, Any], path: str) -> list[dict[str, Any]]:
     """One row for each value of `vary = {"dotted.key" = [...]}` (of those in `keep`, where given), with its own of listed numbers."""
     vary, keep = data.pop("vary", None), data.pop("keep", None)
     if vary is None:
@@ -252,15 +252,15 @@ def _set(table: dict[str, Any], keys: list[str], value: Any) -> None:
     table[keys[-1]] = value
 
 
-def _merged(below: Any, above: Any) -> Any:
+def _merge(below: Any, above: Any) -> Any:
     """Tables merged key by key, `above` winning."""
     if not isinstance(below, dict) or not isinstance(above, dict):
         return copy.deepcopy(above)
     result = copy.deepcopy(below)
     for key, value in above.items():
-        result[key] = _merged(result[key], value) if key in result else copy.deepcopy(value)
+        result[key] = _merge(result[key], value) if key in result else copy.deepcopy(value)
     return result
 
 
-def _searched() -> str:
+def _search_path() -> str:
     return " or ".join(str(folder) for folder in FOLDERS)

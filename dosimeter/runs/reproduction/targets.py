@@ -50,7 +50,7 @@ def draw_with_targets(labels: Tensor, classes: int, targets: Targets, size: int,
     return TargetedDraw(indices[mixed], own[mixed], tuple(positions.tolist()), tuple(wanted.unique().tolist()))
 
 
-def aimed(measurement: Measurement, classes: tuple[int, ...]) -> Measurement:
+def aim_at(measurement: Measurement, classes: tuple[int, ...]) -> Measurement:
     """The measurement with the drawn classes as the targets of each method that has targets."""
 
     def with_targets(method):

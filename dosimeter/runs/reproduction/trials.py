@@ -20,14 +20,14 @@ from dosimeter.runs.reproduction.targets import TargetedDraw, draw_with_targets
 from dosimeter.types import Batch
 from dosimeter.version import __version__
 
-OPTIONAL = ("targets", "one_model", "backbone", "decoder", "foreign", "reference")  # settings of a row that most rows do without
+OPTIONAL_SETTINGS = ("targets", "one_model", "backbone", "decoder", "foreign", "reference")  # settings of a row that most rows do without
 
 
 def trial_key(row: Row, library: Library, seed: int) -> str:
     """What a trial is known by in the records: its setting, its seed and the images themselves."""
     images = _private_images(row, library)
     setting = {"model": row.model, "data": row.data, "seed": seed, "version": __version__, "images": content_hash(images)}
-    chosen = {name: value for name in OPTIONAL if (value := getattr(row, name))}  # a row without them keeps its key
+    chosen = {name: value for name in OPTIONAL_SETTINGS if (value := getattr(row, name))}  # a row without them keeps its key
     return digest({name: describe(value) for name, value in (setting | chosen).items()})
 
 
@@ -35,7 +35,7 @@ def subject_of(row: Row, library: Library, seed: int, device: str) -> AuditedCli
     """The trial's subject; everything drawn at random depends on `seed` alone. Untrained models are drawn afresh each time."""
     images, data = _private_images(row, library), row.data
     targeted = None if row.targets is None else targeted_draw(row, library, seed)
-    chosen = _drawn(images, row, seed) if targeted is None else targeted.indices  # (B,), or (2B,) for mixup
+    chosen = _draw_private(images, row, seed) if targeted is None else targeted.indices  # (B,), or (2B,) for mixup
     fixed = row.model.seed if row.one_model else seed  # of what may be drawn once for all batches
     model = library.model(row.model, data, images, fixed, backbone=row.backbone).to(device)
     model.train(row.model.mode == "train")
@@ -51,12 +51,13 @@ def subject_of(row: Row, library: Library, seed: int, device: str) -> AuditedCli
         labels = arbitrary_labels(len(chosen), data.relabelled, classes, generator(seed, "labels"))
         private = Batch(private.inputs, labels.to(device))
     if data.softening is not None:
-        private = softened(private, data.softening, classes, generator(seed, "soft labels"))
+        private = soften_labels(private, data.softening, classes, generator(seed, "soft labels"))
     auxiliary = None
     if data.auxiliary is not None:
         source = auxiliary_images(row, library)
         taken = chosen if data.auxiliary.part == "rest" else chosen[:0]
-        auxiliary = batch(source, balanced(source.labels, len(source.class_names), data.auxiliary, taken, generator(fixed, "auxiliary")))
+        rng = generator(fixed, "auxiliary")
+        auxiliary = batch(source, draw_balanced(source.labels, len(source.class_names), data.auxiliary, taken, rng))
     return AuditedClient(
         model=model,
         batch=private,
@@ -115,7 +116,7 @@ def arbitrary_labels(size: int, present: int, classes: int, rng: Generator) -> T
     return chosen[torch.cat([torch.arange(present), torch.randint(present, (size - present,), generator=rng)])]
 
 
-def softened(batch: Batch, softening: Softening, classes: int, rng: Generator) -> Batch:
+def soften_labels(batch: Batch, softening: Softening, classes: int, rng: Generator) -> Batch:
     """The batch with soft labels: (B, ...) stays, of (2B, ...) the second half is mixed into the first."""
     labels = as_distribution(batch.targets, classes, batch.inputs.dtype)
     if softening.kind == "one_hot":
@@ -131,7 +132,7 @@ def softened(batch: Batch, softening: Softening, classes: int, rng: Generator) -
     return Batch(mixed, weight[:, None] * labels[:pairs] + (1 - weight[:, None]) * labels[pairs:])
 
 
-def balanced(labels: Tensor, classes: int, granted: Granted, taken: Tensor, rng: Generator) -> Tensor:
+def draw_balanced(labels: Tensor, classes: int, granted: Granted, taken: Tensor, rng: Generator) -> Tensor:
     """Indices of as many samples of each class as asked for, or as there are, none of them among those `taken`."""
     share = granted.per_class or -(-(granted.total or 0) // classes)
     free = torch.arange(len(labels))[~torch.isin(torch.arange(len(labels)), taken)]
@@ -153,7 +154,7 @@ def _private_images(row: Row, library: Library) -> ImageSet:
     return library.images(library.available(row.data.name, row.data.stand_in), row.data.part, row.data)
 
 
-def _drawn(images: ImageSet, row: Row, seed: int) -> Tensor:
+def _draw_private(images: ImageSet, row: Row, seed: int) -> Tensor:
     soft = row.data.softening
     count = row.data.batch_size * (2 if soft is not None and soft.kind == "mixup" else 1)
     return row.data.sampler(images.labels, count, len(images.class_names), generator(seed, "private batch"))
@@ -168,7 +169,7 @@ def _others(images: ImageSet, taken: Tensor, count: int, seed: int) -> Tensor:
 def _foreign(row: Row, library: Library, seed: int, private: Batch, batch: Callable[[ImageSet, Tensor], Batch]) -> Batch:
     """Another client's batch: other images under the private batch's labels, so that the labels tell nothing."""
     images = _private_images(row, library)
-    taken = _drawn(images, row, seed) if row.targets is None else targeted_draw(row, library, seed).indices
+    taken = _draw_private(images, row, seed) if row.targets is None else targeted_draw(row, library, seed).indices
     return Batch(batch(images, _others(images, taken, len(private.inputs), seed)).inputs, private.targets)
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from dosimeter.engines.decoder.losses import fine_tuning, perceptual_reason
-from dosimeter.metrics.lpips import VARIABLE, perceptual_distance
+from dosimeter.metrics.lpips import WEIGHTS_VARIABLE, perceptual_distance
 from dosimeter.metrics.ssim import structural_similarity
 
 
@@ -24,7 +24,7 @@ def test_without_lpips_the_loss_is_minus_psnr_plus_ten_dissimilarities(rng):
 
 def test_with_lpips_the_loss_has_a_slope_everywhere(shared_data, monkeypatch):
     """Black images leave some of AlexNet's positions dead, where a plain root has an infinite slope."""
-    monkeypatch.setenv(VARIABLE, str(shared_data / "weights" / "lpips_alex_v0.1_full_fp32.pth"))
+    monkeypatch.setenv(WEIGHTS_VARIABLE, str(shared_data / "weights" / "lpips_alex_v0.1_full_fp32.pth"))
     assert perceptual_reason((3, 32, 32)) is None
     drawn = torch.zeros(2, 3, 32, 32, requires_grad=True)
     images = torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
@@ -36,5 +36,5 @@ def test_with_lpips_the_loss_has_a_slope_everywhere(shared_data, monkeypatch):
 
 
 def test_missing_weights_are_told(monkeypatch):
-    monkeypatch.setenv(VARIABLE, "/nowhere/lpips.pth")
+    monkeypatch.setenv(WEIGHTS_VARIABLE, "/nowhere/lpips.pth")
     assert "no such file" in perceptual_reason((3, 32, 32))

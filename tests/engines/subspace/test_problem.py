@@ -54,7 +54,7 @@ def test_a_declared_loss_is_solved_as_it_is(loss):
     which = nearest(found, features)
     assert torch.equal(found.labels, IDS[which])
     if loss.smoothing:
-        torch.testing.assert_close(found.soft.double(), loss.smoothed(IDS, CLASSES, torch.float64)[which], rtol=0, atol=1e-6)
+        torch.testing.assert_close(found.soft.double(), loss.smooth_targets(IDS, CLASSES, torch.float64)[which], rtol=0, atol=1e-6)
 
 
 def test_undeclared_smoothing_is_found_with_its_strength():

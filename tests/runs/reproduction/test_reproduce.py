@@ -10,7 +10,7 @@ from dosimeter.runs.reproduction import reproduce as engine
 from dosimeter.runs.reproduction.comparing import Agreement
 from dosimeter.runs.reproduction.library import Library
 from dosimeter.runs.reproduction.reproduce import reproduce
-from dosimeter.runs.reproduction.tables import parsed
+from dosimeter.runs.reproduction.tables import parse_table
 from dosimeter.runs.reproduction.trials import subject_of
 
 TOML = """
@@ -36,7 +36,7 @@ def library(tmp_path) -> Library:
 
 
 def test_every_column_sees_the_same_batches_and_scores_as_it_would_alone(small, library):
-    table = parsed(small, "a/b")
+    table = parse_table(small, "a/b")
     result = reproduce(table, library)
     cells = {(cell.row, cell.column, cell.quantity): cell for cell in result.cells}
     row = table.rows[0]
@@ -54,17 +54,17 @@ def test_every_column_sees_the_same_batches_and_scores_as_it_would_alone(small, 
 
 def test_an_optional_row_without_its_weights_is_skipped_and_says_so(small, library):
     small["rows"].append({"name": "trained", "optional": True, "model": {"weights": "somewhere"}})
-    result = reproduce(parsed(small, "a/b"), library)
+    result = reproduce(parse_table(small, "a/b"), library)
     cells = [cell for cell in result.cells if cell.row == "trained"]
     assert cells
     assert {cell.verdict for cell in cells} == {Agreement.SKIPPED}
     small["rows"][-1]["optional"] = False
     with pytest.raises(FileNotFoundError, match="somewhere"):
-        reproduce(parsed(small, "a/b"), library)
+        reproduce(parse_table(small, "a/b"), library)
 
 
 def test_a_killed_run_resumes_where_it_was(small, library, tmp_path, monkeypatch):
-    table = parsed(small, "a/b")
+    table = parse_table(small, "a/b")
     whole = reproduce(table, library)
     made = []
 
@@ -88,16 +88,16 @@ def test_a_killed_run_resumes_where_it_was(small, library, tmp_path, monkeypatch
 
 def test_another_setting_is_not_taken_for_an_old_one(small, library, tmp_path):
     small["rows"] = small["rows"][:1]
-    reproduce(parsed(small, "a/b"), library, out=tmp_path / "out")
+    reproduce(parse_table(small, "a/b"), library, out=tmp_path / "out")
     small["defaults"]["data"]["batch_size"] = 9
-    second = reproduce(parsed(small, "a/b"), library, out=tmp_path / "out")
+    second = reproduce(parse_table(small, "a/b"), library, out=tmp_path / "out")
     assert len(read_records(tmp_path / "out")) == 2 * 3 * 2  # settings, repeats, columns
-    assert second.cells == reproduce(parsed(small, "a/b"), library).cells
+    assert second.cells == reproduce(parse_table(small, "a/b"), library).cells
 
 
 def test_settings_of_their_own_are_exposed_apart(small, library):
     small["defaults"]["methods"]["withheld"] = {"labels": "ilrg", "defenses": ["head_withheld"]}
-    cells = {(c.row, c.column): c for c in reproduce(parsed(small, "a/b"), library).cells}
+    cells = {(c.row, c.column): c for c in reproduce(parse_table(small, "a/b"), library).cells}
     assert cells["digits", "withheld"].verdict is Agreement.REFUSED
     assert "the client withholds it" in cells["digits", "withheld"].reason
     assert cells["digits", "ilrg"].measured is not None
@@ -108,11 +108,11 @@ def test_a_dishonest_server_sends_its_own_model(small, library):
     small["rows"] = [
         {"name": "x", "show": ["psnr"], "methods": {"gradfilt": {"attack": attack, "labels": "given"}}, "columns": ["gradfilt"]}
     ]
-    row = parsed(small, "a/b").rows[0]
+    row = parse_table(small, "a/b").rows[0]
     subject = subject_of(row, library, 0, "cpu")
-    honest = parsed(small | {"rows": [{"name": "y"}]}, "a/b").rows[0].methods["ilrg"]
+    honest = parse_table(small | {"rows": [{"name": "y"}]}, "a/b").rows[0].methods["ilrg"]
     exposures = {}
-    sent, other = (engine._exposed(subject, measurement, exposures).model for measurement in (row.methods["gradfilt"], honest))
+    sent, other = (engine._expose_once(subject, measurement, exposures).model for measurement in (row.methods["gradfilt"], honest))
     assert len(exposures) == 2
     rigged, kept = (next(reversed(model.state_dict().values())) for model in (sent, other))  # the last layer's bias
     assert float(rigged.max()) == 1000
@@ -127,7 +127,7 @@ def test_an_active_attack_is_scored_on_the_target_samples_it_is_after(small, lib
     }
     row = {"name": "x", "show": ["psnr_of_targets", "calibration_error"], "methods": methods, "columns": list(methods), "repeats": 1}
     row |= {"targets": {"count": 1}, "foreign": True, "reference": 5}
-    table = parsed(small | {"rows": [row], "laws": []}, "a/b")
+    table = parse_table(small | {"rows": [row], "laws": []}, "a/b")
     first = reproduce(table, library, out=tmp_path / "out")
     cells = {(cell.column, cell.quantity): cell.measured for cell in first.cells}
     assert cells["gradfilt", "psnr_of_targets"] is not None
@@ -148,7 +148,7 @@ def test_a_decoder_is_trained_once_for_rows_that_share_model_and_auxiliary_image
     rows = [{"name": name, "data": {"batch_size": size}} for name, size in (("two", 2), ("three", 3))]
     defaults = {"repeats": 1, "tolerance": 1.0, "show": ["psnr", "psnr_margin"], "model": model, "data": data, "methods": methods}
     defaults |= {"one_model": True, "decoder": {"width": 4, "epochs": 1}}
-    found = reproduce(parsed({"title": "t", "defaults": defaults, "rows": rows}, "a/b"), library, out=tmp_path / "out")
+    found = reproduce(parse_table({"title": "t", "defaults": defaults, "rows": rows}, "a/b"), library, out=tmp_path / "out")
     assert all(cell.measured is not None for cell in found.cells)
     (file,) = (library.cache / "decoders").glob("*.safetensors")
     assert {record.config["attack"]["decoder"] for record in read_records(tmp_path / "out")} == {str(file)}
@@ -157,13 +157,13 @@ def test_a_decoder_is_trained_once_for_rows_that_share_model_and_auxiliary_image
 def test_two_rows_of_one_name_are_refused(small, library):
     small["rows"] = [{"name": "x"}, {"name": "x"}]
     with pytest.raises(ValueError, match="two rows are called 'x'"):
-        reproduce(parsed(small, "a/b"), library)
+        reproduce(parse_table(small, "a/b"), library)
 
 
 def test_what_is_missing_is_said_before_anything_runs(small, library, tmp_path):
     small["rows"].append({"name": "last", "data": {"name": "imagenet"}})
     with pytest.raises(FileNotFoundError, match=r"imagenet.npz"):
-        reproduce(parsed(small, "a/b"), library, out=tmp_path / "out")
+        reproduce(parse_table(small, "a/b"), library, out=tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 

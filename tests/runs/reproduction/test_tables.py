@@ -6,14 +6,14 @@ from dosimeter.cli import main
 from dosimeter.options import OptionError
 from dosimeter.runs.reproduction import tables
 from dosimeter.runs.reproduction.quantities import check_quantity
-from dosimeter.runs.reproduction.tables import parsed, read_table, table_files
+from dosimeter.runs.reproduction.tables import parse_table, read_table, table_files
 
 PAPERS = {"ilrg", "thesis", "soft-labels", "hfginv"}
 
 
 def test_a_row_is_defaults_then_its_own_keys_then_the_quick_ones(small):
     small["rows"][0] |= {"repeats": 7, "tolerance": 0.5, "quick": {"tolerance": 0.1, "departures": ["looser"]}, "departures": ["own"]}
-    full, quick = parsed(small, "a/b"), parsed(small, "a/b", quick=True)
+    full, quick = parse_table(small, "a/b"), parse_table(small, "a/b", quick=True)
     assert (full.rows[0].repeats, full.rows[0].tolerance, full.rows[0].departures) == (7, 0.5, ("own",))
     assert (quick.rows[0].repeats, quick.rows[0].tolerance, quick.rows[0].departures) == (2, 0.1, ("own", "looser"))
     assert (full.departures, quick.departures) == (("a test",), ("a test", "2 batches"))
@@ -22,26 +22,26 @@ def test_a_row_is_defaults_then_its_own_keys_then_the_quick_ones(small):
 
 
 def test_a_varied_row_becomes_one_row_a_value_with_its_own_number(small):
-    rows = parsed(small, "a/b").rows[1:]
+    rows = parse_table(small, "a/b").rows[1:]
     assert [(row.name, row.data.batch_size, row.published["ilrg"]["leacc"]) for row in rows] == [
         ("other, batch size 2", 2, 1.0),
         ("other, batch size 8", 8, 0.5),
     ]
     small["rows"][1]["quick"] = {"keep": [8]}
-    assert [row.name for row in parsed(small, "a/b", quick=True).rows] == ["digits", "other, batch size 8"]
+    assert [row.name for row in parse_table(small, "a/b", quick=True).rows] == ["digits", "other, batch size 8"]
 
 
 def test_varied_tables_are_named_by_their_name_and_options(small):
     defenses = [[], ["sign"], [{"name": "pruning", "ratio": 0.5}, "sign"]]
     small["rows"] = [{"name": "digits", "vary": {"setting.defenses": defenses}}]
-    rows = parsed(small, "a/b").rows
+    rows = parse_table(small, "a/b").rows
     assert [row.name for row in rows] == ["digits, defenses none", "digits, defenses sign", "digits, defenses pruning ratio 0.5 and sign"]
     assert [len(row.methods["ilrg"].defenses) for row in rows] == [0, 1, 2]
 
 
 def test_columns_choose_among_the_methods(small):
     small["rows"][0]["columns"] = ["idlg"]
-    row = parsed(small, "a/b").rows[0]
+    row = parse_table(small, "a/b").rows[0]
     assert (list(row.methods), row.published) == (["idlg"], {})
 
 
@@ -62,7 +62,7 @@ def test_columns_choose_among_the_methods(small):
 )
 def test_mistakes_are_named(small, change, message):
     with pytest.raises(OptionError, match=message):
-        parsed(small | change, "a/b")
+        parse_table(small | change, "a/b")
 
 
 def test_an_unknown_table_lists_those_that_there_are():

@@ -4,7 +4,7 @@ import torch
 from dosimeter.attacks.gradfilt import GradFilt
 from dosimeter.runs.measurement import Measurement
 from dosimeter.runs.reproduction.tables import Targets
-from dosimeter.runs.reproduction.targets import aimed, draw_with_targets
+from dosimeter.runs.reproduction.targets import aim_at, draw_with_targets
 
 LABELS = torch.arange(40) % 4
 
@@ -32,6 +32,6 @@ def test_targets_fill_no_whole_batch(rng):
 
 
 def test_the_drawn_classes_become_the_targets_of_methods_that_have_some():
-    measurement = aimed(Measurement(labels="optimised", attack=GradFilt(targets=())), (2, 5))
+    measurement = aim_at(Measurement(labels="optimised", attack=GradFilt(targets=())), (2, 5))
     assert isinstance(measurement.attack, GradFilt)
     assert (measurement.attack.targets, measurement.labels) == ((2, 5), "optimised")

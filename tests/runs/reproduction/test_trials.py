@@ -2,8 +2,8 @@ import pytest
 import torch
 
 from dosimeter.runs.reproduction.library import Library
-from dosimeter.runs.reproduction.tables import Granted, Softening, parsed
-from dosimeter.runs.reproduction.trials import arbitrary_labels, balanced, softened, subject_of, substitutions, trial_key
+from dosimeter.runs.reproduction.tables import Granted, Softening, parse_table
+from dosimeter.runs.reproduction.trials import arbitrary_labels, draw_balanced, soften_labels, subject_of, substitutions, trial_key
 from dosimeter.types import Batch
 
 
@@ -14,7 +14,7 @@ def library(tmp_path) -> Library:
 
 def row_of(small, **data):
     small["rows"] = [{"name": "x", "data": data}]
-    return parsed(small, "a/b").rows[0]
+    return parse_table(small, "a/b").rows[0]
 
 
 def test_a_trial_depends_on_its_seed_alone(small, library):
@@ -37,19 +37,19 @@ def test_the_key_tells_settings_seeds_and_data_apart(small, library):
 def test_smoothing_and_mixup_blend_labels_and_pictures(rng):
     inputs = torch.rand(4, 1, 2, 2, generator=rng)
     batch = Batch(inputs, torch.tensor([0, 1, 2, 3]))
-    smooth = softened(batch, Softening(kind="smoothing", low=0.2, high=0.2), 4, rng)
+    smooth = soften_labels(batch, Softening(kind="smoothing", low=0.2, high=0.2), 4, rng)
     assert torch.allclose(smooth.targets, 0.8 * torch.eye(4) + 0.05)
     assert smooth.inputs is inputs
-    mixed = softened(batch, Softening(kind="mixup", low=0.7, high=0.7), 4, rng)
+    mixed = soften_labels(batch, Softening(kind="mixup", low=0.7, high=0.7), 4, rng)
     assert torch.allclose(mixed.targets, torch.tensor([[0.7, 0, 0.3, 0], [0, 0.7, 0, 0.3]]))
     assert torch.allclose(mixed.inputs, 0.7 * inputs[:2] + 0.3 * inputs[2:])
-    hard = softened(batch, Softening(kind="one_hot"), 4, rng)
+    hard = soften_labels(batch, Softening(kind="one_hot"), 4, rng)
     assert torch.equal(hard.targets, torch.eye(4))
 
 
 def test_mixup_within_a_class_is_refused(rng):
     with pytest.raises(ValueError, match="pairs of different classes"):
-        softened(Batch(torch.rand(2, 1, 2, 2), torch.tensor([1, 1])), Softening(kind="mixup"), 3, rng)
+        soften_labels(Batch(torch.rand(2, 1, 2, 2), torch.tensor([1, 1])), Softening(kind="mixup"), 3, rng)
 
 
 def test_a_mixed_trial_has_as_many_samples_as_asked_for(small, library):
@@ -74,11 +74,11 @@ def test_arbitrary_labels_show_each_class_and_ignore_the_images(small, library, 
 def test_auxiliary_samples_are_balanced_and_never_private(rng):
     labels = torch.tensor([0] * 10 + [1] * 3 + [2] * 10)
     taken = torch.tensor([0, 1, 10])
-    chosen = balanced(labels, 3, Granted(part="rest", per_class=5), taken, rng)
+    chosen = draw_balanced(labels, 3, Granted(part="rest", per_class=5), taken, rng)
     assert labels[chosen].bincount().tolist() == [5, 2, 5]
     assert not torch.isin(chosen, taken).any()
     assert len(chosen.unique()) == len(chosen)
-    assert labels[balanced(labels, 3, Granted(total=4), taken, rng)].bincount().tolist() == [2, 2, 2]
+    assert labels[draw_balanced(labels, 3, Granted(total=4), taken, rng)].bincount().tolist() == [2, 2, 2]
 
 
 def test_what_stood_in_and_what_was_scarce_is_said(small, library):
