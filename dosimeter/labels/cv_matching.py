@@ -25,18 +25,13 @@ from dosimeter.types import Knowledge, LabelEstimate, Outcome
 class CVMatching(LabelRecovery):
     """Counts the classes with negative rows so that counts times the mean sorted feature match the sorted rows best.
 
-    HFGInv (high-fidelity gradient inversion in distributed learning, AAAI 2024), Stage I, Eqs. (4)-(8): present are the
-    classes whose row has a negative mean; auxiliary features, sorted, vary least at the `positions` of smallest
-    coefficient of variation; there the counts v ≥ 1, Σ v = N, are to maximise the cosine of v h̄ᵀ and the sorted |rows|.
-    `solver="evolution"` is the paper's (`population` 20, `generations` 200).
-    Departures: `solver="exact"`, the default. The cosine is v·u / (‖v‖ ‖T‖) with u = T h̄ / ‖h̄‖, and a v of largest cosine
-    is the whole vector nearest to c u for c = ‖v‖² / (v·u); so the nearest vectors for all c > 0, which change at
-    finitely many c, hold the optimum, and all of them are walked through. And each count is bounded from below (`bounds.py`), to
-    which both solvers then keep: by signs; where these leave samples without a class by the least probability that auxiliary samples
-    show, by elimination in the column space, and by samples that the gradient is taken apart into. The cosine's best counts alone
-    are often not the true ones, as features differ in length and p − 1 is not −1 (`bounded=False`: v ≥ 1, as in the paper).
-    `certified` where signs alone leave no choice and nothing stands between the batch's gradient and the server; `confidence` is the
-    share of the samples whose class the bounds tell, a little less where not all of them are proofs.
+    HFGInv (high-fidelity gradient inversion in distributed learning, AAAI 2024), Stage I, Eqs. (4)-(8). Classes whose row has a negative
+    mean are present. Sorted auxiliary features vary least at the `positions` of smallest coefficient of variation. There the counts v ≥ 1,
+    Σ v = N, maximise the cosine of v h̄ᵀ and the sorted |rows|. `solver="evolution"` is the paper's search.
+    Departures: `solver="exact"` finds the best counts (`best_cosine_counts`). Lower bounds on the counts (`bounds.py`) hold for both
+    solvers, since the best cosine alone is often not the truth; `bounded=False` keeps the paper's v ≥ 1.
+    `certified` where signs alone prove every count and the update is the batch's own gradient. `confidence` is the share of samples
+    whose class the bounds tell, where they are proved.
     """
 
     needs = frozenset({Knowledge.HEAD_GRADIENT, Knowledge.SOFTMAX_LOSS, Knowledge.BATCH_SIZE, Knowledge.AUXILIARY})

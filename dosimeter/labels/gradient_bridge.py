@@ -12,7 +12,7 @@ from dosimeter.engines.counting.counts import nothing_to_read
 from dosimeter.engines.counting.shares import class_shares, counts_of
 from dosimeter.interfaces import Defense, Exposure, LabelRecovery
 from dosimeter.network.head import find_head
-from dosimeter.network.linear_stack import Link, chain_to
+from dosimeter.network.linear_stack import StackedLayer, find_linear_stack
 from dosimeter.registry import LABELS
 from dosimeter.types import LabelEstimate, Outcome, Refused
 
@@ -22,17 +22,13 @@ from dosimeter.types import LabelEstimate, Outcome, Refused
 class GradientBridge(LabelRecovery):
     """Counts classes from the gradient of one hidden layer, bridged through the linear layers behind it to the logits.
 
-    Zhang's thesis, Chapter 4 (GDBR): Theorems 3 and 4, Eqs. (4.14)-(4.21), the products of Eqs. (4.14) and (4.17) read
-    as divisions, as the theorems need. `layer` names the hidden layer, by default the shared one nearest to the head;
-    it and all behind it must be linear (the first may be a convolution with 1x1 output) with ReLUs between.
-    Departures: where the layer has a bias and its gradient is shared, that is the mean gradient at z itself; where it has
-    none, ∇W v stands in for it, with v chosen on auxiliary samples so that x·v ≈ 1; entries of it that were pruned are
-    told by what is left of their rows. All are divided by how often auxiliary samples activate the unit, and the
-    equations of each further layer weigh every unit by that rate, so that dead ones drop out. `as_published=True`
-    restores the thesis, which divides diag(∇W Wᵀ) by the mean activation, ignores biases, takes every unit for active and
-    gives dead ones the mean of the others. Dummies are uniform pixels under the public normalisation (the thesis: standard
-    normal inputs, on the same scale once images are normalised). Counts are completed to the batch size; the losses of
-    Table 3.1 are allowed for in the last step.
+    Zhang's thesis, Chapter 4 (GDBR): Theorems 3 and 4, Eqs. (4.14)-(4.21), with the products of Eqs. (4.14) and (4.17) read as
+    divisions, as the theorems need. `layer` names the hidden layer, by default the shared one nearest to the head. It and all layers behind
+    it must be linear with ReLUs between; the first may be a convolution with 1x1 output.
+    Departures: a shared bias gradient is the mean gradient at z itself. Without a bias, ∇W v stands in for it, with x·v ≈ 1 on
+    auxiliary samples. Gradients are divided by how often a unit is active, and each equation is weighed by that rate.
+    `as_published=True` restores the thesis. Dummies are uniform pixels. Counts are completed to the batch size, for the losses of
+    Table 3.1.
     `details`: logit_gradient (C,), the mean gradient at the logits.
     """
 
@@ -44,7 +40,7 @@ class GradientBridge(LabelRecovery):
         head, public = find_head(exposure), exposure.public
         if head.classes < 2:
             raise Refused("gradient_bridge needs at least two logits; this model has one")
-        first, *behind = self._shared_stack(exposure, chain_to(exposure, head.name))
+        first, *behind = self._shared_stack(exposure, find_linear_stack(exposure, head.name))
         if not bool(exposure.update[f"{first.name}.weight"].any()):
             return nothing_to_read(head.weight, public.batch_size, f"the gradient of {first.name!r}")
         activations = reference_at(exposure, behind[0].name, self.source, rng).features.double()  # (n, N)
@@ -66,7 +62,7 @@ class GradientBridge(LabelRecovery):
     def counter(self, defense: Defense) -> str:
         return f"{self.name} does without the head" if defense.hides_head else super().counter(defense)
 
-    def _shared_stack(self, exposure: Exposure, chain: list[Link]) -> list[Link]:
+    def _shared_stack(self, exposure: Exposure, chain: list[StackedLayer]) -> list[StackedLayer]:
         """From the hidden layer that the client shares to the head."""
         hidden = [link.name for link in chain[:-1]]
         shared = [name for name in hidden if f"{name}.weight" in exposure.update]
@@ -79,7 +75,7 @@ class GradientBridge(LabelRecovery):
             )
         return chain[hidden.index(self.layer or shared[-1]) :]
 
-    def _first_gradient(self, exposure: Exposure, first: Link, activations: Tensor, rng: Generator) -> Tensor:
+    def _first_gradient(self, exposure: Exposure, first: StackedLayer, activations: Tensor, rng: Generator) -> Tensor:
         """The mean ∂ℓ/∂a of the shared layer (Eq. 4.17)."""
         weight_gradient = exposure.update[f"{first.name}.weight"].flatten(1).double()
         bias_gradient = exposure.update.get(f"{first.name}.bias")

@@ -30,17 +30,13 @@ PRESENT = 0.3  # samples from which on a class takes part in the refinement
 class ILRG(LabelRecovery):
     """Counts each class by solving linear equations in the gradients of the head's weight and bias.
 
-    Ma et al., "Instance-wise Batch Label Restoration via Gradients in Federated Learning", ICLR 2023: Eqs. (1)-(7),
-    Algorithm 1.
-    Departures: counts are completed to the batch size by the nearest whole numbers (the paper leaves them
-    unnormalised: `as_published=True` rounds, sets negatives and values beyond the batch size to zero, and no more);
-    the equations take the client's own loss, Σ_j k_j ∂ℓ(z_j, j)/∂z_i = K ∇b_i, which for cross-entropy is Eq. (6);
-    embeddings that run away because ∇b is near zero give way to the mean feature; where at most half of the classes are
-    present, `refinements` rounds re-estimate embeddings and shares together, without Approximation 2
-    (`as_published=True` does neither); the equations are solved for shares k/K, so that an undeclared batch size can be
-    inferred; of more than `candidates` classes only those with the smallest bias gradients keep unknown and equation
-    (the simplification under Eq. 7), since the whole system would hold classes² numbers.
-    `details`: embeddings (n, H), probabilities (n, n) and their classes (n,), one row a candidate class.
+    Ma et al., "Instance-wise Batch Label Restoration via Gradients in Federated Learning", ICLR 2023: Eqs. (1)-(7), Algorithm 1.
+    Departures: the equations take the client's own loss, Σ_j k_j ∂ℓ(z_j, j)/∂z_i = K ∇b_i; for cross-entropy this is Eq. (6). They are
+    solved for shares k/K, so that an undeclared batch size can be inferred. Counts are completed to the batch size. Embeddings that
+    diverge because ∇b is near zero are replaced by the mean feature. Where few classes are present, `refinements` rounds solve for
+    embeddings and shares together, without Approximation 2. `as_published=True` undoes these last three and rounds as the paper does. Of
+    more than `candidates` classes only those with the smallest bias gradients are kept (below Eq. 7).
+    `details`: embeddings (n, H), probabilities (n, n) and classes (n,), one row a candidate class.
     """
 
     needs = frozenset({Knowledge.HEAD_GRADIENT, Knowledge.BIAS_GRADIENT})

@@ -21,12 +21,11 @@ class LLG(LabelRecovery):
     """Counts each class by how often one sample's average impact fits into its gradient row sum.
 
     Wainakh et al., "User-Level Label Leakage from Gradients in Federated Learning", PoPETs 2022, Algorithm 1: one sample for each
-    negative row, then, until the batch is full, one more for the row that is smallest once its samples' impact is taken off.
-    Departures: the second stage is solved at once for all classes instead of sample by sample. And the paper's own assumption, that an
-    untrained network gives each class the probability 1/C, is carried through: with mean feature sum σ a row sums to
-    σ (1/C − n/B), so that N negative rows which hold all samples sum to σ (N/C − 1), which gives σ, and every row has the offset σ/C.
-    The paper has (1 + 1/C) in place of 1 / (1 − N/C) and no offset, and then misses counts like (4, 2, 2) of ten classes
-    (`as_published=True`). Where present classes have positive rows, as with few classes, σ comes out too small; llg_star measures it.
+    negative row. Then, until the batch is full, one more for the row that is smallest once its samples' impact is subtracted.
+    Departures: the second stage is solved for all samples at once. The paper's assumption that every class has probability 1/C
+    is used throughout: with mean feature sum σ a row sums to σ (1/C − n/B). If the N negative rows hold all samples, they sum to
+    σ (N/C − 1), which gives σ, and every row has the offset σ/C. The paper has (1 + 1/C) for 1 / (1 − N/C) and no offset
+    (`as_published=True`). Where a present class has a positive row, σ is too small; llg_star measures it.
     """
 
     needs = frozenset({Knowledge.HEAD_GRADIENT, Knowledge.SOFTMAX_LOSS, Knowledge.BATCH_SIZE})

@@ -25,13 +25,12 @@ from dosimeter.types import Knowledge, LabelEstimate, Refused
 class RLG(LabelRecovery):
     """Takes a class for present where a linear program separates its gradient column from all others.
 
-    Dang et al., "Revealing and Protecting Labels in Distributed Training", NeurIPS 2021, Section 3, as told by Ma et al.,
-    ICLR 2023, Section 2.2: ∇Wᵀ = P Σ Q, and class c is present iff some r has r·q_c < 0 and r·q_j ≥ 0 for all j ≠ c.
-    Signs of features do not matter; the gradient's rank must be below min(classes − 1, features).
-    Departures: the rank is the gradient's numerical rank (the released code is told the true batch size); the present
-    classes share the batch size out in proportion to their rows' lengths; of more than `candidates` classes only those
-    with the longest rows are tried. `as_published=True` stops at presence and does not refuse a full rank, where
-    every class can be cut off.
+    Dang et al., "Revealing and Protecting Labels in Distributed Training", NeurIPS 2021, Section 3, as told by Ma et al., ICLR 2023,
+    Section 2.2: ∇Wᵀ = P Σ Q, and class c is present iff some r has r·q_c < 0 and r·q_j ≥ 0 for all j ≠ c. The signs of features do
+    not matter. The gradient's rank must be below min(classes − 1, features).
+    Departures: the rank is the numerical one (the released code is given the true batch size). The present classes share the
+    batch in proportion to their rows' lengths. Only the `candidates` classes with the longest rows are tried. `as_published=True`
+    stops at presence and accepts a full rank, where every class can be separated.
     """
 
     needs = frozenset({Knowledge.HEAD_GRADIENT, Knowledge.SOFTMAX_LOSS})

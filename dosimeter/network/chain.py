@@ -1,4 +1,4 @@
-"""A fully-connected network as a chain of linear layers and activations, proved on probes, and its walk back to the input."""
+"""A fully-connected network as a chain of linear layers and activations, proved on probes, and the way back to its input."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ Slope = Callable[[Tensor], Tensor]  # an activation's derivative as a function o
 
 @dataclass(frozen=True)
 class Link:
-    """A linear layer, and the derivative of what stood before it."""
+    """A linear layer, and the derivative of the activation before it."""
 
     name: str
     weight: Tensor  # (out, in)
-    slope_before: Slope | None  # None for the first layer, and where nothing stands between it and the layer before
+    slope_before: Slope | None  # None for the first layer, and where no activation stands before it
 
     @property
     def key(self) -> str:
@@ -32,7 +32,7 @@ class Link:
 
 
 def find_chain(model: nn.Module, input_shape: tuple[int, ...], output: str) -> list[Link]:
-    """The layers from the input to the linear layer named `output`; refused where the model is anything but such a chain."""
+    """The layers from the input to the linear layer named `output`; refused where the model is no such chain."""
     like = next(model.parameters())
     probes = torch.rand(PROBES, *input_shape, generator=generator(0, "chain probes")).to(like)
     with torch.random.fork_rng():
@@ -79,7 +79,7 @@ def walk_back(links: list[Link], gradients: dict[str, Tensor], error: Tensor) ->
 def _slope(module: nn.Module, name: str) -> Slope:
     match module:
         case nn.ReLU():
-            return lambda output: (output > _dust(output)).to(output)
+            return lambda output: (output > _largest_rounding(output)).to(output)
         case nn.LeakyReLU(negative_slope=float(leak)):
             return lambda output: torch.where(output > 0, 1.0, leak).to(output)
         case nn.ELU(alpha=float(alpha)):
@@ -91,6 +91,6 @@ def _slope(module: nn.Module, name: str) -> Slope:
     raise Refused(f"linear_recursion knows ReLU, LeakyReLU, ELU, Tanh and Sigmoid, whose output tells their slope; {name!r} is {module}")
 
 
-def _dust(output: Tensor) -> Tensor:
-    """Below this an output is rounding, not a firing neuron."""
+def _largest_rounding(output: Tensor) -> Tensor:
+    """Up to this value an output is rounding, and the neuron does not fire."""
     return 1e-7 * output.abs().max()

@@ -1,4 +1,4 @@
-"""Weights and biases that see the raw input, proved on probes whatever the rest of the network is."""
+"""Weights and biases of layers on the raw input, proved on probes, whatever the rest of the network is."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from torch import Tensor, nn
 from dosimeter.randomness import generator
 
 PROBES = 8
-TOLERANCE = 1e-4  # relative residual up to which gradients have the form
-ROUNDINGS = 16  # units in the last place, where they are coarser
+TOLERANCE = 1e-4  # relative residual up to which gradients have a first layer's form
+ROUNDINGS = 16  # units in the last place: the tolerance where it is coarser
 
 
 def find_first_layers(model: nn.Module, input_shape: tuple[int, ...]) -> list[tuple[str, str]]:
     """Names of each weight (k, *) and bias (k,) of a layer W x + b on the flattened input; none where no layer is such.
 
-    The proof: on n probes X (n, d) their gradients are Δᵀ X and Δᵀ 1 for one and the same Δ (n, k), which least squares
-    finds. It holds for a module, for a kernel that covers the whole input and for bare parameters, whatever follows and in
-    whatever mode, and fails where the weight is used twice or the input is changed before it.
+    The proof: on n probes X (n, d) their gradients are Δᵀ X and Δᵀ 1 with the same Δ (n, k), which least squares finds. It covers
+    modules, kernels as large as the input and bare parameters, in any mode. It fails where the weight is used twice, or where the
+    input is changed before it.
     """
     parameters = dict(model.named_parameters())
     size = torch.Size(input_shape).numel()

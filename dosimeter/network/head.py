@@ -1,4 +1,4 @@
-"""The last linear layer of a classifier: found, proved to be the last, and paired with its gradients."""
+"""The last linear layer of a classifier: found by a proof on random inputs, and paired with its gradients."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from dosimeter.network.probing import evaluation_mode, input_of, record_calls
 from dosimeter.randomness import generator
 from dosimeter.types import Refused
 
-PROBES = 16  # random inputs that the proof runs on; each with many features, so that a negative one would show
+PROBES = 16  # random inputs of the proof; each has many features, so that a negative one would show
 ROUNDINGS = 64  # units in the last place by which the same logits, computed twice, may differ
 Question = tuple[tuple[int, ...], bool, bool]  # input shape, allow_shift, whether anything is in train mode
 Proofs = dict[Question, "Proof"]
-EVERY_MODULE_HAS = frozenset(vars(nn.Module()))  # whatever else one holds are its own settings
+EVERY_MODULE_HAS = frozenset(vars(nn.Module()))  # what else a module holds are its own settings
 PLAIN, CONTAINERS = frozenset({str, int, float, bool, type(None)}), frozenset({dict, list, set})
 _KNOWN: WeakKeyDictionary[nn.Module, tuple[list[object], Proofs]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Proof:
-    """What probing told of a model's head."""
+    """What the random inputs show of a model's head."""
 
     name: str
     non_negative: bool
@@ -64,7 +64,7 @@ class Head:
 def find_head(exposure: Exposure) -> Head:
     """The linear layer whose output is the model's output on random inputs, with its gradients; else a refusal."""
     public = exposure.public
-    proof = _known(exposure.model, public.input_shape, allow_shift=public.loss.shift_invariant)
+    proof = _proof_of(exposure.model, public.input_shape, allow_shift=public.loss.shift_invariant)
     weight, bias = _parameters(exposure.model.get_submodule(proof.name))
     prefix = f"{proof.name}." if proof.name else ""
     return Head(
@@ -82,24 +82,24 @@ def find_head(exposure: Exposure) -> Head:
 def locate_head(model: nn.Module, input_shape: tuple[int, ...], allow_shift: bool = True) -> tuple[str, bool]:
     """The name of the last linear layer, and whether its inputs were non-negative on every probe.
 
-    The proof: on random inputs the layer's output is its weight times its input plus its bias, and equals the model's
-    output. With `allow_shift`, up to a constant per sample, which is what a closing log-softmax subtracts. What is proved
-    of a model is kept as long as its modules, tensors and settings stay the same.
+    The proof: on random inputs the layer's output is its weight times its input plus its bias, and equals the model's output. With
+    `allow_shift` the two may differ by a constant per sample, which a closing log-softmax subtracts. A proof is kept as
+    long as the model's modules, tensors and settings stay the same.
     """
-    proof = _known(model, input_shape, allow_shift)
+    proof = _proof_of(model, input_shape, allow_shift)
     return proof.name, proof.non_negative
 
 
-def _known(model: nn.Module, input_shape: tuple[int, ...], allow_shift: bool) -> Proof:
+def _proof_of(model: nn.Module, input_shape: tuple[int, ...], allow_shift: bool) -> Proof:
     proofs, training = _proofs(model)
     question = (tuple(input_shape), allow_shift, training)
     if question not in proofs:
-        proofs[question] = _proved(model, input_shape, allow_shift)
+        proofs[question] = _prove(model, input_shape, allow_shift)
     return proofs[question]
 
 
 def copy_of(model: nn.Module) -> nn.Module:
-    """A deep copy that shares what is proved of the model, so that a server with many updates of one model proves it once."""
+    """A deep copy that shares the model's proofs, so that a server with many updates of one model proves it once."""
     twin = copy.deepcopy(model)
     _KNOWN[twin] = (_state(twin)[0], _proofs(model)[0])
     return twin
@@ -145,7 +145,7 @@ def _entries(container: Any) -> list[object]:
     return [entry if type(entry) in PLAIN else id(entry) for entry in entries]
 
 
-def _proved(model: nn.Module, input_shape: tuple[int, ...], allow_shift: bool) -> Proof:
+def _prove(model: nn.Module, input_shape: tuple[int, ...], allow_shift: bool) -> Proof:
     inputs = _probe_inputs(model, input_shape)
     output, calls = record_calls(model, inputs, _has_matrix, evaluate=True)
     if not isinstance(output, Tensor) or output.ndim != 2:
@@ -204,7 +204,7 @@ def _is_alone(model: nn.Module, name: str, features: Tensor, inputs: Tensor, pre
 def _probe_inputs(model: nn.Module, input_shape: tuple[int, ...]) -> Tensor:
     parameter = next(model.parameters(), torch.zeros(()))
     noise = torch.randn(PROBES, *input_shape, generator=generator(0, "head probes"))
-    noise[PROBES // 2 :] *= 8  # what caps the logits only bends large ones
+    noise[PROBES // 2 :] *= 8  # a cap on the logits bends only large ones
     return noise.to(device=parameter.device, dtype=parameter.dtype)
 
 

@@ -14,7 +14,7 @@ from dosimeter.randomness import generator
 
 
 @dataclass(frozen=True, kw_only=True)
-class Link:
+class StackedLayer:
     """One layer of the stack; a convolution with a single output position is a linear layer on its flattened input."""
 
     name: str
@@ -22,7 +22,7 @@ class Link:
     bias: Tensor | None  # (N,)
 
 
-def chain_to(exposure: Exposure, head: str) -> list[Link]:
+def find_linear_stack(exposure: Exposure, head: str) -> list[StackedLayer]:
     """The layers that lead to the head through ReLUs alone, the farthest first, the head last.
 
     The proof of each link: on random inputs in eval mode, the ReLU of its output is the next layer's input.
@@ -30,16 +30,16 @@ def chain_to(exposure: Exposure, head: str) -> list[Link]:
     passed = _record(exposure)
     chain = [head]
     while (received := passed[chain[0]][0]).ndim == 2:
-        before = next((name for name, (_, output) in passed.items() if name not in chain and _feeds(output, received)), None)
+        before = next((name for name, (_, output) in passed.items() if name not in chain and _feeds_through_relu(output, received)), None)
         if before is None:
             break
         chain.insert(0, before)
-    return [_link(exposure.model, name) for name in chain]
+    return [_stacked_layer(exposure.model, name) for name in chain]
 
 
-def _feeds(output: Tensor, received: Tensor) -> bool:
+def _feeds_through_relu(output: Tensor, received: Tensor) -> bool:
     flat = output.flatten(1)
-    if output.ndim > 2 and flat.shape[1] != output.shape[1]:  # several output positions: not a linear layer of its flattened input
+    if output.ndim > 2 and flat.shape[1] != output.shape[1]:  # with several output positions it is no linear layer on its flattened input
         return False
     return flat.shape == received.shape and torch.allclose(flat.relu(), received, rtol=1e-4, atol=1e-6)
 
@@ -55,7 +55,7 @@ def _is_linear(_: str, module: nn.Module) -> bool:
     return isinstance(module, (nn.Linear, nn.Conv2d))
 
 
-def _link(model: nn.Module, name: str) -> Link:
+def _stacked_layer(model: nn.Module, name: str) -> StackedLayer:
     layer = model.get_submodule(name)
     assert isinstance(layer, (nn.Linear, nn.Conv2d))
-    return Link(name=name, weight=layer.weight.detach().flatten(1), bias=None if layer.bias is None else layer.bias.detach())
+    return StackedLayer(name=name, weight=layer.weight.detach().flatten(1), bias=None if layer.bias is None else layer.bias.detach())
