@@ -42,7 +42,7 @@ def attacks(zoo: Zoo, classes: int, shape: tuple[int, ...]) -> dict[str, dm.atta
     target = int(torch.randint(classes, (), generator=zoo.rng))
     return {
         "gradfilt": dm.attack("gradfilt", targets=(target,), input_shape=shape),
-        "gradfilt with layer": dm.attack("gradfilt", targets=(target,), expected=20, input_shape=shape),
+        "gradfilt with layer": dm.attack("gradfilt_imprint", targets=(target,), expected=20, input_shape=shape),
         "imprint": dm.attack("imprint", input_shape=shape),
         "imprint sparse": dm.attack("imprint", sparse=True, input_shape=shape),
         "trap_weights": dm.attack("trap_weights", input_shape=shape),

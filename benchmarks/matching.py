@@ -17,6 +17,7 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -32,10 +33,23 @@ from dosimeter.engines.matching.distances import Cosine
 from dosimeter.engines.matching.optimisers import Adam
 from dosimeter.engines.matching.paths import Eager, Evaluator, Functional
 from dosimeter.engines.matching.priors import TotalVariation
+from dosimeter.engines.matching.problem import Problem, make_problem
 from dosimeter.engines.matching.recipe import Recipe
-from dosimeter.engines.matching.run import Run
 from dosimeter.engines.matching.schedules import Rate
+from dosimeter.engines.matching.state import State, begin, keep_best, move
+from dosimeter.engines.matching.terms import TermSchedule
 from dosimeter.registry import MODELS
+
+
+@dataclass
+class Run:
+    """One attack in the middle: what it solves, where it stands, and how it evaluates."""
+
+    problem: Problem
+    state: State
+    schedule: TermSchedule
+    evaluate: Evaluator
+    rng: torch.Generator
 
 
 def main() -> None:
@@ -103,7 +117,7 @@ def measured(options: argparse.Namespace, batch: int, pixels: int, wanted: str) 
     run = prepared(options, batch, pixels, wanted)
     row: dict = {"model": options.model, "batch": batch, "pixels": pixels, "precision": wanted}
     with precision(wanted):
-        run.evaluate = compiled = Compiled(run.objective)
+        run.evaluate = compiled = Compiled(run.problem.objective)
         torch.cuda.reset_peak_memory_stats()  # before the recording: what a graph works in is not counted while it is replayed
         began = time.perf_counter()
         evaluated(run)
@@ -116,10 +130,12 @@ def measured(options: argparse.Namespace, batch: int, pixels: int, wanted: str) 
         row["evaluation ms"] = timed(lambda: evaluated(run))
         row["training ms"] = timed(training_step(run))
         row["plain ms"] = timed(plain_step(run), repeats=10)
-        run.variables = torch.linspace(0, 1, run.variables.numel(), device=run.device).reshape(run.variables.shape)
+        run.state.variables = torch.linspace(0, 1, run.state.variables.numel(), device=run.problem.device).reshape(
+            run.state.variables.shape
+        )
         row["objective"] = float(evaluated(run).objective)
         slope = evaluated(run).inputs.clone()
-        run.evaluate = Captured(run.objective)
+        run.evaluate = Captured(run.problem.objective)
         row["slope's relative difference from captured"] = float((evaluated(run).inputs - slope).norm() / slope.norm())
         row["captured ms"] = timed(attack_step(run))
         run.evaluate = compiled
@@ -132,9 +148,8 @@ def captured_alone(options: argparse.Namespace, wanted: str) -> dict:
     with precision(wanted):
         for name, end_to_end in (("layer by layer ms", False), ("end to end ms", True)):
             run = prepared(options, options.batch, options.pixels, wanted)
-            run.evaluate = Captured(run.objective)
-            if not end_to_end:
-                run.objective.lay_end_to_end = lambda: None
+            run.evaluate = Captured(run.problem.objective)
+            run.evaluate.fuses_sums = not end_to_end
             row[name] = timed(attack_step(run))
             row[name.replace("ms", "objective")] = float(evaluated(run).objective)
         row["plain ms"] = timed(plain_step(run), repeats=10)
@@ -154,9 +169,9 @@ def on_a_cpu(options: argparse.Namespace) -> list[dict]:
     rows = []
     for batch in (1, options.batch):
         run = prepared(options, batch, options.pixels, "fp32")
-        paths: dict[str, Evaluator] = {"eager": Eager(run.objective), "functional": Functional(run.objective)}
+        paths: dict[str, Evaluator] = {"eager": Eager(run.problem.objective), "functional": Functional(run.problem.objective)}
         try:
-            compiled = Compiled(run.objective)
+            compiled = Compiled(run.problem.objective)
             began = time.perf_counter()
             run.evaluate = compiled
             evaluated(run)
@@ -202,11 +217,11 @@ def check(options: argparse.Namespace) -> list[dict]:
                 exposure = dm.observe(model, batch, training=training)
                 recipe = Recipe(distance=Cosine(), optimiser=Adam(), rate=Rate(start=0.1), steps=1, priors=(TotalVariation(weight=0.1),))
                 estimate = dm.LabelEstimate(counts=torch.bincount(batch.targets, minlength=10), labels=batch.targets)
-                run = Run(exposure, estimate, torch.Generator(options.device).manual_seed(0), recipe)
+                run = started(exposure, estimate, recipe, options.device)
                 found = {}
                 compared = [path for path in (Functional, Captured, Compiled) if path.__name__.lower() in options.paths]
                 for path in (Eager, *compared):
-                    run.evaluate = path(run.objective)
+                    run.evaluate = path(run.problem.objective)
                     torch.manual_seed(0)
                     with precision("fp32"):
                         found[path] = evaluated(run)
@@ -232,20 +247,26 @@ def prepared(options: argparse.Namespace, batch: int, pixels: int, wanted: str) 
     recipe = Recipe(
         distance=Cosine(),
         optimiser=Adam(sign="signed"),
-        rate=Rate(start=0.1),
+        rate=Rate(start=1e-6),
         steps=1000,
         priors=(TotalVariation(weight=0.1),),
         precision=wanted,  # pyright: ignore[reportArgumentType]
     )
     estimate = dm.LabelEstimate(counts=torch.bincount(labels, minlength=10), labels=labels)
-    run = Run(exposure, estimate, torch.Generator(options.device).manual_seed(0), recipe)
-    run.state = recipe.optimiser.start(run.variables)
-    return run
+    return started(exposure, estimate, recipe, options.device)
+
+
+def started(exposure: dm.Exposure, labels: dm.LabelEstimate, recipe: Recipe, device: str) -> Run:
+    rng = torch.Generator(device).manual_seed(0)
+    problem = make_problem(exposure, labels, recipe)
+    state = begin(problem, rng)
+    state.memory = recipe.optimiser.start(state.variables)
+    return Run(problem, state, TermSchedule(problem), Eager(problem.objective), rng)
 
 
 def evaluated(run: Run):
-    names, terms = run.terms(0.5)
-    return run.evaluate(*run.guess.unpack(run.variables), names, terms)
+    names, terms = run.schedule.at(0.5, run.rng, one_layer_set=run.evaluate.one_layer_set)
+    return run.evaluate(*run.problem.guess.unpack(run.state.variables), names, terms)
 
 
 def attack_step(run: Run) -> Callable[[], None]:
@@ -253,19 +274,19 @@ def attack_step(run: Run) -> Callable[[], None]:
 
     def step() -> None:
         evaluation = evaluated(run)
-        run.keep_best(evaluation)
-        run.move(evaluation, 1e-6)
+        keep_best(run.state, run.problem.recipe, evaluation)
+        move(run.state, run.problem, evaluation)
 
     return step
 
 
 def plain_step(run: Run) -> Callable[[], None]:
     """What every public toolkit does: eager double backward in the model's own layout."""
-    exposure, targets = run.exposure, run.guess.targets
+    exposure, targets = run.problem.exposure, run.problem.guess.targets
     model, parameters = exposure.model, list(exposure.model.parameters())
     update = [exposure.update[name] for name, _ in model.named_parameters()]
-    guess = run.guess.unpack(run.variables)[0][0].clone().requires_grad_()
-    bf16 = run.recipe.precision == "bf16"
+    guess = run.problem.guess.unpack(run.state.variables)[0][0].clone().requires_grad_()
+    bf16 = run.problem.recipe.precision == "bf16"
 
     def step() -> None:
         with torch.autocast(guess.device.type, torch.bfloat16, enabled=bf16):
@@ -282,13 +303,13 @@ def plain_step(run: Run) -> Callable[[], None]:
 
 def training_step(run: Run) -> Callable[[], None]:
     """One ordinary gradient of the loss at the parameters."""
-    model, parameters = run.exposure.model, list(run.exposure.model.parameters())
-    inputs = run.guess.unpack(run.variables)[0][0].clone()
-    bf16 = run.recipe.precision == "bf16"
+    model, parameters = run.problem.exposure.model, list(run.problem.exposure.model.parameters())
+    inputs = run.problem.guess.unpack(run.state.variables)[0][0].clone()
+    bf16 = run.problem.recipe.precision == "bf16"
 
     def step() -> None:
         with torch.autocast(inputs.device.type, torch.bfloat16, enabled=bf16):
-            loss = nn.functional.cross_entropy(model(inputs), run.guess.targets)
+            loss = nn.functional.cross_entropy(model(inputs), run.problem.guess.targets)
         torch.autograd.grad(loss, parameters)
 
     return step

@@ -69,7 +69,7 @@ labels = [{ name = "gradfilt", targets = [3, 5] }]
 features = []
 attacks = [
     { name = "gradfilt", targets = [3], steps = 40 },
-    { name = "gradfilt", targets = [1, 3], expected = 12, bins = 64 },
+    { name = "gradfilt_imprint", targets = [1, 3], expected = 12, bins = 64 },
     { name = "imprint" },
     { name = "trap_weights" },
     { name = "linear_recursion" },

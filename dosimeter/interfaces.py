@@ -235,6 +235,13 @@ class Attack(Method):
     @abstractmethod
     def __call__(self, exposure: Exposure, labels: LabelEstimate | None, rng: Generator) -> Reconstruction: ...
 
+    def objective(self, exposure: Exposure, found: Reconstruction, inputs: Tensor, targets: Tensor) -> float | None:
+        """What the attack minimised to get `found`, at other inputs and targets; None where it minimised nothing.
+
+        At the truth a lower value shows that the attack is under-optimised.
+        """
+        return None
+
 
 class Tampering(ABC):
     """What a dishonest server does to the model before it is sent."""

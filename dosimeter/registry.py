@@ -39,7 +39,16 @@ class Option:
 
 # What a file written for an earlier version may still say, and the words for what it is now. The keys: "attack old_name" of a method,
 # "attack name.old_option" of an option, "data.old_key" of a key in a table.
-RENAMED: dict[str, str] = {}
+RENAMED: dict[str, str] = {
+    "attack gradfilt.expected": "an option of the attack 'gradfilt_imprint'",
+    "attack gradfilt.bins": "an option of the attack 'gradfilt_imprint'",
+    "attack gradfilt.functionals": "an option of the attack 'gradfilt_imprint'",
+    "attack gradfilt.normalization": "an option of the attack 'gradfilt_imprint'",
+    "attack gradfilt.moments": "an option of the attack 'gradfilt_imprint'",
+    "attack gradfilt.round": "an option of the attack 'gradfilt_imprint'",
+    "attack gradfilt.threshold": "the choice between the attacks 'gradfilt' and 'gradfilt_imprint'",
+    "attack gradfilt.learning_rate": "always 0.1; the attack 'inverting_gradients' has this option",
+}
 
 
 class Registry(Generic[Built]):

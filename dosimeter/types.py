@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal
@@ -146,7 +146,7 @@ class Reconstruction:
     message: str = ""
     restarts: tuple[float, ...] = ()  # the objective that each restart reached
     distance: float | None = None  # the matching distance alone, where the attack has one
-    objective_at: Callable[[Tensor, Tensor], float] | None = None  # at other inputs and targets: at the truth it shows under-optimisation
+    recipe: object = None  # what the attack minimised, where it minimises anything: `Attack.objective` evaluates it elsewhere
     nulls: Mapping[str, Tensor] = field(default_factory=dict)  # (n, *shape) what the attack draws without the gradient, by name
 
 

@@ -19,7 +19,17 @@ from dosimeter.types import Knowledge, Refused
 
 # For options without a default: a value with which the method can be built.
 REQUIRED = {"std": 0.1, "scale": 0.1, "max_norm": 1.0, "ratio": 0.5, "bits": 8, "clients": 3, "steps": 2, "noise_multiplier": 1.0}
-REQUIRED |= {"rank": 2, "layer": "5", "epsilon": 1.0, "rate": 0.3, "smoothing": 0.1, "targets": (3,), "block": 2, "sigma": 1.0}
+REQUIRED |= {
+    "rank": 2,
+    "layer": "5",
+    "epsilon": 1.0,
+    "rate": 0.3,
+    "smoothing": 0.1,
+    "targets": (3,),
+    "block": 2,
+    "sigma": 1.0,
+    "expected": 12,
+}
 FAST = {"steps": 4, "restarts": 1, "iterations": 4, "generations": 4, "epochs": 1}  # where an option of that name exists
 
 ALL = [(registry, name) for registry in METHODS for name in registry]

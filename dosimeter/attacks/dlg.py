@@ -7,13 +7,14 @@ from typing import Any, ClassVar
 
 from torch import Generator
 
+from dosimeter.engines.matching.attack import MatchingAttack
 from dosimeter.engines.matching.distances import SquaredError
-from dosimeter.engines.matching.features import with_features
+from dosimeter.engines.matching.features import feature_term
 from dosimeter.engines.matching.optimisers import LBFGS
 from dosimeter.engines.matching.recipe import Path, Recipe
 from dosimeter.engines.matching.schedules import Rate
 from dosimeter.engines.matching.solve import solve
-from dosimeter.interfaces import Attack, Exposure
+from dosimeter.interfaces import Exposure
 from dosimeter.options import Fraction, NonNegativeFloat, PositiveFloat, PositiveInt
 from dosimeter.registry import ATTACKS
 from dosimeter.types import Knowledge, LabelEstimate, Reconstruction
@@ -21,19 +22,17 @@ from dosimeter.types import Knowledge, LabelEstimate, Reconstruction
 
 @ATTACKS.register("dlg")
 @dataclass(frozen=True, kw_only=True)
-class DLG(Attack):
+class DLG(MatchingAttack):
     """Moves dummy inputs and dummy labels until their gradient is the client's.
 
-    Zhu, Liu and Han, "Deep Leakage from Gradients", NeurIPS 2019: Eq. (1), Algorithm 1. L-BFGS with step 1 and no line
-    search from normal noise; labels are the softmax of logits that move with the inputs. One step here is one
-    evaluation of the gradient, so the paper's 300 calls of up to 20 evaluations are up to 6,000 steps.
-    Departures: the best guess met is returned instead of the last, and the best of `restarts` starts by the objective,
-    since a single start diverges about one time in three; labels that are given are kept fixed (Zhao et al., "iDLG", 2020)
-    unless `joint_labels` asks to start from them; the run stops once the update is matched to `found` of its size, and begins
-    anew from other starts, within `steps` in all, where `patience` steps bring less than a tenth or every start left the finite numbers;
-    `restarts=1, patience=None` is the paper's one run. `features` adds the certified
-    features of a feature recovery: Wang et al., "Towards Eliminating Hard Label Constraints in Gradient Inversion Attacks", ICLR
-    2024, Eq. (8), β = `feature_weight`, α = `head_weight`.
+    Zhu, Liu and Han, "Deep Leakage from Gradients", NeurIPS 2019: Eq. (1), Algorithm 1. L-BFGS with step 1 and no line search, from normal
+    noise. Labels are the softmax of logits that move with the inputs. One step here is one evaluation of the gradient; the paper's 300
+    calls take up to 20 evaluations each.
+    Departures: the best guess of `restarts` starts is returned, by the objective. Given labels stay fixed (Zhao et al., "iDLG", 2020),
+    unless `joint_labels` is set. The run stops once the distance is `found` of the update's size. Where `patience` steps bring less than a
+    tenth, or no start is finite, fresh starts use the steps left. `restarts=1, patience=None` is the paper's run. `features` adds recovered
+    features: Wang et al., "Towards Eliminating Hard Label Constraints in Gradient Inversion Attacks", ICLR 2024, Eq. (8), with β =
+    `feature_weight` and α = `head_weight`.
     """
 
     needs: ClassVar[frozenset[Knowledge]] = frozenset()
@@ -56,7 +55,7 @@ class DLG(Attack):
 
     def __call__(self, exposure: Exposure, labels: LabelEstimate | None, rng: Generator) -> Reconstruction:
         distance = SquaredError()
-        term = with_features(self.features, exposure, labels, rng, weight=self.feature_weight, distance=distance)
+        term = feature_term(self.features, exposure, labels, rng, weight=self.feature_weight, distance=distance)
         recipe = Recipe(
             distance=distance,
             priors=term.priors,
@@ -68,10 +67,10 @@ class DLG(Attack):
             trial=self.trial,
             boxed=False,
             joint_labels=labels is None if self.joint_labels is None else self.joint_labels,
-            found=self.found,
+            tolerance=self.found,
             patience=self.patience,
-            anew=self.patience is not None,
+            restart_on_stall=self.patience is not None,
             seconds=self.seconds,
             path=self.path,
         )
-        return term.noted(solve(exposure, labels, rng, recipe))
+        return term.with_note(solve(exposure, labels, rng, recipe))

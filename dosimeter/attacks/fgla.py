@@ -21,11 +21,11 @@ from dosimeter.types import FeatureEstimate, Knowledge, LabelEstimate, Refused
 class FGLA(DecodingAttack):
     """Divides each class's weight gradient by its bias gradient and has a decoder, trained on auxiliary images, draw the quotient.
 
-    Xue et al., "Fast Generation-Based Gradient Leakage Attacks against Highly Compressed Gradients", INFOCOM 2023; rgla Eq. (1).
-    Samples of one label share one quotient, the mean of their features, so that all of them come back as one picture.
-    Without labels the classes with a negative bias gradient are taken for present, once each.
-    Departures: of the decoder, see dosimeter/engines/decoder; samples are matched to the truth one to one, and PSNR is taken for each
-    image, where the released code averages the squared error over the batch first.
+    Xue et al., "Fast Generation-Based Gradient Leakage Attacks against Highly Compressed Gradients", INFOCOM 2023; rgla Eq. (1). Samples of
+    one label share one quotient, the mean of their features, so that all of them come back as one picture. Without labels, every class
+    with a negative bias gradient counts as present once.
+    Departures: those of the decoder (see dosimeter/engines/decoder). Samples are matched to the truth one to one, and PSNR is taken for
+    each image; the released code averages the squared error over the batch first.
     """
 
     needs: ClassVar[frozenset[Knowledge]] = DecodingAttack.needs | {Knowledge.BIAS_GRADIENT}

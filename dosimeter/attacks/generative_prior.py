@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
-from torch import Generator
+from torch import Generator, Tensor
 
 from dosimeter.engines.decoder.cache import obtain
 from dosimeter.engines.decoder.latent import Latent, descend, evaluate, evolve
@@ -15,9 +15,10 @@ from dosimeter.engines.decoder.train import DecoderSettings
 from dosimeter.engines.matching.differentiable import reason_against, twice_differentiable
 from dosimeter.engines.matching.distances import Cosine
 from dosimeter.engines.matching.optimisers import Adam
+from dosimeter.engines.matching.problem import Problem, make_problem
 from dosimeter.engines.matching.recipe import Recipe
-from dosimeter.engines.matching.run import Run
 from dosimeter.engines.matching.schedules import Rate
+from dosimeter.engines.matching.state import begin
 from dosimeter.interfaces import Attack, Exposure
 from dosimeter.normalization import to_pixels
 from dosimeter.options import NonNegativeFloat, PositiveFloat, PositiveInt
@@ -30,12 +31,12 @@ from dosimeter.types import Knowledge, LabelEstimate, Outcome, Reconstruction, R
 class GenerativePrior(Attack):
     """Searches the latent space of a decoder, trained on auxiliary images, for a batch whose gradient points where the client's does.
 
-    `search="descent"`: the latent stage of Jeon et al., "Gradient Inversion with Generative Image Prior" (GIAS), NeurIPS 2021, Eq. (5);
-    `search="evolution"`: Li et al., "Auditing Privacy Defenses in Federated Learning via Generative Gradient Leakage" (GGL),
-    CVPR 2022, Eq. (6), by covariance-matrix adaptation, which asks for no slope and so also works where defenses leave none.
-    Departures: the generator is no GAN but the decoder of `fgla` and `rgla`; its latent are the first `dimensions` principal
-    coordinates of the auxiliary features, kept near their mean by `penalty`; GIAS's second stage, which moves the generator's
-    weights, is left out; the covariance is diagonal.
+    `search="descent"`: the latent stage of Jeon et al., "Gradient Inversion with Generative Image Prior" (GIAS), NeurIPS 2021, Eq. (5).
+    `search="evolution"`: Li et al., "Auditing Privacy Defenses in Federated Learning via Generative Gradient Leakage" (GGL), CVPR 2022,
+    Eq. (6), by covariance-matrix adaptation. Evolution needs no slope, so that it also works where defenses leave none.
+    Departures: the generator is the decoder of `fgla` and `rgla`, no GAN. The latent space is spanned by the first `dimensions` principal
+    axes of the auxiliary features; `penalty` keeps coordinates near their mean. GIAS's second stage, which moves the generator's
+    weights, is left out. The covariance is diagonal.
     """
 
     needs: ClassVar[frozenset[Knowledge]] = frozenset({Knowledge.LABELS, Knowledge.AUXILIARY})
@@ -58,20 +59,21 @@ class GenerativePrior(Attack):
         known = to_pixels(exposure.auxiliary.inputs, target.normalization).clamp(0, 1)
         latent = Latent.of(target, trained.decoder, known, self.dimensions, rng)
         recipe = Recipe(distance=Cosine(), optimiser=Adam(), rate=Rate(start=self.learning_rate), steps=self.steps)
-        run = Run(exposure, labels, rng, recipe)
-        start = 0.1 * torch.randn(run.guess.shape[0], len(latent.axes), generator=rng, device=rng.device).to(latent.axes)
+        problem = make_problem(exposure, labels, recipe)
+        first = begin(problem, rng).variables
+        start = 0.1 * torch.randn(problem.guess.shape[0], len(latent.axes), generator=rng, device=rng.device).to(latent.axes)
         if self.search == "descent":
-            _refuse_without_slope(run)
-            found, reached = descend(latent, run, start, steps=self.steps, rate=self.learning_rate, penalty=self.penalty)
+            _refuse_without_slope(problem, first)
+            found, reached = descend(latent, problem, start, steps=self.steps, rate=self.learning_rate, penalty=self.penalty)
         else:
-            found, reached = evolve(latent, run, start, rng, steps=self.steps, population=self.population, penalty=self.penalty)
+            found, reached = evolve(latent, problem, start, rng, steps=self.steps, population=self.population, penalty=self.penalty)
         with torch.no_grad():
             inputs = latent.draw(found)
-        distance = float(evaluate(run, inputs[None]).distance[0])
-        assert run.guess.targets is not None
+        distance = float(evaluate(problem, inputs[None]).distance[0])
+        assert problem.guess.targets is not None
         return Reconstruction(
             inputs=inputs,
-            labels=run.guess.targets.clone(),
+            labels=problem.guess.targets.clone(),
             objective=min(reached),
             distance=distance,
             normalization=exposure.public.normalization,
@@ -81,8 +83,8 @@ class GenerativePrior(Attack):
         )
 
 
-def _refuse_without_slope(run: Run) -> None:
+def _refuse_without_slope(problem: Problem, variables: Tensor) -> None:
     with twice_differentiable():
-        reason = reason_against(run.exposure, run.recipe, run.guess, run.variables)
+        reason = reason_against(problem, variables)
     if reason:
         raise Refused(f'{reason}; search="evolution" needs no gradient')

@@ -7,13 +7,14 @@ from typing import Any, ClassVar
 
 from torch import Generator
 
+from dosimeter.engines.matching.attack import MatchingAttack
 from dosimeter.engines.matching.distances import SquaredError
 from dosimeter.engines.matching.optimisers import Adam
 from dosimeter.engines.matching.priors import Prior, SquaredNorm, TotalVariation, batch_norm_prior
 from dosimeter.engines.matching.recipe import Path, Precision, Recipe
 from dosimeter.engines.matching.schedules import Rate
 from dosimeter.engines.matching.solve import solve
-from dosimeter.interfaces import Attack, Exposure
+from dosimeter.interfaces import Exposure
 from dosimeter.options import Fraction, NonNegativeFloat, PositiveFloat, PositiveInt
 from dosimeter.registry import ATTACKS
 from dosimeter.types import Knowledge, LabelEstimate, Reconstruction
@@ -21,15 +22,15 @@ from dosimeter.types import Knowledge, LabelEstimate, Reconstruction
 
 @ATTACKS.register("gradinversion")
 @dataclass(frozen=True, kw_only=True)
-class GradInversion(Attack):
+class GradInversion(MatchingAttack):
     """Runs several seeds that must match the gradient, look natural to the batch norms, and agree with each other.
 
-    Yin et al., "See through Gradients: Image Batch Recovery via GradInversion", CVPR 2021: Eqs. (1), (8)-(11). Squared error
-    of the update, total variation, ℓ2 norm, batch-norm statistics and group consistency over seeds; Adam with a
-    warm-up and a cosine decay. No public code exists.
-    Departures: the update's distance is divided by the update's own squared norm, so that one set of weights, ours, serves every model;
-    the paper's pixel noise is left out; the consensus is the mean over seeds without registration by optical flow, with samples of one
-    label paired first; among the seeds the lowest objective is returned.
+    Yin et al., "See through Gradients: Image Batch Recovery via GradInversion", CVPR 2021: Eqs. (1), (8)-(11). Squared error of the update,
+    total variation, ℓ2 norm, batch-norm statistics and group consistency over seeds; Adam with a warm-up and a cosine decay. No
+    public code exists.
+    Departures: the update's distance is divided by the update's squared norm, so that one set of weights, ours, serves every model. The
+    paper's pixel noise is left out. The consensus is the mean over seeds, without registration by optical flow; samples of one label are
+    paired first. Among the seeds the lowest objective is returned.
     """
 
     needs: ClassVar[frozenset[Knowledge]] = frozenset({Knowledge.LABELS})

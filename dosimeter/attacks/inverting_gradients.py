@@ -8,42 +8,37 @@ from typing import Any, ClassVar, Literal
 
 from torch import Generator
 
+from dosimeter.engines.matching.attack import MatchingAttack
 from dosimeter.engines.matching.distances import Cosine
-from dosimeter.engines.matching.features import with_features
+from dosimeter.engines.matching.features import feature_term
 from dosimeter.engines.matching.optimisers import Adam
 from dosimeter.engines.matching.polish import polish
 from dosimeter.engines.matching.priors import TotalVariation
 from dosimeter.engines.matching.recipe import Path, Precision, Recipe
 from dosimeter.engines.matching.schedules import Rate
 from dosimeter.engines.matching.solve import solve, start_distance
-from dosimeter.interfaces import Attack, Exposure
+from dosimeter.interfaces import Exposure
 from dosimeter.options import Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from dosimeter.registry import ATTACKS
 from dosimeter.types import Knowledge, LabelEstimate, Reconstruction
 
-VARIATION, SHARE = 0.01, 0.1  # the total variation's weight, and its largest share of the distance at the start
-TIME = 2 / 3  # of the seconds, where polishing is to follow
-LONG = 4000  # steps from which on the gradient itself ends lower than its sign
+VARIATION_WEIGHT, VARIATION_SHARE = 0.01, 0.1  # of total variation, and its largest share of the distance at the start
+MATCHING_TIME = 2 / 3  # of the seconds, where polishing is to follow
+PLAIN_STEPS_FROM = 4000  # steps from which on plain steps end lower than signed ones
 
 
 @ATTACKS.register("inverting_gradients")
 @dataclass(frozen=True, kw_only=True)
-class InvertingGradients(Attack):
+class InvertingGradients(MatchingAttack):
     """Finds inputs in the data range whose gradient points where the client's does, and whose neighbouring pixels agree.
 
-    Geiping et al., "Inverting Gradients: How easy is it to break privacy in federated learning?", NeurIPS 2020: Eq. (4),
-    cosine distance over the whole update plus total variation; Adam on the gradient's sign or on the gradient itself (their
-    `--unsigned`), step .1 cut to a tenth at 3/8, 5/8 and 7/8 of the steps, inputs boxed to the data range after every step. Labels stay
-    fixed, soft estimates as they are. Unless it is said, the sign is taken in runs of fewer than 4,000 steps: it gets somewhere sooner, and
-    the gradient itself ends lower, at a batch of four by 2 dB and more (docs/results/matching.md).
-    Departures: the published runs weigh total variation by 1e-6 to 1e-1, chosen by setting, and the released command line by 1e-4. Here
-    the weight is, unless given, .01 or, if less, a tenth of the distance at the start, which a server can measure: on untrained
-    networks in eval mode that distance runs from 5e-4 to .5, and one weight drowns the match in one of them and does nothing in
-    another. Restarts run side by side, each keeps its guess of the lowest objective, prior included, and the lowest of those is
-    returned; the released code keeps last guesses and compares their distances alone.
-    `features` names a feature recovery whose certified features are matched too, or "labels" for those that the label recovery
-    found: Wang et al., "Towards Eliminating Hard Label Constraints in Gradient Inversion Attacks", ICLR 2024, Eq. (8), with
-    β = `feature_weight` and α = `head_weight`. For `feature_start` of the steps they alone are matched. `polish` is ours.
+    Geiping et al., "Inverting Gradients: How easy is it to break privacy in federated learning?", NeurIPS 2020: Eq. (4), cosine distance
+    plus total variation. Adam on the gradient or on its sign, step .1 cut to a tenth at 3/8, 5/8 and 7/8 of the steps, inputs boxed.
+    Signed steps improve faster at first; plain steps reach a lower objective, so that long runs take these.
+    Departures: the weight of total variation is at most a tenth of the distance at the start, which a server can measure; the paper
+    chooses it by setting. Restarts are compared by the whole objective, at their best guesses.
+    `features` matches recovered features too: Wang et al., "Towards Eliminating Hard Label Constraints in Gradient Inversion Attacks", ICLR
+    2024, Eq. (8), β = `feature_weight`, α = `head_weight`; "labels" takes those of the label recovery. `polish` is ours.
     """
 
     needs: ClassVar[frozenset[Knowledge]] = frozenset({Knowledge.LABELS})
@@ -70,10 +65,10 @@ class InvertingGradients(Attack):
 
     def __call__(self, exposure: Exposure, labels: LabelEstimate | None, rng: Generator) -> Reconstruction:
         distance = Cosine()
-        term = with_features(self.features, exposure, labels, rng, weight=self.feature_weight, distance=distance)
+        term = feature_term(self.features, exposure, labels, rng, weight=self.feature_weight, distance=distance)
         recipe = Recipe(
             distance=distance,
-            optimiser=Adam(sign=self.sign or ("raw" if self.steps >= LONG else "signed")),
+            optimiser=Adam(sign=self.sign or ("raw" if self.steps >= PLAIN_STEPS_FROM else "signed")),
             rate=Rate(start=self.learning_rate),
             steps=self.steps,
             restarts=self.restarts,
@@ -83,13 +78,13 @@ class InvertingGradients(Attack):
             boxed=self.boxed,
             start=self.start,
             patience=self.patience,
-            seconds=self.seconds if self.seconds is None or not self.polish else TIME * self.seconds,
+            seconds=self.seconds if self.seconds is None or not self.polish else MATCHING_TIME * self.seconds,
             path=self.path,
             precision=self.precision,
         )
         weight = self.total_variation
         if weight is None:
-            weight = min(VARIATION, SHARE * start_distance(exposure, labels, rng, recipe))
+            weight = min(VARIATION_WEIGHT, VARIATION_SHARE * start_distance(exposure, labels, rng, recipe))
         if weight:
             variation = TotalVariation(weight=weight, form=self.total_variation_form)
             recipe = replace(recipe, priors=(variation, *term.priors))
@@ -98,4 +93,4 @@ class InvertingGradients(Attack):
         left = None if self.seconds is None else self.seconds - (time.monotonic() - began)
         if self.polish and (left is None or left > 0):
             found = polish(found, exposure, labels, rng, steps=self.polish, seconds=left, path=self.path)
-        return term.noted(found)
+        return term.with_note(found)

@@ -21,12 +21,12 @@ from dosimeter.types import FeatureEstimate, LabelEstimate, Refused
 class RGLA(DecodingAttack):
     """Recovers the feature of every sample from the head's gradient and has a decoder, trained on auxiliary images, draw it.
 
-    "RGLA: Reverse Gradient Leakage Attack using Inverted Cross-Entropy Loss Function", 2023: Algorithm 1. `features="rgla"` finds
-    the logits by descent, as published, and needs labels and a bias; `features="subspace"`, ours, takes the gradient apart
-    exactly, with labels given, recovered or unknown, and without the batch size.
-    `refinement_steps`, ours, then moves each image on its own until the model gives it its feature, unless that makes auxiliary
-    images worse, as it does behind deep networks; `joint_steps` moves all of them together towards the whole update.
-    Departures: of the decoder, see dosimeter/engines/decoder; nothing is reordered by the truth before it is scored.
+    "RGLA: Reverse Gradient Leakage Attack using Inverted Cross-Entropy Loss Function", 2023: Algorithm 1. `features="rgla"` finds the
+    logits by descent, as published, and needs labels and a bias. `features="subspace"`, ours, takes the gradient apart exactly, also
+    without labels and without the batch size.
+    Departures: those of the decoder (see dosimeter/engines/decoder). Nothing is reordered by the truth before it is scored.
+    `refinement_steps`, ours, moves each image until the model gives it its feature, unless that makes auxiliary images worse.
+    `joint_steps`, ours, moves all images together towards the whole update.
     """
 
     quick: ClassVar[dict[str, Any]] = {"features": "subspace", "width": 32}

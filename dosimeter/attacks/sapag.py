@@ -7,12 +7,13 @@ from typing import Any, ClassVar, Literal
 
 from torch import Generator
 
+from dosimeter.engines.matching.attack import MatchingAttack
 from dosimeter.engines.matching.distances import GaussianKernel
 from dosimeter.engines.matching.optimisers import LBFGS, Adam
 from dosimeter.engines.matching.recipe import Path, Recipe
 from dosimeter.engines.matching.schedules import Rate
 from dosimeter.engines.matching.solve import solve
-from dosimeter.interfaces import Attack, Exposure
+from dosimeter.interfaces import Exposure
 from dosimeter.options import PositiveFloat, PositiveInt
 from dosimeter.registry import ATTACKS
 from dosimeter.types import Knowledge, LabelEstimate, Reconstruction
@@ -20,14 +21,14 @@ from dosimeter.types import Knowledge, LabelEstimate, Reconstruction
 
 @ATTACKS.register("sapag")
 @dataclass(frozen=True, kw_only=True)
-class SAPAG(Attack):
+class SAPAG(MatchingAttack):
     """Weighs every layer's mismatch by a Gaussian kernel as wide as the layer's own gradient varies.
 
-    Wang et al., "SAPAG: A Self-Adaptive Privacy Attack From Gradients", 2020: the weighted Gaussian kernel as distance, with the
-    variance of each layer's update as its width. Departures: the squared error is averaged over a layer (see `GaussianKernel`) and
-    the variance multiplied by `width`, since kernels as narrow as the paper's are flat at most starts; labels are taken from a
-    label recovery, or optimised as in DLG where none are given; Adam, since L-BFGS takes no step where the kernel is flat
-    (`optimiser="lbfgs"` restores it).
+    Wang et al., "SAPAG: A Self-Adaptive Privacy Attack From Gradients", 2020: the weighted Gaussian kernel as distance, with the variance
+    of each layer's update as its width.
+    Departures: the squared error is averaged over a layer (see `GaussianKernel`). The variance is multiplied by `width`, since kernels as
+    narrow as the paper's are flat at most starts. Labels come from a label recovery, or move as in DLG where none are given. The optimiser
+    is Adam, since L-BFGS takes no step where the kernel is flat; `optimiser="lbfgs"` restores it.
     """
 
     needs: ClassVar[frozenset[Knowledge]] = frozenset()

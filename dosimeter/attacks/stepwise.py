@@ -7,13 +7,14 @@ from typing import Any, ClassVar, Literal
 
 from torch import Generator
 
+from dosimeter.engines.matching.attack import MatchingAttack
 from dosimeter.engines.matching.distances import Cosine
 from dosimeter.engines.matching.optimisers import Adam
 from dosimeter.engines.matching.priors import Prior, TotalVariation, batch_norm_prior, batch_norms
 from dosimeter.engines.matching.recipe import Path, Precision, Recipe
 from dosimeter.engines.matching.schedules import Layers, Rate, first_block
 from dosimeter.engines.matching.solve import solve
-from dosimeter.interfaces import Attack, Exposure
+from dosimeter.interfaces import Exposure
 from dosimeter.options import Fraction, NonNegativeFloat, PositiveFloat, PositiveInt
 from dosimeter.registry import ATTACKS
 from dosimeter.types import Knowledge, LabelEstimate, Reconstruction
@@ -21,20 +22,16 @@ from dosimeter.types import Knowledge, LabelEstimate, Reconstruction
 
 @ATTACKS.register("stepwise")
 @dataclass(frozen=True, kw_only=True)
-class Stepwise(Attack):
+class Stepwise(MatchingAttack):
     """Lets the layers to be matched in from the deep end, hides random entries at every step, and adds the priors last.
 
-    Ye et al., "High-Fidelity Gradient Inversion in Distributed Learning" (HFGInv), AAAI 2024, Stage II: Eqs. (9)-(12).
-    Cosine distance over the layers that have entered, with one fresh dropout mask on both gradients; signed Adam .1, steps
-    × .33 at 3/8, 5/8 and 7/8; total variation after T₁ = 1/5 and batch-norm statistics after T₂ = 1/3 of the steps; inputs boxed.
-    `variant` chooses between the paper (sign; isotropic total variation with β = 2, weight .01) and its released code (soft
-    sign; L1 total variation, weight .005; the first two batch norms weighted by 1.3 and 3). Both let in ten of ResNet-34's tensors every
-    1/30 of the steps, and never the stem and first block. Onsets are fractions of `steps`, so that a shorter run keeps the shape of the
-    schedule, and so are the layers' shares: ten are a ninth of that network's, so a ninth of any network's enter at once, and all of
-    them before the batch-norm prior.
-    Departures: total variation is a mean, not a sum; batch-norm statistics are in the norm's units (see `BatchNormStatistics`), where 2e-5
-    weighs on MobileNetV2 what the paper's 1e-4 does; gradients are not doubled in the first 100 steps, which Adam undoes;
-    a model without batch norm is attacked without that prior, and without blocks (three or more) all its layers are matched.
+    Ye et al., "High-Fidelity Gradient Inversion in Distributed Learning" (HFGInv), AAAI 2024, Stage II: Eqs. (9)-(12). Cosine distance over
+    the layers that have entered, with one fresh dropout mask on both gradients; total variation after T₁ = 1/5 and batch-norm statistics
+    after T₂ = 1/3 of the steps. `variant` chooses between the paper (sign; isotropic total variation) and its released code (soft
+    sign; L1 total variation; the first two batch norms weighted by 1.3 and 3). The stem and the first block are never matched.
+    Departures: onsets are fractions of `steps`, and a ninth of the layers enters at once, as ten of ResNet-34's tensors do in the paper.
+    Total variation is a mean. Batch-norm statistics are in the norm's units (see `BatchNormStatistics`). Gradients are not doubled in
+    the first 100 steps, which Adam undoes.
     """
 
     needs: ClassVar[frozenset[Knowledge]] = frozenset({Knowledge.LABELS})

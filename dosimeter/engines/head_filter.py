@@ -1,9 +1,11 @@
-"""GradFilt's filter in the last layer: planted before a model is sent, recognised in it, and read out of the answer."""
+"""GradFilt's filter in the last layer: how it is planted, found again, and how labels and gradients are read behind it."""
 
 from __future__ import annotations
 
 import copy
+from abc import abstractmethod
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Generator, Tensor, nn
@@ -12,19 +14,20 @@ from dosimeter.client.losses import CrossEntropy, Focal
 from dosimeter.engines.bins.replay import takes_local_steps
 from dosimeter.engines.counting.batch_size import declared_or_inferred
 from dosimeter.engines.counting.counts import estimate_of, nearest_counts, whole_number_confidence
-from dosimeter.interfaces import Exposure, Loss
+from dosimeter.interfaces import ActiveAttack, Exposure, Loss
 from dosimeter.network.head import Head, find_head
+from dosimeter.network.input_shape import find_head_name, find_input_shape
 from dosimeter.network.probing import record_calls
-from dosimeter.options import mismatch
+from dosimeter.options import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, mismatch
 from dosimeter.randomness import generator
-from dosimeter.types import LabelEstimate, Outcome, Refused
+from dosimeter.types import Knowledge, LabelEstimate, Outcome, Reconstruction, Refused
 
 BIAS = 1e3  # Ω: more would round away what local steps add to the biases
 LEAST_BIAS = 4.0  # e^4: with less no class is shut out
-WHOLE = 0.5  # confidence from which counts are whole numbers: none is off by more than a quarter of a sample
-CERTAINLY_WHOLE = 0.98  # the same of an update whose scale had to be found first
-ASTRAY = 0.25  # of a sample: how far the bias gradient's sum may be from zero
-CERTAIN = 0.2  # of the largest bias: how far below it every target's bias lies in a filter
+WHOLE_CONFIDENCE = 0.5  # from which counts are whole numbers: none is off by more than a quarter of a sample
+WHOLE_CONFIDENCE_STRETCHED = 0.98  # the same of an update whose scale had to be found first
+LARGEST_SUM = 0.25  # of a sample: how far the bias gradient's sum may be from zero
+TARGET_GAP = 0.2  # of the largest bias: how far below it every target's bias lies in a filter
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +37,52 @@ class Filter:
     head: Head
     targets: Tensor  # (t,) class ids
     probabilities: Tensor  # (C,) p' of Eq. (5.12), of every sample
+
+
+@dataclass(frozen=True, kw_only=True)
+class FilteringAttack(ActiveAttack):
+    """An attack behind the filter: restore the labels, calibrate the gradients, and recover the target samples from these."""
+
+    needs: ClassVar[frozenset[Knowledge]] = frozenset({Knowledge.TAMPERED_MODEL, Knowledge.HEAD_GRADIENT, Knowledge.BIAS_GRADIENT})
+
+    targets: tuple[NonNegativeInt, ...]
+    bias: PositiveFloat = BIAS  # Ω
+    scale: PositiveFloat = 1.0  # α
+    camouflage: NonNegativeFloat = 0.0  # relative size of the noise that is left in the zeroed rows, against a client that looks at them
+    input_shape: tuple[PositiveInt, ...] | None = None
+
+    @abstractmethod
+    def recover(self, exposure: Exposure, calibrated: Exposure, labels: LabelEstimate, rng: Generator) -> tuple[Reconstruction, str]:
+        """The target samples, of whose classes `labels` tells, and a note on their number."""
+
+    def __call__(self, exposure: Exposure, labels: LabelEstimate | None, rng: Generator) -> Reconstruction:
+        restored = restore_labels(exposure, self.name)
+        calibrated, of_targets = calibrate(exposure, restored)
+        note = f"{len(of_targets.labels)} of {int(restored.counts.sum())} samples are of the target classes"
+        if restored.message:
+            note += f" ({restored.message})"
+        if len(of_targets.labels) == 0:
+            outcome = Outcome.IMPOSSIBLE if restored.outcome is Outcome.COMPLETED else restored.outcome
+            return exposure.without_inputs(outcome, note)
+        found, on_number = self.recover(exposure, calibrated, of_targets, rng)
+        note += on_number
+        if any(isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training for m in exposure.model.modules()):
+            note += "; batch norm in train mode mixes the other samples in"
+        outcome = restored.outcome if found.outcome is Outcome.COMPLETED else found.outcome
+        return replace(found, outcome=outcome, message="; ".join(part for part in (note, found.message) if part))
+
+    def plant(self, model: nn.Module, round_number: int = 0) -> nn.Module:
+        """A copy of the model with the filter; refused where the targets' own logits overcome the bias."""
+        shape = self.input_shape or find_input_shape(model)
+        rng = generator(round_number, "gradfilt camouflage")
+        head = find_head_name(model, shape)
+        filtered = plant_filter(model, head, self.targets, bias=self.bias, scale=self.scale, camouflage=self.camouflage, rng=rng)
+        require_filtering(filtered, head, shape, self.targets, self.bias)
+        return filtered
+
+    def calibrate(self, exposure: Exposure) -> tuple[Exposure, LabelEstimate]:
+        """What the target samples alone would have sent, and their labels."""
+        return calibrate(exposure, restore_labels(exposure, self.name))
 
 
 def plant_filter(
@@ -80,7 +129,7 @@ def find_filter(exposure: Exposure) -> Filter:
     head = find_head(exposure)
     if head.bias is None or float(head.bias.max()) < LEAST_BIAS:
         raise Refused(_UNMARKED)
-    low = head.bias < (1 - CERTAIN) * head.bias.max()
+    low = head.bias < (1 - TARGET_GAP) * head.bias.max()
     settled = head.bias[~low]
     if not bool(low.any()) or float(settled.max() - settled.min()) > 1e-6 * float(settled.max()):
         raise Refused(_UNMARKED)
@@ -103,11 +152,11 @@ def restore_labels(exposure: Exposure, name: str) -> LabelEstimate:
     size, outcome, message = declared_or_inferred(exposure.public.batch_size, shares, planted.head.weight_gradient, name)
     counts = nearest_counts(size * shares, size)
     whole = whole_number_confidence(size * shares, counts)
-    stretch = _stretch(planted, share, weight, gradient.double()) if whole < WHOLE else 1.0
+    stretch = _stretch(planted, share, weight, gradient.double()) if whole < WHOLE_CONFIDENCE else 1.0
     if stretch != 1.0:
         stretched = _shares(share, weight, gradient.double() / stretch)
         sums = nearest_counts(size * stretched, size)
-        if (certainty := whole_number_confidence(size * stretched, sums)) >= CERTAINLY_WHOLE:
+        if (certainty := whole_number_confidence(size * stretched, sums)) >= WHOLE_CONFIDENCE_STRETCHED:
             shares, counts, whole = stretched, sums, certainty
             message = "; ".join(filter(None, (message, f"the update is {stretch:.3g} times a gradient, as clipping makes it")))
         else:
@@ -116,10 +165,10 @@ def restore_labels(exposure: Exposure, name: str) -> LabelEstimate:
     notes = [message]
     if takes_local_steps(exposure.public.training):
         notes.append("local steps move the filter, so that the counts are not exact")
-    if whole < WHOLE:
+    if whole < WHOLE_CONFIDENCE:
         outcome = Outcome.AMBIGUOUS
         notes.append("the sums of the labels are no whole numbers: labels are soft, or noise or the rounding of weights hides them")
-    if size * abs(float(gradient.double().sum())) > ASTRAY * float(weight.max()):
+    if size * abs(float(gradient.double().sum())) > LARGEST_SUM * float(weight.max()):
         outcome = Outcome.AMBIGUOUS
         notes.append("the bias gradient does not add up to zero, as that of every sample does: the update was changed")
     return estimate_of(
@@ -135,10 +184,10 @@ def restore_labels(exposure: Exposure, name: str) -> LabelEstimate:
 def calibrate(exposure: Exposure, labels: LabelEstimate) -> tuple[Exposure, LabelEstimate]:
     """The exposure that the target samples alone would have made (Eqs. 5.16-5.22), and their labels.
 
-    Below the head every gradient is scaled by B/|x_t| (Eq. 5.22, whose minus sign is a slip). In the head the targets'
-    rows, where p' = 0, hold their own samples alone: scaled alike they are exact, for several targets too, unlike the
-    outer product of Eq. (5.21). The other rows are p'_k ā with ā the targets' mean feature (Eqs. 5.16 and 5.19); the bias
-    gradient is p' − λ_t/|x_t| (Eq. 5.20 with the restored counts).
+    Below the head every gradient is scaled by B/|x_t| (Eq. 5.22, whose minus sign is a slip). In the head the targets' rows, where p' = 0,
+    hold their own samples alone. Scaled by the same factor they are exact, also for several targets; the outer product of Eq. (5.21) is
+    exact for one. The other rows are p'_k ā with ā the targets' mean feature (Eqs. 5.16 and 5.19). The bias gradient is
+    p' − λ_t/|x_t| (Eq. 5.20 with the restored counts).
     """
     planted = find_filter(exposure)
     head, targets = planted.head, planted.targets
@@ -187,9 +236,9 @@ def _gradient_form(loss: Loss, planted: Filter) -> tuple[Tensor, Tensor]:
 
 
 def _stretch(planted: Filter, share: Tensor, weight: Tensor, bias_gradient: Tensor) -> float:
-    """s where the update is s times a gradient, read off a class that no sample has: its entry is s q_k φ, the largest there is.
+    """The factor s where the update is s times a gradient. A class without samples has the entry s q_k φ, the largest of all.
 
-    1 where φ depends on the class, since the batch's mean of it is then unknown, or where nothing is left to read.
+    1 where φ depends on the class, since the batch's mean φ is then unknown, or where no class can be read.
     """
     others = torch.ones_like(share, dtype=torch.bool).index_fill(0, planted.targets, False) & (share > 0)
     if not bool(others.any()) or not torch.equal(weight, weight[:1].expand_as(weight)):

@@ -22,9 +22,9 @@ class GradFiltLabels(LabelRecovery, Tampering):
     """Counts every class from the bias gradient of a model whose last layer the server filtered.
 
     Thesis chapter 5, Eqs. (5.12)-(5.14): λ = B (p' − ∇b'), where the filter makes p' known and the same for all samples.
-    Departure: label smoothing, temperature and focal loss are allowed for. `targets` are read off the model; those given
-    are only compared with it; `tamper` plants a filter for them, or for class 0, since every class is counted.
-    `details`: the probabilities p' (C,), the targets (t,), and what a clipped update was multiplied by.
+    Departures: label smoothing, temperature and focal loss are taken into account. The targets are read off the model, and given `targets`
+    are only compared with them. `tamper` plants a filter for `targets`, or for class 0, since every class is counted.
+    `details`: the probabilities p' (C,), the targets (t,), and the factor that clipping put on the update.
     """
 
     needs: ClassVar[frozenset[Knowledge]] = frozenset({Knowledge.TAMPERED_MODEL, Knowledge.HEAD_GRADIENT, Knowledge.BIAS_GRADIENT})

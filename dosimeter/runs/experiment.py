@@ -63,7 +63,12 @@ def run(
         seconds = time.perf_counter() - started
         foreign = _attack_foreign(subject, measurement) if surface.has_foreign_null else None
         scores = _score(subject, exposure, found, foreign)
-        details = _details(found, scores) | surface.details(found, exposure, subject.batch) | _counters(measurement, exposure)
+        details = (
+            _details(found, scores)
+            | surface.details(found, exposure, subject.batch)
+            | _objective_at_truth(exposure, measurement, found, subject.batch)
+            | _counters(measurement, exposure)
+        )
     verdict, reason = surface.judge(found, scores, attempts)
     metrics, nulls = scores.as_lists()
     said = [str(warning.message) for warning in caught if issubclass(warning.category, UserWarning)]
@@ -150,6 +155,16 @@ def _attack_foreign(subject: AuditedClient, measurement: Measurement) -> Estimat
 def _score(subject: AuditedClient, exposure: Exposure, found: Estimate, foreign: Estimate | None) -> Scores:
     reference = subject.auxiliary or subject.reference
     return score(found, subject.batch, auxiliary=reference, foreign=foreign, exposure=exposure, normalization=subject.normalization)
+
+
+def _objective_at_truth(exposure: Exposure, measurement: Measurement, found: Estimate, truth: Batch) -> dict[str, float]:
+    """The attack's own objective at the private batch, to tell under-optimisation from impossibility."""
+    if not isinstance(found, Reconstruction) or measurement.attack is None or len(found.inputs) != len(truth.inputs):
+        return {}  # of some of the samples, as behind a filter, it says nothing
+    if measurement.adaptive:
+        exposure = adapt(measurement.attack, exposure).exposure
+    value = measurement.attack.objective(exposure, found, truth.inputs, truth.targets)
+    return {} if value is None else {"objective_at_truth": value}
 
 
 def _shortfalls(surface: Surface[Any], found: Estimate, details: dict[str, Any]) -> list[str]:

@@ -65,10 +65,7 @@ class Inputs(Surface[Reconstruction]):
         return beats_nulls(value, rivals)
 
     def details(self, found: Reconstruction, exposure: Exposure, truth: Batch) -> dict[str, Any]:
-        reached = {"objective": found.objective, "distance": found.distance, "restarts": list(found.restarts)}
-        if found.objective_at is None or len(found.inputs) != len(truth.inputs):
-            return reached  # of some of the samples, as behind a filter, the objective says nothing
-        return reached | {"objective_at_truth": found.objective_at(truth.inputs, truth.targets)}
+        return {"objective": found.objective, "distance": found.distance, "restarts": list(found.restarts)}
 
     def shortfalls(self, details: Mapping[str, Any]) -> list[str]:
         """An objective that is lower at the truth tells under-optimisation from impossibility."""

@@ -1,4 +1,4 @@
-"""GradFilt: exact labels and calibrated gradients, reconstruction by matching and by an inserted layer, aggregation, refusals."""
+"""GradFilt: exact labels and calibrated gradients, reconstruction by matching, aggregation, refusals."""
 
 import copy
 from dataclasses import replace
@@ -90,16 +90,16 @@ def test_counts_that_noise_hides_are_doubted_in_the_reconstruction_too(classifie
 
 
 def test_a_bias_that_shuts_out_nothing_and_inputs_that_do_not_fit_are_refused(classifier) -> None:
-    with pytest.raises(ValueError, match=r"attack\.bias: expected at least 4"):
+    with pytest.raises(ValueError, match=r"attack\.bias: expected"):
         dm.attack("gradfilt", targets=(3,), bias=1.0).tamper(classifier)
-    with pytest.raises(ValueError, match=r"attack\.input_shape: expected the shape of one input"):
+    with pytest.raises(ValueError, match=r"attack\.input_shape"):
         dm.attack("gradfilt", targets=(3,), input_shape=(1, 9, 9)).tamper(classifier)
-    with pytest.raises(ValueError, match=r"attack\.bins: expected as many as fit into memory"):
+    with pytest.raises(ValueError, match=r"attack\.bins"):
         dm.attack("imprint", bins=10**12).tamper(classifier)
 
 
 def test_a_scale_that_overcomes_the_bias_is_refused(classifier) -> None:
-    with pytest.raises(ValueError, match=r"attack\.scale: expected one that leaves the targets' logits below the bias 1000"):
+    with pytest.raises(ValueError, match=r"attack\.scale"):
         dm.attack("gradfilt", targets=(3,), scale=1e30).tamper(classifier)
 
 
@@ -242,20 +242,6 @@ def test_total_variation_fades_by_the_same_factor_from_stair_to_stair() -> None:
     assert [prior.weight_at(progress) for progress in (0.0, 0.24, 0.3, 0.6, 0.8, 1.0)] == pytest.approx([0.3, 0.3, 0.03, 3e-3, 3e-4, 3e-4])
 
 
-def test_many_targets_are_read_off_an_inserted_layer(digits, classifier) -> None:
-    images, labels = digits
-    chosen = torch.cat([(labels == 5).nonzero().flatten()[:20], (labels != 5).nonzero().flatten()[:20]])
-    batch = dm.Batch(images[chosen], labels[chosen])
-    attack = dm.attack("gradfilt", targets=(5,), expected=20)
-    found = dm.reconstruct(dm.observe(attack.tamper(classifier), batch), attack)
-    wanted = images[chosen[:20]]
-    nearest = torch.cdist(found.inputs.flatten(1), wanted.flatten(1)).min(1)
-    assert len(found.inputs) >= 18
-    assert float(nearest.values.max()) < 1e-3
-    assert len(nearest.indices.unique()) == len(found.inputs)
-    assert (found.labels == 5).all()
-
-
 def test_secure_aggregation_hides_whose_but_not_what(classifier, crowd) -> None:
     attack = dm.attack("gradfilt", targets=(3,))
     rigged = attack.tamper(classifier)
@@ -301,12 +287,31 @@ def test_a_head_whose_weights_are_computed_is_refused() -> None:
         dm.attack("gradfilt", targets=(0,), input_shape=(1, 8, 8)).tamper(model)
 
 
+@pytest.mark.parametrize(
+    ("option", "phrase"), [("expected", "gradfilt_imprint"), ("threshold", "gradfilt_imprint"), ("learning_rate", "inverting_gradients")]
+)
+def test_an_option_of_an_earlier_version_is_refused_with_what_stands_in_for_it(option, phrase) -> None:
+    with pytest.raises(ValueError, match=f"{option}.*{phrase}"):
+        dm.attack("gradfilt", targets=(3,), **{option: 4})
+
+
+def test_the_objective_at_the_target_samples_is_lower_than_elsewhere(digits, convolutions) -> None:
+    images, labels = digits
+    rows = torch.cat([(labels == 6).nonzero().flatten()[:1], (labels != 6).nonzero().flatten()[:3]])
+    attack = dm.attack("gradfilt", targets=(6,), steps=20)
+    exposure = dm.observe(attack.tamper(convolutions), dm.Batch(images[rows], labels[rows]))
+    found = dm.reconstruct(exposure, attack)
+    truth, elsewhere = (attack.objective(exposure, found, inputs, labels[rows[:1]]) for inputs in (images[rows[:1]], found.inputs))
+    assert elsewhere == pytest.approx(found.objective, rel=1e-4)
+    assert truth < 0.1 * elsewhere
+
+
 def test_refusals(classifier, batch) -> None:
     with pytest.raises(dm.Refused, match="bears its filter"):
         dm.recover_labels(dm.observe(classifier, batch), "gradfilt")
     with pytest.raises(dm.Refused, match="bears its filter"):
         dm.reconstruct(dm.observe(classifier, batch), "gradfilt", targets=(1,))
-    with pytest.raises(ValueError, match=r"attack\.targets: expected different class ids in 0\.\.9"):
+    with pytest.raises(ValueError, match=r"attack\.targets"):
         dm.attack("gradfilt", targets=(10,)).tamper(classifier)
     rigged = dm.attack("gradfilt", targets=(1,)).tamper(classifier)
     with pytest.raises(dm.Refused, match="filters for \\[1\\]"):

@@ -27,7 +27,7 @@ ARCHITECTURES = {
 }
 ATTACKS = {
     "gradfilt": {"targets": (2,)},
-    "gradfilt with layer": {"targets": (2, 5), "expected": 20},
+    "gradfilt_imprint": {"targets": (2, 5), "expected": 20},
     "imprint": {"bins": 200},
     "imprint sparse": {"bins": 200, "sparse": True},
     "trap_weights": {"rows": 200},

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import dosimeter as dm
-from dosimeter.engines.matching.run import Run
+from dosimeter.engines.matching import descent
 from dosimeter.models.loading import ModelConfig
 from dosimeter.runs.audited_client import DataConfig, client_from, prepare
 from dosimeter.runs.experiment import run
@@ -71,9 +71,9 @@ class Detached(torch.nn.Module):
 
 def test_an_attack_that_an_error_stopped_is_not_measured(subject, monkeypatch):
     def fail(*_):
-        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+        raise MemoryError("no room")
 
-    monkeypatch.setattr(Run, "move", fail)
+    monkeypatch.setattr(descent, "move", fail)
     record = run(subject, Measurement(attack=dm.attack("inverting_gradients", steps=2)))
     assert (record.verdict, record.outcome, record.metrics) == ("not measured", "crashed", {})
     assert record.reason.startswith("out of memory")

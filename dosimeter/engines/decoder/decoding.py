@@ -14,13 +14,14 @@ from dosimeter.engines.decoder.nulls import decoder_nulls
 from dosimeter.engines.decoder.refine import Refinement, gain
 from dosimeter.engines.decoder.target import Target
 from dosimeter.engines.decoder.train import DecoderSettings, decode_without_slope
+from dosimeter.engines.matching.attack import MatchingAttack
 from dosimeter.engines.matching.distances import Cosine
 from dosimeter.engines.matching.optimisers import Adam
 from dosimeter.engines.matching.priors import TotalVariation
 from dosimeter.engines.matching.recipe import Recipe
 from dosimeter.engines.matching.schedules import Rate
 from dosimeter.engines.matching.solve import solve
-from dosimeter.interfaces import Attack, Exposure
+from dosimeter.interfaces import Exposure
 from dosimeter.normalization import from_pixels, to_pixels
 from dosimeter.options import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from dosimeter.types import FeatureEstimate, Knowledge, LabelEstimate, Outcome, Reconstruction, Refused
@@ -29,7 +30,7 @@ TRIAL = 16  # auxiliary images on which a refinement must prove itself, at most
 
 
 @dataclass(frozen=True, kw_only=True)
-class DecodingAttack(Attack):
+class DecodingAttack(MatchingAttack):
     """An attack that recovers features and has a decoder draw them; the decoder is read from a file or trained on the auxiliary data."""
 
     needs: ClassVar[frozenset[Knowledge]] = frozenset({Knowledge.HEAD_GRADIENT, Knowledge.SOFTMAX_LOSS, Knowledge.AUXILIARY})

@@ -13,7 +13,8 @@ from dosimeter.engines.decoder.target import Target
 from dosimeter.engines.decoder.train import decode
 from dosimeter.engines.matching.differentiable import twice_differentiable
 from dosimeter.engines.matching.paths import Evaluation
-from dosimeter.engines.matching.run import Run
+from dosimeter.engines.matching.problem import Problem
+from dosimeter.engines.matching.terms import evaluate_final
 from dosimeter.normalization import from_pixels
 from dosimeter.progress import advance
 
@@ -46,14 +47,14 @@ class Latent:
         return from_pixels(decode(self.decoder, self.mean + coordinates @ self.axes), self.target.normalization)
 
 
-def descend(latent: Latent, run: Run, start: Tensor, *, steps: int, rate: float, penalty: float) -> tuple[Tensor, list[float]]:
+def descend(latent: Latent, problem: Problem, start: Tensor, *, steps: int, rate: float, penalty: float) -> tuple[Tensor, list[float]]:
     """Adam on the coordinates (B, k): the matching engine gives the slope at the images, the decoder hands it on."""
     coordinates = start.clone().requires_grad_()
     optimizer = torch.optim.Adam([coordinates], lr=rate)
     best, lowest, reached = start.clone(), math.inf, []
     for step in range(steps):
         inputs = latent.draw(coordinates)
-        evaluation = evaluate(run, inputs.detach()[None])
+        evaluation = evaluate(problem, inputs.detach()[None])
         objective = float(evaluation.objective[0]) + penalty * float(coordinates.detach().square().mean())
         reached.append(objective)
         if objective < lowest:
@@ -68,7 +69,7 @@ def descend(latent: Latent, run: Run, start: Tensor, *, steps: int, rate: float,
 
 
 def evolve(
-    latent: Latent, run: Run, start: Tensor, rng: Generator, *, steps: int, population: int, penalty: float
+    latent: Latent, problem: Problem, start: Tensor, rng: Generator, *, steps: int, population: int, penalty: float
 ) -> tuple[Tensor, list[float]]:
     """Separable covariance-matrix adaptation (Ros and Hansen, PPSN 2008): only the objective is asked for, never a slope."""
     size = start.numel()
@@ -91,7 +92,7 @@ def evolve(
         candidates = (mean + spread * moves).clamp(-RANGE, RANGE)
         with torch.no_grad():
             inputs = torch.stack([latent.draw(candidate.view_as(start)) for candidate in candidates])
-        values = evaluate(run, inputs).objective + penalty * candidates.square().mean(1)
+        values = evaluate(problem, inputs).objective + penalty * candidates.square().mean(1)
         order = values.nan_to_num(math.inf).argsort()
         reached.append(float(values[order[0]]))
         if reached[-1] < lowest:
@@ -107,8 +108,7 @@ def evolve(
     return best, reached
 
 
-def evaluate(run: Run, inputs: Tensor) -> Evaluation:
+def evaluate(problem: Problem, inputs: Tensor) -> Evaluation:
     """The matching objective of (R, B, *shape) inputs, and its slope."""
-    names, terms = run.terms(1.0, final=True)
     with twice_differentiable():
-        return run.evaluate(inputs.to(run.variables), None, names, terms)
+        return evaluate_final(problem, inputs)

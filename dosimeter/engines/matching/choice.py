@@ -1,4 +1,4 @@
-"""Which of the ways to the numbers is taken, and what happens where a model cannot follow it."""
+"""Which evaluator is taken, and what happens where a model cannot be traced for it."""
 
 from __future__ import annotations
 
@@ -9,60 +9,60 @@ import torch
 from torch import Tensor, nn
 
 from dosimeter.engines.matching.compiled import Captured, Compiled
-from dosimeter.engines.matching.differentiable import in_double_precision
-from dosimeter.engines.matching.guess import Guess
+from dosimeter.engines.matching.errors import first_line
 from dosimeter.engines.matching.objective import Objective, Terms
 from dosimeter.engines.matching.paths import Eager, Evaluation, Evaluator, Functional
-from dosimeter.engines.matching.recipe import Recipe
-from dosimeter.interfaces import Exposure
+from dosimeter.engines.matching.problem import Problem, in_double_precision
 
-WORTH_COMPILING = 15_000  # steps on a GPU that about win 100 s of compilation back: 5.6 ms each for ResNet-34 at 224 pixels on an H200
+WORTH_COMPILING_STEPS = 15_000  # on a GPU, so many steps win back what compilation costs
 
 
-def choose(exposure: Exposure, objective: Objective, guess: Guess, variables: Tensor) -> Evaluator:
+def choose(problem: Problem, variables: Tensor) -> Evaluator:
     """The evaluator for the recipe's path and the restarts in `variables` (R, D), with the simpler ones to fall back on.
 
-    "auto" is a fixed rule, so that the same seed gives the same bits on CPU. As measured there (benchmarks/matching.py) one
-    start is fastest eagerly and several in one functional forward pass; on a GPU the functional form is recorded as a graph, and in
-    long runs compiled before that. "fastest" measures on the spot.
+    "auto" is a fixed rule, so that the same seed gives the same bits on a CPU. There one start is fastest eagerly, and several in one
+    functional forward pass (benchmarks/matching.py). On a GPU the functional form is recorded as a graph; long runs compile it first.
+    "fastest" measures on the spot.
     """
-    path, steps = objective.recipe.path, objective.recipe.steps
+    objective, recipe = problem.objective, problem.recipe
+    path = recipe.path
     if path == "auto":
         path = "functional" if len(variables) > 1 else "eager"
         if variables.is_cuda:
-            path = "compiled" if steps >= WORTH_COMPILING else "captured"
+            path = "compiled" if recipe.steps >= WORTH_COMPILING_STEPS else "captured"
     if path == "eager":
         return Eager(objective)
     if not objective.replayable:
-        return _noted(Eager(objective), f"{objective.public.training.name} has no functional form, so the run was eager")
-    normed = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in exposure.model.modules())
-    note = "" if len(variables) == 1 or normed else reason_against_batching(exposure, objective.recipe, guess, variables)
+        return _with_note(Eager(objective), f"{objective.public.training.name} has no functional form, so the run was eager")
+    normed = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in problem.exposure.model.modules())
+    note = "" if len(variables) == 1 or normed else reason_against_batching(problem, variables)
     # vmap has no batching rule for batch norm: slow in eval mode, wrong in train mode
     together = len(variables) == 1 or not (note or normed)
 
-    def way(kind: type[Evaluator]) -> Evaluator:
+    def build(kind: type[Evaluator]) -> Evaluator:
         return kind(objective) if together else OneByOne(kind(objective))
 
     if path == "fastest":
-        return _noted(Measured(objective, [Eager(objective), *map(way, (Functional, Captured, Compiled))]), note)
+        return _with_note(Measured(objective, [Eager(objective), *map(build, (Functional, Captured, Compiled))]), note)
     ladder: list[Evaluator] = [Functional(objective), Eager(objective)] if together else [Eager(objective)]
     if path in ("captured", "compiled"):
-        ladder.insert(0, way(Captured))
+        ladder.insert(0, build(Captured))
     if path == "compiled":
-        ladder.insert(0, way(Compiled))
-    return _noted(WithFallback(ladder), note)
+        ladder.insert(0, build(Compiled))
+    return _with_note(WithFallback(ladder), note)
 
 
-def reason_against_batching(exposure: Exposure, recipe: Recipe, guess: Guess, variables: Tensor) -> str:
+def reason_against_batching(problem: Problem, variables: Tensor) -> str:
     """Why two restarts side by side would not have the gradients that each has alone, tried in double precision, or nothing.
 
-    `torch.func.vmap` gives wrong second derivatives, without a word, through layer norm, instance norm and batch norm in train
-    mode (PyTorch 2.13: off by 1e-3 to 1e-1); and a model that draws random numbers differs anyhow.
+    `torch.func.vmap` silently gives wrong second derivatives through layer norm, instance norm and batch norm in train mode. A model
+    that draws random numbers differs from call to call.
     """
     one_by_one = "restarts ran one by one, as"
-    objective = in_double_precision(exposure, recipe, guess)
-    inputs, logits = guess.unpack(variables[:2].double())
-    terms = Terms(matching=inputs.new_ones(()), priors=inputs.new_ones(len(recipe.priors)))
+    double = in_double_precision(problem)
+    objective = double.objective
+    inputs, logits = double.guess.unpack(variables[:2].double())
+    terms = Terms(matching=inputs.new_ones(()), priors=inputs.new_ones(len(problem.recipe.priors)))
 
     def slope(kind: type[Evaluator]) -> Tensor:
         return kind(objective)(inputs, logits, objective.names, terms).inputs
@@ -70,7 +70,7 @@ def reason_against_batching(exposure: Exposure, recipe: Recipe, guess: Guess, va
     with torch.random.fork_rng(devices=[inputs.device] if inputs.is_cuda else []):
         try:
             alone, again = slope(Eager), slope(Eager)
-        except Exception as error:  # memory, or a constant of single precision; a defect of the model is told where it is first evaluated
+        except Exception as error:  # memory, or a constant of single precision; a defect of the model shows where it is first evaluated
             return f"{one_by_one} their trial in double precision failed ({first_line(error)})"
         try:
             together = slope(Functional)
@@ -94,22 +94,22 @@ class OneByOne(Evaluator):
         self.single, self.name = single, single.name
 
     def __call__(self, inputs: Tensor, logits: Tensor | None, names: Sequence[str], terms: Terms) -> Evaluation:
-        found = []
+        evaluations = []
         for r in range(len(inputs)):
             one = self.single(inputs[r : r + 1], None if logits is None else logits[r : r + 1], names, terms)
-            found.append((one.objective, one.distance, one.inputs.clone(), None if one.logits is None else one.logits.clone()))
-        objective, distance, slope, label_slope = zip(*found)
+            evaluations.append((one.objective, one.distance, one.inputs.clone(), None if one.logits is None else one.logits.clone()))
+        objective, distance, slope, label_slope = zip(*evaluations)
         together = None if logits is None else torch.cat(label_slope)
         return Evaluation(torch.cat(objective), torch.cat(distance), torch.cat(slope), together)
 
 
-def _noted(evaluator: Evaluator, note: str) -> Evaluator:
+def _with_note(evaluator: Evaluator, note: str) -> Evaluator:
     evaluator.note = note
     return evaluator
 
 
 class WithFallback(Evaluator):
-    """Tries the fastest way first and steps down, saying so, where the model cannot be traced that way."""
+    """Tries the fastest evaluator first. Where the model cannot be traced for it, the next one is taken and the note says so."""
 
     def __init__(self, ladder: Sequence[Evaluator]) -> None:
         super().__init__(ladder[0].objective)
@@ -132,7 +132,7 @@ class WithFallback(Evaluator):
 
 
 class Measured(Evaluator):
-    """Times every way on the first call and stays with the fastest."""
+    """Times every evaluator on the first call and stays with the fastest."""
 
     one_layer_set = True
 
@@ -166,8 +166,3 @@ def _timed(evaluate: Evaluator, inputs: Tensor, logits: Tensor | None, names: Se
     began = time.perf_counter()
     float(evaluate(inputs, logits, names, terms).objective.sum())
     return time.perf_counter() - began
-
-
-def first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0][:200] if lines else type(error).__name__

@@ -19,16 +19,18 @@ Function = Callable[..., tuple[Tensor | None, ...]]
 
 
 class Captured(Functional):
-    """The functional form in channels-last order, recorded once and replayed as one CUDA graph; on a CPU as it is.
+    """The functional form in channels-last order, recorded once and replayed as one CUDA graph. On a CPU nothing is recorded.
 
-    Layers that enter over time are switched by weights, so that there is one recording; layers that never enter are not
+    Weights switch on the layers that enter over time, so that one recording serves all steps. Layers that never enter are not
     differentiated.
     """
 
     one_layer_set = True
+    fuses_sums = False  # whether sums over single layers are fused into what makes them, so that layers need not lie end to end
 
     def __init__(self, objective: Objective) -> None:
         super().__init__(objective)
+        self._on_gpu = next(iter(objective.target.values())).is_cuda
         self._ready: dict[tuple[object, ...], Function] = {}
 
     def __call__(self, inputs: Tensor, logits: Tensor | None, names: Sequence[str], terms: Terms) -> Evaluation:
@@ -43,8 +45,8 @@ class Captured(Functional):
         return Evaluation(objective, distance, slope, label_slope)
 
     def _prepare(self, names: tuple[str, ...], restarts: int, arguments: tuple[object, ...]) -> Function:
-        on_gpu = next(iter(self.objective.target.values())).is_cuda
-        self._arrange(on_gpu)
+        if not self._ready:
+            self.objective = self.objective.arranged(end_to_end=self._on_gpu and not self.fuses_sums, channels_last=self._on_gpu)
         buffers = self._buffers(restarts)  # never written to: every replay copies them, inside the graph, where it costs nothing
 
         def step(
@@ -55,44 +57,35 @@ class Captured(Functional):
             layers: Tensor | None,
             masks: tuple[Tensor, ...] | None,
         ) -> tuple[Tensor | None, ...]:
-            found = self.evaluate(inputs, logits, buffers, names, Terms(matching, priors, layers, masks))
-            return found.objective, found.distance, found.inputs, found.logits
+            evaluation = self.evaluate(inputs, logits, buffers, names, Terms(matching, priors, layers, masks))
+            return evaluation.objective, evaluation.distance, evaluation.inputs, evaluation.logits
 
-        function = self._translated(step, arguments)
-        return _Recorded(function, arguments) if on_gpu else function
+        function = self._translate(step, arguments)
+        return _Recorded(function, arguments) if self._on_gpu else function
 
-    def _arrange(self, on_gpu: bool) -> None:
-        self.objective.lighten()
-        if on_gpu:
-            self.objective.lay_end_to_end()
-            self.objective.to_channels_last()
-
-    def _translated(self, step: Function, arguments: tuple[object, ...]) -> Function:
+    def _translate(self, step: Function, arguments: tuple[object, ...]) -> Function:
         return step
 
 
 class Compiled(Captured):
     """The same after `torch.compile`, which is given the functional form's operations one by one.
 
-    Left to trace the functional form itself, it takes the wrong derivatives of `second_order`'s functions without a word.
+    `torch.compile` traces the functional form itself too, but silently takes wrong derivatives of `second_order`'s functions.
     """
 
-    def _arrange(self, on_gpu: bool) -> None:
-        super()._arrange(on_gpu)
-        self.objective.end_to_end = False  # a compiler fuses the sums over single layers into what makes them
+    fuses_sums = True
 
-    def _translated(self, step: Function, arguments: tuple[object, ...]) -> Function:
+    def _translate(self, step: Function, arguments: tuple[object, ...]) -> Function:
         operations = make_fx(step)(*arguments)
-        on_gpu = next(iter(self.objective.target.values())).is_cuda
         # hundreds of the step's kernels are sums over one layer, too small for a GPU; combined they take half the time
-        return torch.compile(operations, dynamic=False, options={"combo_kernels": True} if on_gpu else None)
+        return torch.compile(operations, dynamic=False, options={"combo_kernels": True} if self._on_gpu else None)
 
 
 class _Recorded:
     """A function recorded as a CUDA graph: its arguments are copied into fixed places, then the graph is replayed."""
 
     def __init__(self, function: Function, arguments: tuple[object, ...]) -> None:
-        self.function, self.places = function, _copied(arguments)  # the graph reads what the function holds, so that must live as long
+        self.function, self.places = function, _copy_of(arguments)  # the graph reads what the function holds, so that must live as long
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
@@ -100,7 +93,7 @@ class _Recorded:
                 function(*self.places)
         torch.cuda.current_stream().wait_stream(side)
         self.graph = torch.cuda.CUDAGraph()
-        with _nothing_thrown_away(), torch.cuda.graph(self.graph):
+        with _no_garbage_collected(), torch.cuda.graph(self.graph):
             self.outputs = function(*self.places)
 
     def __call__(self, *arguments: object) -> tuple[Tensor | None, ...]:
@@ -115,8 +108,8 @@ class _Recorded:
 
 
 @contextmanager
-def _nothing_thrown_away() -> Iterator[None]:
-    """Garbage of an earlier attack goes before the recording: freeing what lies on the device in the middle of one breaks it."""
+def _no_garbage_collected() -> Iterator[None]:
+    """Collect an earlier attack's garbage before the recording: to free device memory in the middle of one breaks it."""
     gc.collect()
     collecting = gc.isenabled()
     gc.disable()
@@ -127,14 +120,14 @@ def _nothing_thrown_away() -> Iterator[None]:
             gc.enable()
 
 
-def _copied(value: Any) -> Any:
+def _copy_of(value: Any) -> Any:
     if isinstance(value, Tensor):
         place = value.detach().clone(memory_format=torch.contiguous_format)
         return _channels_last(place) if place.ndim == 5 else place
     if isinstance(value, tuple):
-        return tuple(_copied(item) for item in value)
+        return tuple(_copy_of(item) for item in value)
     if isinstance(value, dict):
-        return {name: _copied(item) for name, item in value.items()}
+        return {name: _copy_of(item) for name, item in value.items()}
     return value
 
 
@@ -155,7 +148,7 @@ def _tensors(value: object) -> list[Tensor]:
 
 @contextmanager
 def precision(wanted: Precision) -> Iterator[None]:
-    """TF32 for "tf32" and "bf16", full single precision for "fp32"; what was set before comes back."""
+    """TF32 for "tf32" and "bf16", full single precision for "fp32". The caller's setting is restored."""
     matmul, convolution = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = wanted != "fp32"
     try:

@@ -1,8 +1,7 @@
-"""Whether a model's gradient can be differentiated again, found out before it misleads an attack, and what is done so that it can."""
+"""Whether a model's gradient can be differentiated again. This is tried before an attack relies on it."""
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,17 +13,17 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from dosimeter.client.training import leaves
 from dosimeter.engines.matching.distances import SquaredError
-from dosimeter.engines.matching.guess import Guess
+from dosimeter.engines.matching.errors import first_line
 from dosimeter.engines.matching.objective import Objective, Terms
 from dosimeter.engines.matching.paths import Eager, Evaluation
-from dosimeter.engines.matching.recipe import Recipe
+from dosimeter.engines.matching.problem import Problem, in_double_precision
 from dosimeter.interfaces import Exposure
 from dosimeter.network.probing import copied_buffers
 
 
 @contextmanager
 def twice_differentiable() -> Iterator[None]:
-    """Attention by plain matrix products: its fused kernels have no second derivative, those of whole encoder layers not even a first."""
+    """Compute attention by plain matrix products: fused kernels have no second derivative, those of encoder layers not even a first."""
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
@@ -34,35 +33,55 @@ def twice_differentiable() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(fast)
 
 
-def in_one_precision(exposure: Exposure) -> Exposure:
-    """The exposure with its update in the model's precision, and half precision as single: squares of gradients leave its range."""
-    model, half = exposure.model, (torch.float16, torch.bfloat16)
-    if any(parameter.dtype in half for parameter in model.parameters()):
-        model = copy.deepcopy(model).float()
-    dtypes = {name: parameter.dtype for name, parameter in model.named_parameters()}
-    if model is exposure.model and all(change.dtype == dtypes[name] for name, change in exposure.update.items()):
-        return exposure
-    return dataclasses.replace(exposure, model=model, update={name: change.to(dtypes[name]) for name, change in exposure.update.items()})
-
-
-def reason_against(exposure: Exposure, recipe: Recipe, guess: Guess, variables: Tensor) -> str:
+def reason_against(problem: Problem, variables: Tensor) -> str:
     """Why the gradient of the matching objective would be wrong here, or nothing."""
-    return _reason_in_custom_functions(exposure, recipe, guess, variables[:1]) or _reason_in_slope(exposure, recipe, guess, variables)
+    try:
+        return _reason_in_custom_functions(problem, variables[:1]) or _reason_in_slope(problem, variables)
+    except NotTwiceDifferentiable as missing:
+        return f"the model's gradient cannot be differentiated once more: {missing}"
 
 
-def _reason_in_slope(exposure: Exposure, recipe: Recipe, guess: Guess, variables: Tensor) -> str:
-    """A model that rounds or detaches its inputs has a slope of exactly 0 at all of them: no step would ever be taken.
+class NotTwiceDifferentiable(Exception):
+    """The model has a gradient, and this gradient has none."""
 
-    Tried at every start and at its mirror image in the data range, until one has a slope: a start may be the answer, or hit upon units
-    that are all off. Nor has a guess a slope that the model gives its label without any error.
+
+def _evaluate(problem: Problem, objective: Objective, inputs: Tensor, logits: Tensor | None, terms: Terms) -> Evaluation:
+    """Evaluate eagerly, (1, B, *shape). An error that the client's own training does not raise lies in the second derivative."""
+    try:
+        return Eager(objective)(inputs, logits, objective.names, terms)
+    except (RuntimeError, NotImplementedError) as error:
+        if isinstance(error, torch.OutOfMemoryError) or not _trains(problem, inputs[0], logits):
+            raise
+        raise NotTwiceDifferentiable(first_line(error)) from error
+
+
+def _trains(problem: Problem, inputs: Tensor, logits: Tensor | None) -> bool:
+    """Whether the client's training runs on a guess, with first derivatives alone."""
+    public, objective = problem.exposure.public, problem.objective
+    targets = objective.targets if logits is None else objective.soft_targets(logits[0])
+    assert targets is not None
+    try:
+        public.training(problem.exposure.model, inputs.detach().clone(), targets, public.loss)
+    except (RuntimeError, NotImplementedError):
+        return False
+    return True
+
+
+def _reason_in_slope(problem: Problem, variables: Tensor) -> str:
+    """A model that rounds or detaches its inputs has a slope of exactly 0 everywhere, so that no step would ever be taken.
+
+    The slope is tried at every start and at the start's mirror image in the data range, until one is not 0. One start alone does not
+    tell: it may be the answer, or all units may be off there. A guess to which the model gives its label without any error has no
+    slope either.
     """
-    objective = Objective(exposure, dataclasses.replace(recipe, distance=SquaredError(), priors=()), guess.targets)
+    guess = problem.guess
+    objective = Objective(problem.exposure, dataclasses.replace(problem.recipe, distance=SquaredError(), priors=()), guess.targets)
     terms = Terms(matching=variables.new_ones(()), priors=variables.new_zeros(0))
     of_nothing, distances = objective.recipe.distance.scale(list(objective.target.values())), []
     for one in variables.split(1):
         inputs, logits = guess.unpack(one)
         for at in (inputs, guess.low + guess.high - inputs):
-            evaluation = Eager(objective)(at, logits, objective.names, terms)
+            evaluation = _evaluate(problem, objective, at, logits, terms)
             if bool(evaluation.inputs.any()) or not bool(torch.isfinite(evaluation.objective).all()):
                 return ""
             distances.append(float(evaluation.distance[0]))
@@ -73,23 +92,23 @@ def _reason_in_slope(exposure: Exposure, recipe: Recipe, guess: Guess, variables
     )
 
 
-def _reason_in_custom_functions(exposure: Exposure, recipe: Recipe, guess: Guess, variables: Tensor) -> str:
-    """Autograd skips without a word a custom function that is differentiable only once.
+def _reason_in_custom_functions(problem: Problem, variables: Tensor) -> str:
+    """Autograd silently skips a custom function that is differentiable only once.
 
-    So where the model has custom functions, the objective's slope along its own gradient is compared with a difference quotient, in
+    Where the model has custom functions, the objective's slope along its own gradient is compared with a difference quotient, in
     double precision.
     """
-    custom = _custom_functions(exposure, guess.unpack(variables)[0][0])
+    custom = _custom_functions(problem.exposure, problem.guess.unpack(variables)[0][0])
     if not custom:
         return ""
-    objective = in_double_precision(exposure, recipe, guess)
-    inputs, logits = guess.unpack(variables.double())
-    terms = Terms(matching=inputs.new_ones(()), priors=inputs.new_zeros(len(recipe.priors)))
+    double = in_double_precision(problem)
+    inputs, logits = double.guess.unpack(variables.double())
+    terms = Terms(matching=inputs.new_ones(()), priors=inputs.new_zeros(len(problem.recipe.priors)))
 
     def evaluate(at: Tensor) -> Evaluation:
         with torch.random.fork_rng(devices=[at.device] if at.is_cuda else []):
             torch.manual_seed(0)  # a model with dropout must draw the same mask each time
-            return Eager(objective)(at, logits, objective.names, terms)
+            return _evaluate(double, double.objective, at, logits, terms)
 
     slope = evaluate(inputs).inputs
     size = torch.linalg.vector_norm(slope)
@@ -101,14 +120,6 @@ def _reason_in_custom_functions(exposure: Exposure, recipe: Recipe, guess: Guess
     if abs(quotient - float(size)) <= 1e-3 * max(abs(quotient), float(size)) + 1e-9:
         return ""
     return f"the backward pass of {custom[0]} does not let itself be differentiated: the objective falls by {quotient:.3g}, not {size:.3g}"
-
-
-def in_double_precision(exposure: Exposure, recipe: Recipe, guess: Guess) -> Objective:
-    """The same objective on a float64 copy of the model and the update."""
-    model = copy.deepcopy(exposure.model).double()
-    update = {name: change.double() for name, change in exposure.update.items()}
-    targets = guess.targets if guess.targets is None or not guess.targets.is_floating_point() else guess.targets.double()
-    return Objective(dataclasses.replace(exposure, model=model, update=update), dataclasses.replace(recipe, precision="fp32"), targets)
 
 
 def _custom_functions(exposure: Exposure, inputs: Tensor) -> list[str]:

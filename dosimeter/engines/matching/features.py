@@ -50,11 +50,11 @@ class FeatureTerm:
             return None
         return dict.fromkeys(self.head_parameters, 0.0 if head_weight is None else head_weight)
 
-    def noted(self, found: Reconstruction) -> Reconstruction:
+    def with_note(self, found: Reconstruction) -> Reconstruction:
         return dataclasses.replace(found, message="; ".join(part for part in (found.message, self.note) if part))
 
 
-def with_features(
+def feature_term(
     method: str | None, exposure: Exposure, labels: LabelEstimate | None, rng: Generator, *, weight: float, distance: Distance
 ) -> FeatureTerm:
     """Recover features with `method` and make a term of those that are certified; where there are none the note says so.
@@ -65,7 +65,7 @@ def with_features(
         return FeatureTerm()
     try:
         head = find_head(exposure)
-        features, slots = _recovered(method, exposure, labels, rng)
+        features, slots = _recover(method, exposure, labels, rng)
     except Refused as refusal:
         return FeatureTerm(note=f"no features to match: {refusal}")
     prefix = f"{head.name}." if head.name else ""
@@ -73,7 +73,7 @@ def with_features(
     return FeatureTerm((prior,), (prefix + "weight", prefix + "bias"), f"{len(slots)} certified features of {method} matched")
 
 
-def _recovered(method: str, exposure: Exposure, labels: LabelEstimate | None, rng: Generator) -> tuple[Tensor, Tensor]:
+def _recover(method: str, exposure: Exposure, labels: LabelEstimate | None, rng: Generator) -> tuple[Tensor, Tensor]:
     """Certified features (n, H) and the guessed samples (n,) that they belong to; refused where there are none."""
     if method == "labels":
         if labels is None or "features" not in labels.details or not labels.certified:

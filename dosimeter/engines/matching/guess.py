@@ -44,23 +44,27 @@ class Guess:
 
 def make_guess(exposure: Exposure, labels: LabelEstimate | None, recipe: Recipe) -> Guess:
     """The batch size and the labels to guess under; refused where nothing tells them."""
-    public = exposure.public
-    size = _batch_size(exposure, labels)
-    like = next(iter(exposure.update.values()))
+    size, loss = _batch_size(exposure, labels), exposure.public.loss
     if recipe.joint_labels:
-        targets = None
-    elif labels is None:
+        return guess_under(exposure, size, None)
+    if labels is None:
         raise Refused("labels: pass labels=dm.recover_labels(exposure, ...) or a tensor, or let the attack optimise them")
-    else:
-        targets = labels.labels.to(like.device) if labels.soft is None else labels.soft.to(like)
-        if labels.soft is not None and public.loss.shift_invariant and not bool((targets.sum(1) > 0).all()):
-            raise Refused(f"labels: a soft label of {public.loss.name} shares out a positive weight, and one of these is 0 in every class")
+    like = next(iter(exposure.update.values()))
+    targets = labels.labels.to(like.device) if labels.soft is None else labels.soft.to(like)
+    if labels.soft is not None and loss.shift_invariant and not bool((targets.sum(1) > 0).all()):
+        raise Refused(f"labels: a soft label of {loss.name} shares out a positive weight, and one of these is 0 in every class")
+    return guess_under(exposure, size, targets)
+
+
+def guess_under(exposure: Exposure, size: int, targets: Tensor | None) -> Guess:
+    """A guess of `size` samples under given targets, or under targets that move."""
+    public, like = exposure.public, next(iter(exposure.update.values()))
     low, high = input_bounds(public.normalization, like.new_zeros(size, *public.input_shape))
     return Guess(shape=(size, *public.input_shape), classes=public.classes, targets=targets, low=low, high=high)
 
 
 def draw_start(guess: Guess, labels: LabelEstimate | None, recipe: Recipe, rng: Generator) -> Tensor:
-    """One start a restart, (R, D): the first r are the same however many follow."""
+    """One start for each restart, (R, D). The first starts do not depend on how many follow."""
     starts = [_draw_one(guess, labels, recipe, rng, sloping=restart % 2 == 1) for restart in range(recipe.restarts)]
     return torch.stack(starts)
 
@@ -72,8 +76,8 @@ def _draw_one(guess: Guess, labels: LabelEstimate | None, recipe: Recipe, rng: G
         inputs = noise
     elif recipe.start == "uniform":
         inputs = guess.low + (guess.high - guess.low) * torch.special.ndtr(noise)
-    elif recipe.start == "tinted":
-        inputs = guess.low + (guess.high - guess.low) * (torch.special.ndtr(_tints(noise, rng, sloping)) + 0.5 * noise)
+    elif recipe.start == "coloured":
+        inputs = guess.low + (guess.high - guess.low) * (torch.special.ndtr(_colours(noise, rng, sloping)) + 0.5 * noise)
     else:
         inputs = (guess.low + guess.high) / 2 + 0.01 * (guess.high - guess.low) * noise
     if guess.targets is not None:
@@ -84,21 +88,21 @@ def _draw_one(guess: Guess, labels: LabelEstimate | None, recipe: Recipe, rng: G
     return torch.cat([inputs.flatten(), logits.flatten()])
 
 
-def _tints(noise: Tensor, rng: Generator, sloping: bool) -> Tensor:
-    """Normal deviates of one colour a sample, or of one that changes along each axis at a pace of its own: (B, channels, ...)."""
-    tints = noise.reshape(*noise.shape[:2], -1)[..., :1].expand(-1, -1, noise[0, 0].numel()).reshape(noise.shape)
+def _colours(noise: Tensor, rng: Generator, sloping: bool) -> Tensor:
+    """Normal deviates of one colour a sample (B, channels, ...). `sloping` lets the colour change linearly along each axis."""
+    colours = noise.reshape(*noise.shape[:2], -1)[..., :1].expand(-1, -1, noise[0, 0].numel()).reshape(noise.shape)
     if not sloping:
-        return tints
-    tints = 0.7 * tints
-    paces = 1.5 * torch.randn(len(noise), noise.ndim - 2, generator=rng, device=rng.device).to(noise)  # (B, axes)
-    for axis, pace in enumerate(paces.T, start=2):
+        return colours
+    colours = 0.7 * colours
+    slopes = 1.5 * torch.randn(len(noise), noise.ndim - 2, generator=rng, device=rng.device).to(noise)  # (B, axes)
+    for axis, slope in enumerate(slopes.T, start=2):
         along = torch.linspace(-1, 1, noise.shape[axis]).to(noise).reshape(-1, *[1] * (noise.ndim - axis - 1))
-        tints = tints + pace.reshape(-1, *[1] * (noise.ndim - 1)) * along
-    return tints
+        colours = colours + slope.reshape(-1, *[1] * (noise.ndim - 1)) * along
+    return colours
 
 
 def _as_logits(labels: LabelEstimate, classes: int) -> Tensor:
-    """Logits whose softmax is the estimate, with a floor under classes that it gives nothing: (B, C)."""
+    """Logits (B, C) whose softmax is the estimate. A floor keeps classes of weight 0 finite."""
     known = labels.labels if labels.soft is None else labels.soft
     return as_distribution(known, classes, torch.float64).clamp_min(1e-4).log()
 
@@ -109,9 +113,9 @@ def _batch_size(exposure: Exposure, labels: LabelEstimate | None) -> int:
         if declared is None:
             raise Refused("the batch size is unknown: the client does not declare it, and no labels say how many samples there are")
         return declared
-    told = len(labels.labels) if labels.soft is None else len(labels.soft)
-    if declared is not None and told != declared:
-        raise Refused(f"labels: expected {declared}, one for each sample of the declared batch, got {told}")
-    if told == 0:
+    count = len(labels.labels) if labels.soft is None else len(labels.soft)
+    if declared is not None and count != declared:
+        raise Refused(f"labels: expected {declared}, one for each sample of the declared batch, got {count}")
+    if count == 0:
         raise Refused("labels: the estimate holds no label, so there is nothing to guess")
-    return told
+    return count

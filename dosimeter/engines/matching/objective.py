@@ -30,9 +30,9 @@ class Terms:
 
 
 class Objective:
-    """The objective of one guessed batch, as a function of its inputs and label logits.
+    """The objective of one guessed batch: a pure function of its inputs and label logits.
 
-    It owns a copy of the model, in the mode in which the server sent it; buffers are copied before every forward pass.
+    The objective owns a copy of the model, in the mode in which the server sent it. Buffers are copied before every forward pass.
     """
 
     def __init__(self, exposure: Exposure, recipe: Recipe, targets: Tensor | None) -> None:
@@ -44,10 +44,10 @@ class Objective:
         self.names = tuple(name for name in self.trainable if name in exposure.update)
         self.target = {name: exposure.update[name].detach() for name in self.names}
         self.end_to_end = self.channels_last = False
-        self.lengths: dict[tuple[str, ...], Tensor] = {}  # by the matched layers, (L,): how many entries each has
+        self.lengths: dict[str, Tensor] = {}  # how many entries a layer has, on the device; where layers lie end to end
         self.sizes = {name: _wide(target).square().sum() for name, target in self.target.items()}
-        watched = sorted({name for prior in recipe.priors for name in prior.watched(self.model)})
-        self.watch = InputWatch(copy.deepcopy(self.model), watched) if watched else None
+        self.watched = sorted({name for prior in recipe.priors for name in prior.watched(self.model)})
+        self.watch = InputWatch(copy.deepcopy(self.model), self.watched) if self.watched else None
         if self.replayable:
             self.model.requires_grad_(False)
 
@@ -55,21 +55,25 @@ class Objective:
     def replayable(self) -> bool:
         return isinstance(self.public.training, Replayable)
 
-    def lighten(self) -> None:
-        """Give the layers the forms whose second derivatives cost least in a functional form; values stay."""
-        for model in (self.model,) if self.watch is None else (self.model, self.watch.model):
-            lighten(model, grouped_only=False)
+    def arranged(self, *, end_to_end: bool = False, channels_last: bool = False) -> Objective:
+        """The same objective with layers whose second derivatives cost least in a functional form; values stay.
 
-    def lay_end_to_end(self) -> None:
-        """Compare all layers as one vector, where the distance allows it: a GPU waits for hundreds of kernels on one layer each."""
-        self.end_to_end = self.recipe.distance.joint
-
-    def to_channels_last(self) -> None:
-        """Lay out the convolutions' weights as GPUs like them; values stay."""
-        self.channels_last = True
-        self.model.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
-        self.trainable = {name: _channels_last(p) for name, p in self.trainable.items()}
-        self.target = {name: _channels_last(t) for name, t in self.target.items()}
+        `end_to_end` compares all layers as one vector, where the distance allows it: a GPU waits for hundreds of kernels on one layer each.
+        `channels_last` lays out the convolutions' weights as GPUs like them.
+        """
+        other = copy.copy(self)
+        other.model = copy.deepcopy(self.model)
+        lighten(other.model, grouped_only=False)
+        other.watch = InputWatch(copy.deepcopy(other.model), self.watched) if self.watched else None
+        if end_to_end and self.recipe.distance.joint:
+            other.end_to_end = True
+            other.lengths = {name: torch.tensor(target.numel(), device=target.device) for name, target in self.target.items()}
+        if channels_last:
+            other.channels_last = True
+            other.model.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+            other.trainable = {name: _channels_last(p) for name, p in self.trainable.items()}
+            other.target = {name: _channels_last(t) for name, t in self.target.items()}
+        return other
 
     def buffers(self) -> Buffers:
         return copied_buffers(self.model)
@@ -99,27 +103,22 @@ class Objective:
         return self.recipe.distance(guess, target, terms.layers, sizes)
 
     def _distance_end_to_end(self, update: Update, names: Sequence[str], terms: Terms) -> Tensor:
-        """The same over one vector: a weight w of a layer is a factor √w on its entries of both sides, a mask is one of 0 or 1."""
+        """The same over one vector. A layer's weight w is a factor √w on its entries on both sides; a mask is a factor of 0 or 1."""
         guess, target = (_wide(self._laid([side[name] for name in names])) for side in (update, self.target))
         sizes = torch.stack([self.sizes[name] for name in names])
         factors = None if terms.masks is None else self._laid(terms.masks)
         if terms.layers is not None:
             sizes = terms.layers * sizes
-            roots = terms.layers.sqrt().repeat_interleave(self._lengths(tuple(names)), output_size=len(guess))
+            lengths = torch.stack([self.lengths[name] for name in names])
+            roots = terms.layers.sqrt().repeat_interleave(lengths, output_size=len(guess))
             factors = roots if factors is None else roots * factors
         if factors is not None:
             guess, target = guess * factors, target * factors
         return self.recipe.distance([guess], [target], None, None if terms.masks is not None else sizes.sum()[None])
 
     def _laid(self, tensors: Sequence[Tensor]) -> Tensor:
-        """Layers end to end, each in the order of its entries in memory, so that most need no copy of their own."""
+        """Layers end to end, each in the order of its entries in memory: most then need no copy of their own."""
         return torch.cat([(t.permute(0, 2, 3, 1) if self.channels_last and t.ndim == 4 else t).reshape(-1) for t in tensors])
-
-    def _lengths(self, names: tuple[str, ...]) -> Tensor:
-        if names not in self.lengths:
-            first = self.target[names[0]]
-            self.lengths[names] = torch.tensor([self.target[name].numel() for name in names], device=first.device)
-        return self.lengths[names]
 
     def soft_targets(self, logits: Tensor) -> Tensor:
         """Logits that are optimised as labels: a distribution for softmax losses, else one probability a class."""

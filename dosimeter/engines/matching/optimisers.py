@@ -1,10 +1,12 @@
-"""How a guess moves: Adam on raw, signed or soft-signed gradients, and L-BFGS. Every state is a dict of tensors, so it can be saved.
+"""How a guess moves: Adam on raw, signed or soft-signed gradients, and L-BFGS.
 
-All work on (R, D): R restarts side by side, each moving on its own.
+All work on (R, D): R restarts side by side, each moving on its own. An optimiser's memory is a dict of tensors, so that it can be saved.
 """
 
 from __future__ import annotations
 
+import math
+import os
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Literal
@@ -12,18 +14,18 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-State = dict[str, Tensor]
+Memory = dict[str, Tensor]  # what an optimiser remembers of earlier steps
 
 
 class Optimiser(ABC):
     """One step from a gradient."""
 
     @abstractmethod
-    def start(self, variables: Tensor) -> State: ...
+    def start(self, variables: Tensor) -> Memory: ...
 
     @abstractmethod
-    def step(self, state: State, variables: Tensor, gradient: Tensor, rate: float) -> Tensor:
-        """The next variables (R, D); `state` is brought up to date in place."""
+    def step(self, memory: Memory, variables: Tensor, gradient: Tensor, rate: float) -> Tensor:
+        """The next variables (R, D); `memory` is brought up to date in place."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,17 +41,20 @@ class Adam(Optimiser):
     second_momentum: float = 0.999
     floor: float = 1e-8
 
-    def start(self, variables: Tensor) -> State:
+    def start(self, variables: Tensor) -> Memory:
         return {"mean": torch.zeros_like(variables), "square": torch.zeros_like(variables), "count": torch.zeros((), dtype=torch.int64)}
 
-    def step(self, state: State, variables: Tensor, gradient: Tensor, rate: float) -> Tensor:
+    def step(self, memory: Memory, variables: Tensor, gradient: Tensor, rate: float) -> Tensor:
         gradient = self._signed(gradient)
-        state["count"] += 1
-        count = int(state["count"])
-        state["mean"].lerp_(gradient, 1 - self.momentum)
-        state["square"].mul_(self.second_momentum).addcmul_(gradient, gradient, value=1 - self.second_momentum)
-        denominator = (state["square"] / (1 - self.second_momentum**count)).sqrt_().add_(self.floor)
-        return torch.addcdiv(variables, state["mean"], denominator, value=-rate / (1 - self.momentum**count))
+        memory["count"] += 1
+        count = int(memory["count"])
+        memory["mean"].lerp_(gradient, 1 - self.momentum)
+        memory["square"].mul_(self.second_momentum).addcmul_(gradient, gradient, value=1 - self.second_momentum)
+        denominator = (memory["square"] / (1 - self.second_momentum**count)).sqrt_().add_(self.floor)
+        size = rate / (1 - self.momentum**count)
+        if size > torch.finfo(variables.dtype).max:
+            raise OverflowError(f"a step of {size:.3g} is no number of {variables.dtype}")
+        return torch.addcdiv(variables, memory["mean"], denominator, value=-size)
 
     def _signed(self, gradient: Tensor) -> Tensor:
         if self.sign == "raw":
@@ -71,8 +76,9 @@ class LBFGS(Optimiser):
 
     history: int = 100
 
-    def start(self, variables: Tensor) -> State:
+    def start(self, variables: Tensor) -> Memory:
         restarts, size = variables.shape
+        _require_memory(2 * restarts * self.history * (size * variables.element_size() + self.history * 8), variables.device)
         empty = variables.new_zeros(restarts, self.history, size)
         return {
             "moves": empty,  # S: s_k = x_{k+1} − x_k, in the slots of a ring
@@ -85,52 +91,59 @@ class LBFGS(Optimiser):
             "count": torch.zeros((), dtype=torch.int64),
         }
 
-    def step(self, state: State, variables: Tensor, gradient: Tensor, rate: float) -> Tensor:
-        if int(state["count"]) == 0:
+    def step(self, memory: Memory, variables: Tensor, gradient: Tensor, rate: float) -> Tensor:
+        if int(memory["count"]) == 0:
             size = gradient.abs().sum(1, keepdim=True).clamp_min(torch.finfo(gradient.dtype).tiny)
             move = -gradient * (1 / size).clamp_max(1) * rate
         else:
-            self._remember(state, gradient)
-            move = -rate * self._preconditioned(state, gradient)
+            self._remember(memory, gradient)
+            move = -rate * self._preconditioned(memory, gradient)
         move = torch.where(torch.isfinite(move).all(1, keepdim=True), move, torch.zeros_like(move))
-        state["gradient"], state["move"] = gradient.clone(), move
-        state["count"] += 1
+        memory["gradient"], memory["move"] = gradient.clone(), move
+        memory["count"] += 1
         return variables + move
 
-    def _remember(self, state: State, gradient: Tensor) -> None:
-        """Write the newest pair into its slot; a pair without positive curvature is written as zeros and has no say."""
-        move, turn = state["move"], gradient - state["gradient"]
+    def _remember(self, memory: Memory, gradient: Tensor) -> None:
+        """Write the newest pair into its slot. A pair without positive curvature is written as zeros, which change nothing."""
+        move, turn = memory["move"], gradient - memory["gradient"]
         product, square = (turn * move).sum(1), turn.square().sum(1)  # (R,)
         # against their lengths: PyTorch's bound of 1e-10 on the product itself ends progress early where gradients are small
         useful = (product > 1e-10 * (square * move.square().sum(1)).sqrt()) & torch.isfinite(square)
         move, turn = (torch.where(useful[:, None], pair, torch.zeros_like(pair)) for pair in (move, turn))
-        slot = (int(state["count"]) - 1) % self.history
-        state["moves"][:, slot], state["turns"][:, slot] = move, turn
-        state["crossed"][:, slot, :] = _products(state["turns"], move)
-        state["crossed"][:, :, slot] = _products(state["moves"], turn)
-        state["turned"][:, slot, :] = state["turned"][:, :, slot] = _products(state["turns"], turn)
+        slot = (int(memory["count"]) - 1) % self.history
+        memory["moves"][:, slot], memory["turns"][:, slot] = move, turn
+        memory["crossed"][:, slot, :] = _products(memory["turns"], move)
+        memory["crossed"][:, :, slot] = _products(memory["moves"], turn)
+        memory["turned"][:, slot, :] = memory["turned"][:, :, slot] = _products(memory["turns"], turn)
         ratio = product / square.clamp_min(torch.finfo(square.dtype).tiny)
-        state["curvature"] = torch.where(useful, ratio, state["curvature"])
+        memory["curvature"] = torch.where(useful, ratio, memory["curvature"])
 
-    def _preconditioned(self, state: State, gradient: Tensor) -> Tensor:
+    def _preconditioned(self, memory: Memory, gradient: Tensor) -> Tensor:
         """H g = γ g + S w − γ Y u with u = R⁻¹ Sᵀg, w = R⁻ᵀ((D + γ YᵀY) u − γ Yᵀg), R the upper triangle of SᵀY, D its diagonal."""
-        count = int(state["count"])
+        count = int(memory["count"])
         oldest = count - min(count, self.history)
         order = torch.arange(oldest, count, device=gradient.device) % self.history  # oldest first
-        crossed = state["crossed"][:, order][:, :, order]
+        crossed = memory["crossed"][:, order][:, :, order]
         diagonal = crossed.diagonal(dim1=1, dim2=2)
         triangle = crossed.triu() + torch.diag_embed((diagonal == 0).to(crossed))  # an unused pair solves to 0
-        curvature = state["curvature"].double()[:, None, None]
-        along = _products(state["moves"], gradient)[:, order, None]  # Sᵀg
-        across = _products(state["turns"], gradient)[:, order, None]  # Yᵀg
+        curvature = memory["curvature"].double()[:, None, None]
+        along = _products(memory["moves"], gradient)[:, order, None]  # Sᵀg
+        across = _products(memory["turns"], gradient)[:, order, None]  # Yᵀg
         inner = torch.linalg.solve_triangular(triangle, along, upper=True)
-        right = diagonal[:, :, None] * inner + curvature * (state["turned"][:, order][:, :, order] @ inner - across)
+        right = diagonal[:, :, None] * inner + curvature * (memory["turned"][:, order][:, :, order] @ inner - across)
         outer = torch.linalg.solve_triangular(triangle.mT, right, upper=False)
         weights = gradient.new_zeros(2, len(gradient), self.history)
         weights[0, :, order] = outer[:, :, 0].to(gradient)
         weights[1, :, order] = (curvature * inner)[:, :, 0].to(gradient)
-        combined = _combined(state["moves"], weights[0]) - _combined(state["turns"], weights[1])
-        return state["curvature"][:, None] * gradient + combined
+        combined = _combined(memory["moves"], weights[0]) - _combined(memory["turns"], weights[1])
+        return memory["curvature"][:, None] * gradient + combined
+
+
+def _require_memory(needed: int, device: torch.device) -> None:
+    """Raise a MemoryError where the CPU's memory cannot hold so many bytes; a GPU raises an error of its own."""
+    available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if device.type == "cpu" and hasattr(os, "sysconf") else math.inf
+    if needed > available:
+        raise MemoryError(f"a history of {needed / 2**30:.3g} GiB, the machine has {available / 2**30:.3g}")
 
 
 def _median(rows: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Three ways to the same numbers: plain eager double backward, the functional form, and the functional form compiled."""
+"""How the objective and its gradient are evaluated: by plain eager double backward, or in a functional form."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dosimeter.engines.matching.objective import Buffers, Objective, Terms
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The objective of R restarts, and where it falls."""
+    """The objective of R restarts, and its gradient."""
 
     objective: Tensor  # (R,)
     distance: Tensor  # (R,)
@@ -27,7 +27,7 @@ class Evaluator(ABC):
     """Evaluates the objective and its gradient for all restarts."""
 
     one_layer_set: bool = False  # True: wants the same layers at every step, and weights that switch them off
-    note: str = ""  # what the caller should be told of the way that was taken
+    note: str = ""  # what the caller should know of this evaluator
 
     def __init__(self, objective: Objective) -> None:
         self.objective, self.name = objective, type(self).__name__.lower()
@@ -40,8 +40,8 @@ class Eager(Evaluator):
     """Double backward by autograd, one restart after the other."""
 
     def __call__(self, inputs: Tensor, logits: Tensor | None, names: Sequence[str], terms: Terms) -> Evaluation:
-        found = [self._one(inputs[r], None if logits is None else logits[r], names, terms) for r in range(len(inputs))]
-        objective, distance, slope, label_slope = zip(*found)
+        evaluations = [self._one(inputs[r], None if logits is None else logits[r], names, terms) for r in range(len(inputs))]
+        objective, distance, slope, label_slope = zip(*evaluations)
         together = None if logits is None else torch.stack([s for s in label_slope if s is not None])
         return Evaluation(torch.stack(objective), torch.stack(distance), torch.stack(slope), together)
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from torch import Generator
 
+from dosimeter.engines.matching.attack import objective_at
 from dosimeter.engines.matching.distances import SquaredError
 from dosimeter.engines.matching.optimisers import LBFGS
 from dosimeter.engines.matching.recipe import Path, Recipe
@@ -15,8 +16,8 @@ from dosimeter.interfaces import Exposure
 from dosimeter.normalization import input_bounds
 from dosimeter.types import LabelEstimate, Outcome, Reconstruction
 
-WORTH = 1e-3  # of the squared error before: what polishing must reach to be kept
-FOUND = 1e-12  # relative squared error at which float32 updates agree
+KEPT_BELOW = 1e-3  # of the squared error before: what polishing must reach to be kept
+TOLERANCE = 1e-12  # relative squared error at which float32 updates agree
 PATIENCE = 100
 
 
@@ -32,8 +33,8 @@ def polish(
 ) -> Reconstruction:
     """L-BFGS on the squared error of the update, from a guess that is near; the guess itself where that leads nowhere.
 
-    Near a solution the error falls by orders of magnitude. Where it falls by less, the guess is in another valley, or noise is all that is
-    left to fit, and priors say more about the inputs than the last of the error does.
+    Near a solution the error falls by orders of magnitude. Where the error falls by less, the guess lies in another valley, or only noise
+    is left to fit. The priors then say more about the inputs than the rest of the error.
     """
     if found.outcome is not Outcome.COMPLETED or not len(found.inputs):
         return found
@@ -43,22 +44,22 @@ def polish(
         rate=Rate(start=1.0, shape="constant"),
         steps=steps,
         boxed=False,
-        found=FOUND,
+        tolerance=TOLERANCE,
         patience=PATIENCE,
         seconds=seconds,
         path=path,
     )
     polished = solve(exposure, labels, rng, recipe, start=found.inputs)
-    if polished.objective_at is None:
+    if polished.recipe is None:
         return found
-    before = polished.objective_at(found.inputs, found.labels)
-    if not polished.objective <= WORTH * before:
+    before = objective_at(exposure, recipe, found.inputs, found.labels)
+    if not polished.objective <= KEPT_BELOW * before:
         return found
-    told = f"polished by least squares, to {polished.objective / before:.1g} of the squared error"
+    note = f"polished by least squares, to {polished.objective / before:.1g} of the squared error"
     low, high = input_bounds(found.normalization, polished.inputs)
     return replace(
         polished,
         inputs=polished.inputs.clamp(low, high),
         restarts=found.restarts,
-        message="; ".join(part for part in (found.message, told) if part),
+        message="; ".join(part for part in (found.message, note) if part),
     )

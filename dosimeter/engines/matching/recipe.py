@@ -12,7 +12,7 @@ from dosimeter.engines.matching.schedules import Layers, Rate
 
 Path = Literal["auto", "eager", "functional", "captured", "compiled", "fastest"]
 Precision = Literal["fp32", "tf32", "bf16"]
-Start = Literal["normal", "uniform", "grey", "tinted"]  # tinted: noise around a colour a sample, every second time a slope
+Start = Literal["normal", "uniform", "grey", "coloured"]  # coloured: noise around one colour a sample, in every second start a gradient
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,9 +24,9 @@ class Recipe:
     rate: Rate
     steps: int
     restarts: int = 1
-    trial: float | None = None  # after this fraction of the steps only the `kept` restarts with the lowest objectives go on
-    kept: int = 1
-    alike: float = 1.0  # the mean of the restarts within this multiple of the lowest objective is returned, sample by sample
+    trial: float | None = None  # after this fraction of the steps only the `survivors` go on: the restarts with the lowest objectives
+    survivors: int = 1
+    average_within: float = 1.0  # the mean of the restarts within this multiple of the lowest objective is returned, sample by sample
     priors: tuple[Prior, ...] = ()
     layers: Layers = field(default_factory=Layers)
     layer_weights: dict[str, float] | None = None  # by parameter name; 1 where not named
@@ -37,9 +37,9 @@ class Recipe:
     boxed: bool = True
     start: Start = "normal"
     joint_labels: bool = False  # labels are logits that move with the inputs
-    found: float = 0.0  # stop where the distance is this small against that of a guess that says nothing
-    patience: int | None = None  # stop after as many steps without a better objective
-    anew: bool = False  # begin again from fresh starts where a run stopped so, or left the finite numbers, with steps to spare
+    tolerance: float = 0.0  # stop where the distance is at most this share of an uninformed guess's distance
+    patience: int | None = None  # stop after this many steps without a better objective
+    restart_on_stall: bool = False  # where patience ends, or no restart is finite any more, spend the steps left on fresh starts
     seconds: float | None = None
     path: Path = "auto"
     precision: Precision = "fp32"

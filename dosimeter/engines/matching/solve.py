@@ -8,15 +8,19 @@ from dataclasses import replace
 import torch
 from torch import Generator, Tensor
 
-from dosimeter.engines.matching.choice import first_line
+from dosimeter.engines.matching.checkpoints import Checkpoint
+from dosimeter.engines.matching.descent import PULSE, descend
 from dosimeter.engines.matching.differentiable import reason_against
+from dosimeter.engines.matching.errors import outcome_of_error
 from dosimeter.engines.matching.paths import Eager
+from dosimeter.engines.matching.problem import Problem, make_problem
 from dosimeter.engines.matching.recipe import Recipe
-from dosimeter.engines.matching.run import PULSE, Run, surroundings
+from dosimeter.engines.matching.result import give_up, make_reconstruction
+from dosimeter.engines.matching.state import State, begin
+from dosimeter.engines.matching.surroundings import surroundings
+from dosimeter.engines.matching.terms import TermSchedule
 from dosimeter.interfaces import Exposure
 from dosimeter.types import LabelEstimate, Outcome, Reconstruction
-
-SHORT_OF_MEMORY = ("allocate memory", "out of memory", "ALLOC_FAILED")  # as CPU, CUDA and its libraries say it
 
 
 def solve(
@@ -26,42 +30,42 @@ def solve(
 
     Every failure ends in an outcome.
     """
-    run = Run(exposure, labels, rng, recipe, start)
-    if all(not bool(change.any()) for change in run.objective.target.values()):
-        return run.gave_up(Outcome.IMPOSSIBLE, "the update is zero in every layer: it says nothing about the inputs")
+    problem = make_problem(exposure, labels, recipe)
+    state = begin(problem, rng, start)
+    if problem.update_is_zero:
+        return give_up(problem, state, Outcome.IMPOSSIBLE, "the update is zero in every layer: it says nothing about the inputs")
+    rounds: list[Reconstruction] = []
     try:
-        with surroundings(run):
-            reason = reason_against(run.exposure, recipe, run.guess, run.variables)
+        with surroundings(problem, rng):
+            reason = reason_against(problem, state.variables)
             if reason:
-                return run.gave_up(Outcome.IMPOSSIBLE, reason)
-            rounds, left = [], recipe
-            while left is not None:
-                began, run = time.monotonic(), Run(exposure, labels, rng, left) if rounds else run
-                rounds.append(run.carried_out())
-                left = _left(run, time.monotonic() - began) if recipe.anew and run.stalled else None
-        best = min(rounds, key=lambda found: found.objective)
-        told = f"the best of {len(rounds)} rounds, each begun anew where the one before it stalled" if len(rounds) > 1 else ""
-        return replace(best, message="; ".join(part for part in (best.message, told) if part))
-    except (RuntimeError, NotImplementedError, MemoryError) as error:
-        return run.gave_up(*_told(error))
+                return give_up(problem, state, Outcome.IMPOSSIBLE, reason)
+            while True:
+                found, left = _carry_out(problem, state, rng)
+                rounds.append(found)
+                if left is None:
+                    return _best_round(rounds)
+                problem = replace(problem, recipe=left)
+                state = begin(problem, rng)
+    except (RuntimeError, NotImplementedError, MemoryError, OverflowError) as error:
+        return give_up(problem, state, *outcome_of_error(error))
 
 
-def _told(error: Exception) -> tuple[Outcome, str]:
-    """What an error in the middle of an attack says: of the model, of the machine, or of neither."""
-    line = first_line(error)
-    if isinstance(error, MemoryError | torch.OutOfMemoryError) or any(words in line for words in SHORT_OF_MEMORY):
-        return Outcome.CRASHED, f"out of memory; fewer restarts, a smaller batch or smaller images would need less: {line}"
-    if any(word in line for word in ("derivative", "differentia", "backward", "grad", "inplace")):
-        return Outcome.IMPOSSIBLE, f"the model's gradient cannot be differentiated once more: {line}"
-    if "overflow" in line:
-        return Outcome.DIVERGED, f"a step left the range of numbers; a smaller learning rate would stay in it: {line}"
-    return Outcome.CRASHED, f"stopped by an error of the model or of PyTorch: {line}"
+def _carry_out(problem: Problem, state: State, rng: Generator) -> tuple[Reconstruction, Recipe | None]:
+    """One descent to its end: what it found, and the recipe for another round where it stalled with steps left."""
+    began = time.monotonic()
+    checkpoint = Checkpoint(problem.exposure, problem.recipe, state.variables, problem.guess.targets)
+    evaluator, stop = descend(problem, state, rng, checkpoint)
+    found = make_reconstruction(problem, state, evaluator, stop.reason if stop else "")
+    checkpoint.remove()
+    stalled = stop is not None and stop.stalled
+    left = _recipe_left(problem.recipe, state.step, time.monotonic() - began) if problem.recipe.restart_on_stall and stalled else None
+    return found, left
 
 
-def _left(run: Run, seconds: float) -> Recipe | None:
-    """The recipe for the steps and the time that a run has left over, its trial as long as before; None where they do not suffice."""
-    recipe = run.recipe
-    steps = recipe.steps - max(run.step, recipe.patience or 10 * PULSE)  # one that never had a finite number has had its try
+def _recipe_left(recipe: Recipe, steps_done: int, seconds: float) -> Recipe | None:
+    """The recipe for the steps and the time that are left, with a trial as long as before; None where they do not suffice."""
+    steps = recipe.steps - max(steps_done, recipe.patience or 10 * PULSE)  # a round that ends at once counts as a whole one
     trial = round((recipe.trial or 0.0) * recipe.steps)
     time_left = None if recipe.seconds is None else recipe.seconds - seconds
     if steps <= trial or (time_left is not None and time_left <= 0):
@@ -69,15 +73,22 @@ def _left(run: Run, seconds: float) -> Recipe | None:
     return replace(recipe, steps=steps, trial=trial / steps if trial else None, seconds=time_left)
 
 
+def _best_round(rounds: list[Reconstruction]) -> Reconstruction:
+    best = min(rounds, key=lambda found: found.objective)
+    note = f"the best of {len(rounds)} rounds, each begun anew where the one before it stalled" if len(rounds) > 1 else ""
+    return replace(best, message="; ".join(part for part in (best.message, note) if part))
+
+
 def start_distance(exposure: Exposure, labels: LabelEstimate | None, rng: Generator, recipe: Recipe) -> float:
     """How far the recipe's first guess is from the client's update, mean over restarts; `rng` is left as it was."""
     own = torch.Generator(rng.device)
     own.set_state(rng.get_state())
-    run = Run(exposure, labels, own, recipe)
-    names, terms = run.terms(0.0)
+    problem = make_problem(exposure, labels, recipe)
+    state = begin(problem, own)
+    names, terms = TermSchedule(problem).at(0.0, own)
     try:
-        with surroundings(run):
-            distance = Eager(run.objective)(*run.guess.unpack(run.variables), names, terms).distance
-    except (RuntimeError, NotImplementedError):  # what cannot be differentiated is found out, and told of, by `solve`
+        with surroundings(problem, own):
+            distance = Eager(problem.objective)(*problem.guess.unpack(state.variables), names, terms).distance
+    except (RuntimeError, NotImplementedError):  # `solve` finds out, and says, what cannot be differentiated
         return 1.0
     return float(distance.nan_to_num(1.0, 1.0, 1.0).mean())

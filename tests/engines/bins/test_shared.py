@@ -64,7 +64,7 @@ def test_a_filter_with_hardly_more_bins_than_targets_shows_nearly_all_and_no_mix
     batch = dm.Batch(inputs, torch.full((60,), 3))
     model = load_model("small_cnn", {"size": 16, "width": 4}, None, 3)
     moments = measure_moments(inputs, dm.Normalization())  # as an earlier round shows them
-    attack = dm.attack("gradfilt", targets=(3,), expected=60, bins=80, input_shape=(3, 16, 16), moments=moments)
+    attack = dm.attack("gradfilt_imprint", targets=(3,), expected=60, bins=80, input_shape=(3, 16, 16), moments=moments)
     found = dm.reconstruct(dm.observe(attack.tamper(model), batch), attack)
     error = torch.cdist(found.inputs.double().flatten(1), inputs.double().flatten(1)).min(1).values / 768**0.5
     assert float(error.max()) < 1e-2

@@ -11,8 +11,8 @@ from dosimeter.engines.decoder.nulls import decoder_nulls
 from dosimeter.engines.decoder.train import DecoderSettings
 from dosimeter.engines.matching.distances import Cosine
 from dosimeter.engines.matching.optimisers import Adam
+from dosimeter.engines.matching.problem import make_problem
 from dosimeter.engines.matching.recipe import Recipe
-from dosimeter.engines.matching.run import Run
 from dosimeter.engines.matching.schedules import Rate
 from dosimeter.runs.server import as_label_estimate
 
@@ -30,9 +30,9 @@ def latent(exposure, rng):
     return Latent.of(target, trained.decoder, exposure.auxiliary.inputs, 6, rng)
 
 
-def run_of(exposure, digits, rng):
+def problem_of(exposure, digits):
     recipe = Recipe(distance=Cosine(), optimiser=Adam(), rate=Rate(start=0.1), steps=10)
-    return Run(exposure, as_label_estimate(digits[1][:2], exposure.public), rng, recipe)
+    return make_problem(exposure, as_label_estimate(digits[1][:2], exposure.public), recipe)
 
 
 def test_the_axes_are_the_principal_ones(exposure, latent):
@@ -45,16 +45,16 @@ def test_the_axes_are_the_principal_ones(exposure, latent):
     assert torch.allclose(latent.mean, features.mean(0), atol=1e-5)
 
 
-def test_descent_hands_the_slope_on_through_the_decoder(exposure, latent, digits, rng):
+def test_descent_hands_the_slope_on_through_the_decoder(exposure, latent, digits):
     """The first Adam step goes against the difference quotients of the whole objective, which jumps where a ReLU switches."""
-    run = run_of(exposure, digits, rng)
+    problem = problem_of(exposure, digits)
     start = torch.zeros(2, 6)
 
     def objective(coordinates):
         with torch.no_grad():
-            return float(evaluate(run, latent.draw(coordinates)[None]).objective[0])
+            return float(evaluate(problem, latent.draw(coordinates)[None]).objective[0])
 
-    best, reached = descend(latent, run, start, steps=2, rate=0.01, penalty=0.0)
+    best, reached = descend(latent, problem, start, steps=2, rate=0.01, penalty=0.0)
     steps = 0.001 * torch.eye(12).view(12, 2, 6)
     quotients = torch.tensor([(objective(start + step) - objective(start - step)) / 0.002 for step in steps]).view(2, 6)
     assert reached[0] == pytest.approx(objective(start), abs=1e-5)
@@ -63,10 +63,10 @@ def test_descent_hands_the_slope_on_through_the_decoder(exposure, latent, digits
 
 
 def test_both_searches_lower_the_objective(exposure, latent, digits, rng):
-    run = run_of(exposure, digits, rng)
+    problem = problem_of(exposure, digits)
     start = torch.zeros(2, 6)
-    _, descended = descend(latent, run, start, steps=40, rate=0.1, penalty=1e-3)
-    _, evolved = evolve(latent, run, start, rng, steps=40, population=8, penalty=1e-3)
+    _, descended = descend(latent, problem, start, steps=40, rate=0.1, penalty=1e-3)
+    _, evolved = evolve(latent, problem, start, rng, steps=40, population=8, penalty=1e-3)
     assert min(descended) < 0.5 * descended[0]
     assert min(evolved) < 0.6 * evolved[0]
 

@@ -61,11 +61,16 @@ def test_a_checkpoint_has_the_same_name_in_every_process() -> None:
 import torch, dosimeter as dm
 from dosimeter.attacks import stepwise
 from dosimeter.artefacts import save_checkpoints
-from dosimeter.engines.matching.solve import Run
+from dosimeter.engines.matching.checkpoints import Checkpoint
+from dosimeter.engines.matching.problem import make_problem
+from dosimeter.engines.matching.state import begin
 from dosimeter.registry import MODELS
 torch.manual_seed(0)
 batch = dm.Batch(torch.rand(1, 3, 32, 32), torch.tensor([3]))
-stepwise.solve = lambda exposure, labels, rng, recipe: print(Run(exposure, labels, rng, recipe).checkpoint.file.path)
+def told(exposure, labels, rng, recipe):
+    problem = make_problem(exposure, labels, recipe)
+    print(Checkpoint(exposure, recipe, begin(problem, rng).variables, problem.guess.targets).file.path)
+stepwise.solve = told
 with save_checkpoints("folder"):
     dm.reconstruct(dm.observe(MODELS.build("resnet20").eval(), batch), "stepwise", labels=batch.targets)
 """

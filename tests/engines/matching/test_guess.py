@@ -20,13 +20,13 @@ def drawn(start: Start) -> torch.Tensor:
     return draw_start(guess, None, recipe, Generator().manual_seed(3)).reshape(2, 40, 3, 16, 16)
 
 
-def test_tinted_samples_are_noise_around_colours_of_their_own() -> None:
-    inputs = drawn("tinted")
+def test_coloured_samples_are_noise_around_colours_of_their_own() -> None:
+    inputs = drawn("coloured")
     colours = inputs.mean((3, 4))  # (2, 40, 3)
     assert 0.2 < float(colours.std()) < 0.4  # uniform colours spread by 0.29
     assert 0.4 < float((inputs[0] - colours[0, ..., None, None]).std()) < 0.6
     assert float(drawn("normal").mean((3, 4)).std()) < 0.1  # plain noise has none
     assert not torch.equal(inputs[0], inputs[1])
-    assert torch.equal(inputs, drawn("tinted"))
+    assert torch.equal(inputs, drawn("coloured"))
     flat, sloping = (inputs[..., 8:] - inputs[..., :8]).mean((2, 3, 4)).std(1).tolist()  # of right half from left, over 40 samples
     assert sloping > 5 * flat

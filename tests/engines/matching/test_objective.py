@@ -33,10 +33,8 @@ def objectives(distance: Distance) -> list[Objective]:
         layers = [nn.Conv2d(3, 4, 3, padding=1), nn.Tanh(), nn.Conv2d(4, 6, 3, groups=2), nn.Tanh(), nn.Flatten(), nn.Linear(216, 5)]
         exposure = dm.observe(nn.Sequential(*layers).double().eval(), dm.Batch(torch.rand(3, 3, 8, 8).double(), TARGETS))
     recipe = Recipe(distance=distance, optimiser=Adam(), rate=Rate(start=0.1), steps=1)
-    plain, laid = (Objective(exposure, recipe, TARGETS) for _ in range(2))
-    laid.to_channels_last()
-    laid.lay_end_to_end()
-    return [plain, laid]
+    plain = Objective(exposure, recipe, TARGETS)
+    return [plain, plain.arranged(end_to_end=True, channels_last=True)]
 
 
 @pytest.mark.parametrize(

@@ -8,13 +8,14 @@ import dosimeter as dm
 from dosimeter.engines.matching.choice import Measured, WithFallback, choose, reason_against_batching
 from dosimeter.engines.matching.compiled import Captured, Compiled
 from dosimeter.engines.matching.distances import Cosine, SquaredError
-from dosimeter.engines.matching.guess import draw_start, make_guess
 from dosimeter.engines.matching.objective import Objective, Terms
 from dosimeter.engines.matching.optimisers import Adam
 from dosimeter.engines.matching.paths import Eager, Evaluation, Functional
 from dosimeter.engines.matching.priors import TotalVariation, batch_norm_prior
+from dosimeter.engines.matching.problem import problem_under
 from dosimeter.engines.matching.recipe import Recipe
 from dosimeter.engines.matching.schedules import Rate
+from dosimeter.engines.matching.state import begin
 
 
 class Residual(nn.Module):
@@ -88,9 +89,9 @@ def test_the_eager_numbers_are_those_of_finite_differences() -> None:
 def test_restarts_side_by_side_have_the_gradients_of_each_alone_where_batching_is_called_exact() -> None:
     exposure = dm.observe(seeded(Residual).double().eval(), batch())
     made = recipe(restarts=3)
-    guess = make_guess(exposure, dm.LabelEstimate(counts=torch.zeros(5), labels=batch().targets), made)
-    start = draw_start(guess, None, made, torch.Generator().manual_seed(0))
-    assert reason_against_batching(exposure, made, guess, start) == ""
+    problem = problem_under(exposure, batch().targets, made)
+    start = begin(problem, torch.Generator().manual_seed(0)).variables
+    assert reason_against_batching(problem, start) == ""
     assert largest_error(evaluated(Eager, exposure, made, 3), evaluated(Functional, exposure, made, 3)) < 1e-10
 
 
@@ -103,14 +104,14 @@ class LayerNormed(nn.Sequential):
 def test_restarts_run_one_by_one_where_the_framework_differentiates_them_wrongly_side_by_side(build: type[nn.Module]) -> None:
     exposure = dm.observe(seeded(build).double().train(), batch())
     made = recipe(restarts=2)
-    guess = make_guess(exposure, dm.LabelEstimate(counts=torch.zeros(5), labels=batch().targets), made)
-    start = draw_start(guess, None, made, torch.Generator().manual_seed(0))
+    problem = problem_under(exposure, batch().targets, made)
+    start = begin(problem, torch.Generator().manual_seed(0)).variables
     right, together = evaluated(Eager, exposure, made, 2), evaluated(Functional, exposure, made, 2)
     wrong = largest_error(right, together) > 1e-8
-    assert ("wrongly side by side" in reason_against_batching(exposure, made, guess, start)) is wrong
-    objective = Objective(exposure, made, guess.targets)
-    chosen = choose(exposure, objective, guess, start)
-    inputs, _ = guess.unpack(start)
+    assert ("wrongly side by side" in reason_against_batching(problem, start)) is wrong
+    objective = problem.objective
+    chosen = choose(problem, start)
+    inputs, _ = problem.guess.unpack(start)
     terms = Terms(matching=inputs.new_ones(()), priors=inputs.new_zeros(0))
     pair = [path(inputs, None, objective.names, terms).inputs for path in (chosen, Eager(objective))]
     assert torch.allclose(*pair, rtol=1e-10, atol=0)
@@ -188,12 +189,12 @@ def test_the_form_that_graphs_are_recorded_from_agrees_and_writes_into_no_buffer
 def test_the_measured_path_is_right_whichever_wins(restarts: int) -> None:
     exposure = dm.observe(seeded(Residual).double().train(), batch())
     made = recipe(restarts=restarts, path="fastest")
-    guess = make_guess(exposure, dm.LabelEstimate(counts=torch.zeros(5), labels=batch().targets), made)
-    start = draw_start(guess, None, made, torch.Generator().manual_seed(0))
-    objective = Objective(exposure, made, guess.targets)
-    inputs, _ = guess.unpack(start)
+    problem = problem_under(exposure, batch().targets, made)
+    start = begin(problem, torch.Generator().manual_seed(0)).variables
+    objective = problem.objective
+    inputs, _ = problem.guess.unpack(start)
     terms = Terms(matching=inputs.new_ones(()), priors=inputs.new_zeros(0))
-    chosen = choose(exposure, objective, guess, start)
+    chosen = choose(problem, start)
     assert isinstance(chosen, Measured)
     right = Eager(objective)(inputs, None, objective.names, terms)
     assert largest_error(right, chosen(inputs, None, objective.names, terms)) < 1e-10
@@ -327,7 +328,7 @@ def test_a_step_that_cannot_be_compiled_is_recorded_as_it_is_and_said(monkeypatc
     def refuse(*_: object) -> None:
         raise AssertionError("expected size 3==3, stride 25==1 at dim=1")
 
-    monkeypatch.setattr(Compiled, "_translated", refuse)
+    monkeypatch.setattr(Compiled, "_translate", refuse)
     exposure = dm.observe(seeded(Residual).eval(), batch(torch.float32))
     settings = {"labels": batch().targets, "steps": 3}
     found = dm.reconstruct(exposure, "inverting_gradients", path="compiled", **settings)

@@ -1,0 +1,28 @@
+"""What every evaluation of an attack stands in: random numbers of its own, a precision, and layers with two derivatives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Generator
+
+from dosimeter.engines.matching.compiled import precision
+from dosimeter.engines.matching.differentiable import twice_differentiable
+from dosimeter.engines.matching.problem import Problem
+
+
+@contextmanager
+def surroundings(problem: Problem, rng: Generator) -> Iterator[None]:
+    with _own_random_numbers(rng, problem.device), precision(problem.recipe.precision), twice_differentiable():
+        yield
+
+
+@contextmanager
+def _own_random_numbers(rng: Generator, device: torch.device) -> Iterator[None]:
+    """Seed the global generator, from which dropout in the model draws, and restore the caller's state afterwards."""
+    seed = int(torch.randint(2**62, (), generator=rng, device=rng.device))
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        yield
