@@ -110,7 +110,15 @@ AUDITS = {
     "server": (SERVER, []),
     "soft": (SOFT, []),
 }
-RENAMED: tuple[tuple[str, str], ...] = ()
+FILTER = '"targets":[1,3],"bias":1000.0,"scale":1.0,"camouflage":0.0'
+RENAMED: tuple[tuple[str, str], ...] = (
+    ('"camouflage":0.0,"threshold":8,"round":0,"steps":40,"learning_rate":0.1', '"camouflage":0.0,"steps":40'),
+    (
+        f'"name":"gradfilt",{FILTER},"threshold":8,"expected":12,"bins":64,"round":0,"steps":4800,"learning_rate":0.1,'
+        '"path":"auto","precision":"fp32"',
+        f'"name":"gradfilt_imprint",{FILTER},"expected":12,"bins":64,"round":0',
+    ),
+)
 TIMED = ("seconds", "versions", "key", "update_seconds", "time_ratio")
 TIMES = re.compile(r"[\d.]+ times a client's time")
 
@@ -147,7 +155,11 @@ def _records(folder: Path, *, renamed: bool) -> list[dict[str, Any]]:
     if renamed:
         for old, new in RENAMED:
             text = text.replace(old, new)
-    return [json.loads(line) for line in text.splitlines()]
+    records = [json.loads(line) for line in text.splitlines()]
+    for record in records:
+        if record["surface"] == "inputs":
+            record["method"] = record["config"]["attack"]["name"]  # the same words, after RENAMED
+    return records
 
 
 def _differences(old: Any, new: Any, path: str) -> list[str]:
