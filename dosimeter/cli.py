@@ -106,10 +106,10 @@ def _audit(options: argparse.Namespace) -> int:
     if options.defenses is not None:
         data |= {"grid": grid_of(options.defenses)}
     config = construct(DefenseGrid if "grid" in data else AuditConfig, data)
-    subject = prepare(config.model, config.data, seed=config.seed, device=config.device)
+    client = prepare(config.model, config.data, seed=config.seed, device=config.device)
     with progress_bar() as progress:
         settings = {"out": options.out, "progress": progress, "checkpoint_every": options.checkpoint_every}
-        result = run_grid(subject, config, **settings) if isinstance(config, DefenseGrid) else run_suite(subject, config, **settings)
+        result = run_grid(client, config, **settings) if isinstance(config, DefenseGrid) else run_suite(client, config, **settings)
     path = result.save(options.out)
     failures = [str(trip) for condition in conditions if (trip := furthest_trip(condition, result.records))]
     if options.json:
@@ -145,10 +145,10 @@ def _run(options: argparse.Namespace) -> int:
 
     _spare_cores()
     config = construct(Experiment, _read_words(options.words))
-    subject = prepare(config.model, config.data, seed=config.seed, device=config.device)
+    client = prepare(config.model, config.data, seed=config.seed, device=config.device)
     folder = Path(options.out) / CHECKPOINT_FOLDER if options.out else None
     with step_bar() as listener, listening(listener), save_checkpoints(folder, options.checkpoint_every):
-        record = run(subject, config.measurement(), raise_refusals=True)
+        record = run(client, config.measurement(), raise_refusals=True)
     if options.out:
         write_record(options.out, record)
     if options.json:

@@ -1,1 +1,1 @@
-"""What a user starts: an experiment, an audit, a grid of defenses, a reproduced table; and the records."""
+"""What a user runs: an experiment, an audit, a grid of defenses, or a published table."""

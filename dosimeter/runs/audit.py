@@ -28,7 +28,7 @@ from dosimeter.runs.measurement import AuditedClient, Measurement, Protocol, key
 from dosimeter.surfaces.judging import SurfaceVerdict, judge_surfaces
 from dosimeter.types import Batch, Knowledge, Normalization, Outcome, Record, Refused
 
-USABLE_OUTCOMES = (Outcome.COMPLETED, Outcome.PARTIAL)  # of a label recovery that attacks may build on
+USABLE_OUTCOMES = (Outcome.COMPLETED, Outcome.PARTIAL)  # attacks may build on labels of these outcomes
 
 Budget = Literal["quick", "published"]
 
@@ -53,8 +53,8 @@ class Suite(Protocol):
     features: Literal["all"] | tuple[FeatureRecovery, ...] = "all"
     attacks: Literal["all"] | tuple[Attack, ...] = "all"
     attack_labels: Literal["recovered", "given"] = "recovered"
-    budget: Budget = "quick"  # how long the methods taken by "all" may run: minutes, or as published
-    adaptive: bool = True  # behind defenses, run the attacks that can take these into account both ways
+    budget: Budget = "quick"  # of the methods chosen by "all": quick settings, or the published ones
+    adaptive: bool = True  # run an attack that can counter the defenses twice: with its counter and without
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +68,7 @@ class AuditConfig(Suite):
 
 @dataclass(frozen=True, kw_only=True)
 class Audit:
-    """The result: records, and what they mean. `save` writes both and the report."""
+    """The records of an audit and the verdicts on them."""
 
     records: tuple[Record, ...]
 
@@ -77,7 +77,7 @@ class Audit:
         return judge_surfaces(self.records)
 
     def save(self, folder: str | Path) -> Path:
-        """Write records and report.html into `folder`; records that are there already stay. Returns the report's path."""
+        """Write the records that `folder` lacks, and report.html. Returns the report's path."""
         from dosimeter.report import write_report
 
         folder = Path(folder)
@@ -111,8 +111,9 @@ def audit(
 ) -> Audit:
     """Run every method that fits on your own model and private batch, and say what leaked.
 
-    `foreign` is another batch, for the null "the same attack on a foreign gradient"; without it auxiliary samples stand in,
-    and without those noise. With `out`, each record is on disk as soon as it is made, and a killed audit resumes there.
+    `foreign` is another client's batch, for the null "the same attack on a foreign gradient". Without it, auxiliary samples
+    take its place, or noise where there are none. With `out`, each record is written as soon as it is made, and a killed audit
+    resumes from there.
     """
     suite = Suite(
         training=TRAININGS.resolve(training or FedSGD()),
@@ -140,20 +141,20 @@ def run_suite(
     checkpoint_every: float | None = None,
     beside: Sequence[AuditedClient] = (),
 ) -> Audit:
-    """Carry out every measurement of the suite; those that the folder `out` holds already are taken from there.
+    """Carry out every measurement of the suite that the folder `out` does not hold already.
 
-    Long attacks save themselves there every `checkpoint_every` seconds, and resume from what they saved. The folder may also
-    hold records of the clients `beside` this one, but of no others.
+    Long attacks save a checkpoint there every `checkpoint_every` seconds, and resume from it. The folder may also hold records
+    of the clients `beside` this one. Records of any other client are refused.
     """
     labels = _choose_methods(LABELS, suite.labels, suite.budget)
     features = _choose_methods(FEATURES, suite.features, suite.budget)
     attacks = _choose_methods(ATTACKS, suite.attacks, suite.budget)
     if not labels and not features and not attacks:
         raise ValueError("nothing to audit: labels, features and attacks are all empty")
-    exposure = expose(client, suite, client.batch)  # what is wrong with the client is raised here, before anything is written
+    exposure = expose(client, suite, client.batch)  # a client that cannot be audited is refused here, before anything is written
     if labels or features:
         _require_head(client, suite)
-    attempts = sum(_is_granted(recovery, exposure) for recovery in labels)  # for which a verdict on labels is corrected
+    attempts = sum(_is_granted(recovery, exposure) for recovery in labels)  # the verdict on labels corrects for this number
     countering = [attack for attack in attacks if suite.adaptive and adapt(attack, exposure).changed]
     total = len(labels) + len(features) + len(attacks) + len(countering)
     folder = None if out is None else Path(out)
@@ -178,7 +179,7 @@ def run_suite(
             wanted = source if Knowledge.LABELS in recovery.needs else "optimised"
             carry_out(Measurement(**protocol, labels=wanted, features=recovery))
         for attack in attacks:
-            wanted = "optimised" if isinstance(attack, ActiveAttack) else source  # it reads the labels off the model that it changed
+            wanted = "optimised" if isinstance(attack, ActiveAttack) else source  # an active attack finds the labels itself
             if attack in countering:
                 carry_out(Measurement(**protocol, labels=wanted, attack=attack, adaptive=True))
             carry_out(Measurement(**protocol, labels=wanted, attack=attack))
@@ -201,7 +202,7 @@ def _require_head(client: AuditedClient, suite: Suite) -> None:
 
 
 def _run_or_record_crash(client: AuditedClient, measurement: Measurement, attempts: int) -> Record:
-    """The record of one method. A defect in the method is recorded and tried again next time; the other methods go on."""
+    """The record of one method. A crash is recorded, so that the other methods run, and is tried again in the next audit."""
     try:
         return run(client, measurement, attempts=attempts)
     except Exception as error:
@@ -221,7 +222,7 @@ def known_records(folder: Path | None, *clients: AuditedClient) -> dict[str, Rec
 
 
 def _label_source(recovered: list[tuple[LabelRecovery, Record]], defenses: tuple[Defense, ...]) -> LabelRecovery | Literal["optimised"]:
-    """The label recovery that the attacks build on, chosen by what the server sees: a proof first, then the order of trust."""
+    """The label recovery that the attacks build on: one that proves its labels, else the most trusted. The truth plays no part."""
     passive = [(recovery, record) for recovery, record in recovered if not isinstance(recovery, Tampering)]
     usable = [(recovery, record) for recovery, record in passive if record.outcome in USABLE_OUTCOMES]
     proved = [recovery for recovery, record in usable if record.details.get("certified")]
@@ -230,7 +231,7 @@ def _label_source(recovered: list[tuple[LabelRecovery, Record]], defenses: tuple
 
 
 def _choose_methods(registry: Registry[Any], wanted: Any, budget: Budget) -> tuple[Any, ...]:
-    """The methods themselves: those named, or one of each that needs no tampered model and no option without a default."""
+    """The methods named; or, for "all", every method that needs neither a tampered model nor an option without a default."""
     if wanted != "all":
         return tuple(wanted)
     entries: dict[str, Any] = {name: registry.entry(name) for name in registry}

@@ -1,4 +1,4 @@
-"""The client that a configuration names or a Python caller hands over: a model, a private batch, and what the nulls need."""
+"""The client under audit, built from a configuration or from the caller's own objects."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MOST_POOL_IMAGES = 4096  # of other clients that a utility run trains on
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
-    """Which images: a bundled set or a path, how the private batch is drawn, and what the server is granted; other keys go to the set."""
+    """Which images, how the private batch is drawn, and what the server is granted. Other keys are options of the data set."""
 
     name: str = "photographs"
     part: Literal["train", "test", "all"] = "all"
@@ -51,7 +51,7 @@ class DataConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class Experiment(Measurement):
-    """One experiment as a TOML file describes it: a measurement, and the model and data that it is made on."""
+    """One experiment as a TOML file describes it: a measurement, a model and data."""
 
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
@@ -62,7 +62,7 @@ class Experiment(Measurement):
 
 
 def prepare(model_config: ModelConfig, data_config: DataConfig, *, seed: int = 0, device: str = "cpu") -> AuditedClient:
-    """The client that a configuration names. All that is drawn at random depends on `seed` alone."""
+    """The client that a configuration names. Every random draw depends on `seed` alone."""
     check_device(device)
     images = load_images(data_config.name, part=data_config.part, size=data_config.size, **data_config.options)
     private, foreign, rest = _draw(images, data_config, seed)
@@ -111,7 +111,7 @@ def client_from(
     auxiliary: Batch | None = None,
     foreign: Batch | None = None,
 ) -> AuditedClient:
-    """The client that a Python caller hands over as objects."""
+    """The client made of the caller's own model and batches."""
     normalization = normalization or Normalization()
     check_batch(model, batch, "batch")
     for path, samples in (("auxiliary", auxiliary), ("foreign", foreign)):
@@ -143,7 +143,7 @@ def check_device(device: str) -> None:
 
 
 def _stand_in(batch: Batch, auxiliary: Batch | None, normalization: Normalization) -> Batch:
-    """Another client's batch where none was handed over: auxiliary samples, or noise under shuffled labels."""
+    """A foreign batch where the caller gives none: auxiliary samples, or noise with the labels shifted by one sample."""
     size = len(batch.inputs)
     if auxiliary is not None and len(auxiliary.inputs) >= size:
         return Batch(auxiliary.inputs[-size:], auxiliary.targets[-size:])
@@ -153,7 +153,7 @@ def _stand_in(batch: Batch, auxiliary: Batch | None, normalization: Normalizatio
 
 
 def fingerprints_of(model: nn.Module, batch: Batch) -> dict[str, Any]:
-    """How large the model is, and hashes by which the records know this very model and batch again."""
+    """The number of parameters, and hashes that identify the model and the batch in the records."""
     return {
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "model_hash": fingerprint(*model.state_dict().values()),
@@ -162,7 +162,7 @@ def fingerprints_of(model: nn.Module, batch: Batch) -> dict[str, Any]:
 
 
 def measure_accuracy(model: nn.Module, batch: Batch) -> float:
-    """The share of samples classified right, in eval mode; the model's mode is left as it was."""
+    """The share of samples classified correctly in eval mode. The model's own mode is restored."""
     modes = {module: module.training for module in model.modules()}
     model.eval()
     try:
@@ -178,20 +178,20 @@ def measure_accuracy(model: nn.Module, batch: Batch) -> float:
 
 
 def _draw(images: ImageSet, config: DataConfig, seed: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Indices of the private batch, of a foreign one drawn alike, and of all the rest in random order; disjoint."""
+    """Disjoint indices: the private batch, a foreign batch from the same sampler, and all other images in random order."""
     classes, everything = len(images.class_names), torch.arange(len(images))
     private = config.sampler(images.labels, config.batch_size, classes, generator(seed, "private batch"))
     others = everything[~torch.isin(everything, private)]
     try:
         foreign = others[config.sampler(images.labels[others], config.batch_size, classes, generator(seed, "foreign batch"))]
-    except ValueError:  # too few images are left to draw alike
+    except ValueError:  # too few images are left for the sampler
         foreign = others[: config.batch_size] if len(others) >= config.batch_size else others[:0]
     rest = others[~torch.isin(others, foreign)]
     return private, foreign, rest[torch.randperm(len(rest), generator=generator(seed, "auxiliary images"))]
 
 
 def build_model(config: ModelConfig, images: ImageSet) -> nn.Module:
-    """The model of a configuration, with classes, channels and size taken from the images where its builder asks for them."""
+    """The model of a configuration. Its builder gets classes, channels and size from the images where it takes them."""
     options = dict(config.options)
     if ":" not in config.name:
         inferred = {"classes": len(images.class_names), "channels": images.images.shape[1], "size": images.images.shape[-1]}
@@ -201,7 +201,7 @@ def build_model(config: ModelConfig, images: ImageSet) -> nn.Module:
 
 
 def train_model(model: nn.Module, data: Batch, epochs: int, seed: int) -> None:
-    """Plain Adam on the images that are not private, so that an audit can meet a model that has learned something."""
+    """Train by Adam on images that are not private, so that an audit can study a trained model."""
     rng = generator(seed, "training order")
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     model.train()

@@ -21,7 +21,7 @@ from dosimeter.runs.measurement import AuditedClient
 
 @dataclass(frozen=True, kw_only=True)
 class GeneratorConfig:
-    """Whose features are to be drawn, the auxiliary images that teach it, and how."""
+    """The model whose features the decoder turns into images, the auxiliary images it learns from, and its settings."""
 
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
@@ -34,9 +34,10 @@ class GeneratorConfig:
 
 
 def train_from(description: dict[str, Any], out: str | None) -> dict[str, Any]:
-    """Train the decoder for the model and the auxiliary images that an audit's configuration names, unless it is kept already.
+    """Train the decoder for the model and the auxiliary images of an audit's configuration, unless the cache holds it.
 
-    What else an audit's or an experiment's file holds is left aside. `seconds` is what the training took, when it was done.
+    Other keys of an audit's or an experiment's file are ignored. `seconds` is the duration of the training, now or when it was
+    cached.
     """
     own = {item.name for item in fields(GeneratorConfig)}
     aside = {item.name for kind in (AuditConfig, Experiment) for item in fields(kind)} - own
@@ -51,7 +52,7 @@ def train_from(description: dict[str, Any], out: str | None) -> dict[str, Any]:
 
 
 def train_decoder_of(client: AuditedClient, settings: DecoderSettings, path: Path | None) -> tuple[Target, StoredDecoder]:
-    """The decoder for a client's model, trained on the auxiliary images unless it is kept already."""
+    """The decoder for a client's model, trained on the auxiliary images unless `path` holds it already."""
     assert client.auxiliary is not None
     target = Target.from_model(client.model, tuple(client.batch.inputs.shape[1:]), client.normalization)
     pixels = to_pixels(client.auxiliary.inputs, client.normalization).clamp(0, 1)

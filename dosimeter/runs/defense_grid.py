@@ -1,4 +1,4 @@
-"""Defenses with their price: for every defense and strength what leaks behind it, and what it costs, in one set of records."""
+"""A grid of defenses: what leaks behind each defense at each strength, and what that defense costs."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ from dosimeter.types import Batch, Outcome, Record, Refused
 
 @dataclass(frozen=True, kw_only=True)
 class SmallImages(DataConfig):
-    """As for any audit, with images so small that twenty trainings and attacks take minutes."""
+    """The data of any audit, with small images by default, so that many trainings and attacks take minutes."""
 
     name: str = "digits"
 
 
 @dataclass(frozen=True, kw_only=True)
 class DefenseGrid(AuditConfig):
-    """An audit of many defenses as a TOML file describes it: each entry of `grid` is a list of defenses, tried together.
+    """An audit of many defenses as a TOML file describes it. Each entry of `grid`, a cell, is a list of defenses tried together.
 
-    "all" stands for every defense that has usual strengths, at each of them. What `defenses` names is in force in every cell,
-    before the cell's own. Every cell is audited on `batches` private batches, so that no advice rests on one draw; those after the
-    first are held-out images, and each has its own seed. The methods default to a few strong ones and the data to small images,
-    so that the whole grid takes minutes.
+    "all" stands for every defense that has usual strengths, at each strength. The defenses of `defenses` act in every cell,
+    before the cell's own. Every cell is audited on `batches` private batches, so that no advice rests on one draw. The batches
+    after the first are held-out images, each with its own seed. The methods default to a few strong ones and the data to small
+    images, so that the whole grid takes minutes.
     """
 
     labels: Literal["all"] | tuple[LabelRecovery, ...] = field(
@@ -59,21 +59,21 @@ class DefenseGrid(AuditConfig):
 
     @property
     def cells(self) -> tuple[tuple[Defense, ...], ...]:
-        """The defenses of every cell; the first has none but those that all have."""
+        """The defenses of every cell. The first cell has only the defenses that all cells have."""
         own = strengths(_with_strengths()) if self.grid == "all" else self.grid
         return tuple(dict.fromkeys((self.defenses, *((*self.defenses, *cell) for cell in own))))
 
 
 def grid_of(text: str) -> Literal["all"] | tuple[tuple[Defense, ...], ...]:
-    """The grid that `--defenses` names: all, or the defenses of a list, each with options of its own or in its usual strengths.
+    """The grid that `--defenses` names: all, or a list of defenses, each with its own options or at its usual strengths.
 
-    `pruning,gaussian_noise:std=0.1,dpsgd:max_norm=1:noise_multiplier=0.5`: commas part defenses, colons their options.
+    Commas separate defenses and colons their options: `pruning,gaussian_noise:std=0.1,dpsgd:max_norm=1:noise_multiplier=0.5`.
     """
     return "all" if text.strip() == "all" else strengths([item.strip() for item in text.split(",") if item.strip()])
 
 
 def strengths(items: Sequence[str]) -> tuple[tuple[Defense, ...], ...]:
-    """A cell for each protocol of each item: as its options say, else mild and strong, else as it is without options."""
+    """The cells of each item: one with the options given, else one for each usual strength, else one without options."""
     if not items:
         raise OptionError("defenses", "expected all, or defenses parted by commas, got none")
     return tuple((built,) for item in items for built in _settings(item))
@@ -97,45 +97,45 @@ def _usual_options(name: str) -> tuple[dict[str, Any], ...]:
 
 
 def _with_strengths() -> list[str]:
-    """The defenses that say what a mild and a strong setting of them are."""
+    """The defenses that name a mild and a strong setting."""
     return [name for name in DEFENSES if _usual_options(name)]
 
 
 def run_grid(
-    subject: AuditedClient,
+    client: AuditedClient,
     grid: DefenseGrid,
     *,
     out: str | Path | None = None,
     progress: Callable[[Progress], None] | None = None,
     checkpoint_every: float | None = None,
 ) -> Audit:
-    """Audit the subject behind every cell's defenses and measure their cost; what the folder `out` holds already stays."""
+    """Audit the client behind every cell's defenses and measure their cost. Records that the folder `out` holds are not made again."""
     folder = None if out is None else Path(out)
     suite: dict[str, Any] = {item.name: getattr(grid, item.name) for item in fields(Suite)}
     cells, records = grid.cells, []
-    subjects = _subjects(subject, grid)
+    clients = _audited_clients(client, grid)
     undefended: Record | None = None
     for number, defenses in enumerate(cells):
         protocol = _with_counters(Suite(**{**suite, "defenses": defenses}))
         shown = None if progress is None else _grid_progress(progress, number, len(cells), defenses)
         refusal = ""
         try:
-            for draw, drawn in enumerate(subjects):
+            for draw, drawn in enumerate(clients):
                 seeded = replace(protocol, seed=protocol.seed + draw)
-                found = run_suite(drawn, seeded, out=folder, progress=shown, checkpoint_every=checkpoint_every, beside=subjects)
+                found = run_suite(drawn, seeded, out=folder, progress=shown, checkpoint_every=checkpoint_every, beside=clients)
                 records.extend(found.records)
         except Refused as refused:
             if number == 0:
                 raise
             refusal = str(refused)
-        cost = _utility_record(subjects, protocol, grid.federation, folder, undefended, refusal, shown)
+        cost = _utility_record(clients, protocol, grid.federation, folder, undefended, refusal, shown)
         undefended = undefended or cost
         records.append(cost)
     return Audit(records=tuple(records))
 
 
 def _with_counters(suite: Suite) -> Suite:
-    """The suite with the methods that do without the head, or without labels, where the defenses withhold or replace the head."""
+    """The suite, with methods that need neither the head nor labels added where the defenses withhold or replace the head."""
     if not suite.adaptive or not any(one.hides_head for one in suite.defenses):
         return suite
     bridge, joint = label_recovery("gradient_bridge"), attack("dlg", **DLG.quick)
@@ -144,24 +144,24 @@ def _with_counters(suite: Suite) -> Suite:
     return replace(suite, labels=labels, attacks=attacks)
 
 
-def _subjects(subject: AuditedClient, grid: DefenseGrid) -> list[AuditedClient]:
-    """The subject with its own batch, and with others drawn alike from the held-out images, as far as these reach."""
-    subjects, held_out, size = [subject], subject.held_out, len(subject.batch.inputs)
+def _audited_clients(client: AuditedClient, grid: DefenseGrid) -> list[AuditedClient]:
+    """The client with its own batch, and with other batches drawn from the held-out images, until too few images are left."""
+    clients, held_out, size = [client], client.held_out, len(client.batch.inputs)
     left = torch.arange(0 if held_out is None or held_out.targets.ndim != 1 else len(held_out.inputs))
-    while held_out is not None and len(subjects) < grid.batches and len(left) >= size:
-        labels, rng = held_out.targets[left].cpu(), generator(grid.seed + len(subjects), "private batch")
+    while held_out is not None and len(clients) < grid.batches and len(left) >= size:
+        labels, rng = held_out.targets[left].cpu(), generator(grid.seed + len(clients), "private batch")
         try:
             chosen = left[grid.data.sampler(labels, size, int(held_out.targets.max()) + 1, rng)]
         except ValueError:  # too few are left to draw alike
             break
         batch = Batch(held_out.inputs[chosen], held_out.targets[chosen])
-        subjects.append(replace(subject, batch=batch, description=subject.description | fingerprints_of(subject.model, batch)))
+        clients.append(replace(client, batch=batch, description=client.description | fingerprints_of(client.model, batch)))
         left = left[~torch.isin(left, chosen)]
-    return subjects
+    return clients
 
 
 def _utility_record(
-    subjects: Sequence[AuditedClient],
+    clients: Sequence[AuditedClient],
     protocol: Suite,
     federation: Federation,
     folder: Path | None,
@@ -169,23 +169,23 @@ def _utility_record(
     refusal: str,
     progress: Callable[[Progress], None] | None,
 ) -> Record:
-    """What these defenses cost, measured here or found in the folder."""
-    subject = subjects[0]
+    """The record of what these defenses cost, measured here or read from the folder."""
+    client = clients[0]
     plain = Protocol(**{item.name: getattr(protocol, item.name) for item in fields(Protocol)})
-    config = {"subject": describe(subject.description), **describe(plain), UTILITY: describe(federation)}
-    record = known_records(folder, *subjects).get(digest(config))
+    config = {"subject": describe(client.description), **describe(plain), UTILITY: describe(federation)}
+    record = known_records(folder, *clients).get(digest(config))
     if record is not None and record.outcome != Outcome.CRASHED:
         return record
     began = time.perf_counter()
     with listening(None if progress is None else _listener(progress)):
-        found = _failure_fields(Outcome.IMPOSSIBLE, refusal) if refusal else _measure_cost(subject, plain, federation, undefended)
+        found = _failure_fields(Outcome.IMPOSSIBLE, refusal) if refusal else _measure_cost(client, plain, federation, undefended)
     record = Record(
         key=digest(config),
         config=config,
         surface=UTILITY,
         method="federated training",
         seed=protocol.seed,
-        threat_model=facts_of(subject, plain),
+        threat_model=facts_of(client, plain),
         nulls={},
         verdict="",
         warnings=[],
@@ -198,9 +198,9 @@ def _utility_record(
     return record
 
 
-def _measure_cost(subject: AuditedClient, protocol: Protocol, federation: Federation, undefended: Record | None) -> dict[str, Any]:
+def _measure_cost(client: AuditedClient, protocol: Protocol, federation: Federation, undefended: Record | None) -> dict[str, Any]:
     try:
-        return _cost_fields(measure_utility(subject, protocol, federation), undefended)
+        return _cost_fields(measure_utility(client, protocol, federation), undefended)
     except Refused as refused:
         return _failure_fields(Outcome.IMPOSSIBLE, str(refused))
     except Exception as error:  # as in an audit: one cell's defect must not cost the others

@@ -1,4 +1,4 @@
-"""One experiment, top to bottom: a private batch is trained on, the server attacks what it got, and the truth returns to score it."""
+"""One experiment from start to end: the client trains on its batch, the server attacks the update, and the truth scores the result."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ Estimate = LabelEstimate | FeatureEstimate | Reconstruction
 
 
 def run(
-    subject: AuditedClient,
+    client: AuditedClient,
     measurement: Measurement,
     *,
     raise_refusals: bool = False,
     exposure: Exposure | None = None,
     attempts: int = 1,
 ) -> Record:
-    """Carry out one measurement and return its record. A refusal is a finding, unless it is to be raised.
+    """Carry out one measurement and return its record. A refusal gives a record too, unless `raise_refusals` is set.
 
-    `attempts` is how many methods are tried on the same labels, for which the verdict on luck is corrected.
-    `exposure` is what `expose` gave of this very subject and protocol, where several measurements share it.
+    `attempts` is the number of methods tried on the same labels. The verdict on labels corrects for it.
+    `exposure` is what `expose` gave for this client and protocol, where several measurements share it.
     """
     if measurement.method is None:
         raise ValueError("nothing to measure: name a label recovery (`labels`), a feature recovery (`features`) or an `attack`")
@@ -44,36 +44,36 @@ def run(
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
-            exposure = exposure or expose(subject, measurement, subject.batch)
+            exposure = exposure or expose(client, measurement, client.batch)
         except Refused as refusal:
             if raise_refusals or measurement.tampering is None:
                 raise
-            return failure_record(subject, measurement, Outcome.IMPOSSIBLE, str(refusal))
+            return failure_record(client, measurement, Outcome.IMPOSSIBLE, str(refusal))
         started = time.perf_counter()
         try:
-            found = _without_vain_proof(surface, _attack(exposure, measurement, subject.batch.targets), measurement.defenses)
+            found = _without_vain_proof(surface, _attack(exposure, measurement, client.batch.targets), measurement.defenses)
             if found.outcome is Outcome.IMPOSSIBLE:
                 raise Refused(found.message)
         except Refused as refusal:
             if raise_refusals:
                 raise
-            return failure_record(subject, measurement, Outcome.IMPOSSIBLE, str(refusal))
+            return failure_record(client, measurement, Outcome.IMPOSSIBLE, str(refusal))
         if found.outcome is Outcome.CRASHED:
-            return failure_record(subject, measurement, Outcome.CRASHED, found.message)
+            return failure_record(client, measurement, Outcome.CRASHED, found.message)
         seconds = time.perf_counter() - started
-        foreign = _attack_foreign(subject, measurement) if surface.has_foreign_null else None
-        scores = _score(subject, exposure, found, foreign)
+        foreign = _attack_foreign(client, measurement) if surface.has_foreign_null else None
+        scores = _score(client, exposure, found, foreign)
         details = (
             _details(found, scores)
-            | surface.details(found, exposure, subject.batch)
-            | _objective_at_truth(exposure, measurement, found, subject.batch)
+            | surface.details(found, exposure, client.batch)
+            | _objective_at_truth(exposure, measurement, found, client.batch)
             | _counters(measurement, exposure)
         )
     verdict, reason = surface.judge(found, scores, attempts)
     metrics, nulls = scores.as_lists()
     said = [str(warning.message) for warning in caught if issubclass(warning.category, UserWarning)]
     return Record(
-        **identity_of(subject, measurement),
+        **identity_of(client, measurement),
         metrics=metrics,
         nulls=nulls,
         outcome=found.outcome.value,
@@ -82,38 +82,38 @@ def run(
         warnings=list(dict.fromkeys([*said, *scores.warnings, *_shortfalls(surface, found, details)])),
         seconds=seconds,
         details=details,
-        pictures=surface.pictures(found, subject.batch, foreign, subject.auxiliary or subject.reference, scores),
+        pictures=surface.pictures(found, client.batch, foreign, client.auxiliary or client.reference, scores),
     )
 
 
-def expose(subject: AuditedClient, protocol: Protocol, batch: Batch) -> Exposure:
-    """What the server gets of a batch in this protocol, after an active attack has changed the model."""
+def expose(client: AuditedClient, protocol: Protocol, batch: Batch) -> Exposure:
+    """What the server gets from a batch under this protocol. An active attack changes the model first."""
     return observe(
-        _model_to_send(subject, protocol),
+        _model_to_send(client, protocol),
         batch,
         training=protocol.training,
         defenses=protocol.defenses,
         loss=protocol.loss,
-        normalization=subject.normalization,
-        auxiliary=subject.auxiliary,
+        normalization=client.normalization,
+        auxiliary=client.auxiliary,
         declare_batch_size=protocol.declare_batch_size,
         seed=protocol.seed,
     )
 
 
-def _model_to_send(subject: AuditedClient, protocol: Protocol) -> nn.Module:
-    """The model that the server sends: a dishonest one's is changed by the attack, which knows what inputs the protocol has."""
+def _model_to_send(client: AuditedClient, protocol: Protocol) -> nn.Module:
+    """The model that the server sends. A dishonest server changes it and knows the shape and scale of the inputs."""
     method = protocol.tampering if isinstance(protocol, Measurement) else None
     if method is None:
-        return subject.model
-    known = {"input_shape": tuple(subject.batch.inputs.shape[1:]), "normalization": subject.normalization}
+        return client.model
+    known = {"input_shape": tuple(client.batch.inputs.shape[1:]), "normalization": client.normalization}
     options = (option.name for option in fields(method))  # pyright: ignore[reportArgumentType]
     unsaid = {name: known[name] for name in options if name in known and getattr(method, name) is None}
-    return replace(method, **unsaid).tamper(subject.model)  # pyright: ignore[reportArgumentType]
+    return replace(method, **unsaid).tamper(client.model)  # pyright: ignore[reportArgumentType]
 
 
 def _attack(exposure: Exposure, measurement: Measurement, given: Tensor) -> Estimate:
-    """The server's side. `given` is used only where the threat model grants the labels, which the record says."""
+    """What the server recovers. It sees the true labels `given` only where the threat model grants them; the record says so."""
     seed = measurement.seed
     if isinstance(measurement.labels, LabelRecovery):
         labels = run_label_recovery(exposure, measurement.labels, seed)
@@ -132,7 +132,10 @@ def _attack(exposure: Exposure, measurement: Measurement, given: Tensor) -> Esti
 
 
 def _without_vain_proof(surface: Surface[Any], found: Estimate, defenses: tuple[Defense, ...]) -> Estimate:
-    """A certificate speaks of what the client trained on: where a defense replaces that, it proves nothing of the private batch."""
+    """The estimate without certificates where a defense replaces the client's samples.
+
+    A certificate proves what the client trained on. Replaced samples prove nothing about the private ones.
+    """
     replacing = ", ".join(defense.name for defense in defenses if defense.replaces)
     if not replacing:
         return found
@@ -140,21 +143,21 @@ def _without_vain_proof(surface: Surface[Any], found: Estimate, defenses: tuple[
     return surface.without_proof(found, "; ".join(filter(None, (found.message, vain))))
 
 
-def _attack_foreign(subject: AuditedClient, measurement: Measurement) -> Estimate | None:
-    """The same attack on another client's gradient: what its score is worth without the private batch."""
-    if subject.foreign is None:
+def _attack_foreign(client: AuditedClient, measurement: Measurement) -> Estimate | None:
+    """The same attack on another client's gradient: the null for what the attack invents by itself."""
+    if client.foreign is None:
         return None
     try:
         elsewhere = replace(measurement, seed=measurement.seed + FOREIGN_SEED_OFFSET)  # another client draws other noise
-        found = _attack(expose(subject, elsewhere, subject.foreign), measurement, subject.foreign.targets)
+        found = _attack(expose(client, elsewhere, client.foreign), measurement, client.foreign.targets)
     except Refused:
         return None
     return None if found.outcome in (Outcome.IMPOSSIBLE, Outcome.CRASHED) else found
 
 
-def _score(subject: AuditedClient, exposure: Exposure, found: Estimate, foreign: Estimate | None) -> Scores:
-    reference = subject.auxiliary or subject.reference
-    return score(found, subject.batch, auxiliary=reference, foreign=foreign, exposure=exposure, normalization=subject.normalization)
+def _score(client: AuditedClient, exposure: Exposure, found: Estimate, foreign: Estimate | None) -> Scores:
+    reference = client.auxiliary or client.reference
+    return score(found, client.batch, auxiliary=reference, foreign=foreign, exposure=exposure, normalization=client.normalization)
 
 
 def _objective_at_truth(exposure: Exposure, measurement: Measurement, found: Estimate, truth: Batch) -> dict[str, float]:
@@ -174,7 +177,7 @@ def _shortfalls(surface: Surface[Any], found: Estimate, details: dict[str, Any])
 
 
 def _counters(measurement: Measurement, exposure: Exposure) -> dict[str, list[str]]:
-    """What the method does about the defenses in force, or that it does nothing though it could."""
+    """What the method does about the defenses, or that it could counter them and does not."""
     assert measurement.method is not None
     if not measurement.defenses:
         return {}
@@ -187,11 +190,11 @@ def _details(found: Estimate, scores: Scores) -> dict[str, Any]:
     return {"message": found.message} | scores.details | unavailable
 
 
-def failure_record(subject: AuditedClient, measurement: Measurement, outcome: Outcome, reason: str) -> Record:
+def failure_record(client: AuditedClient, measurement: Measurement, outcome: Outcome, reason: str) -> Record:
     """The record of a measurement that gave nothing to score."""
     verdict = Verdict.IMPOSSIBLE if outcome is Outcome.IMPOSSIBLE else Verdict.NOT_MEASURED
     return Record(
-        **identity_of(subject, measurement),
+        **identity_of(client, measurement),
         metrics={},
         nulls={},
         outcome=outcome.value,

@@ -1,4 +1,4 @@
-"""A gate for continuous integration: `inputs.psnr.median > 20` is a condition under which an audit fails."""
+"""Conditions under which an audit fails, for continuous integration: `inputs.psnr.median > 20`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Condition:
         return f"{self.surface}.{self.metric}.{self.statistic} {self.comparison} {self.bound:g}"
 
     def value(self, record: Record) -> float | None:
-        """The statistic of a record, or None where it has no such metric, or where that number is a miss."""
+        """The statistic of a record, or None where the record lacks the metric or the statistic is a miss."""
         values = record.metrics.get(self.metric)
         if record.surface != self.surface or not values:
             return None
@@ -67,7 +67,7 @@ class Trip:
 
 
 def parse_condition(text: str) -> Condition:
-    """The condition that a text spells out; a ValueError says what was expected in its place."""
+    """The condition that a text spells out, such as `inputs.psnr.median > 20`."""
     found = _CONDITION.fullmatch(text)
     if found is None:
         raise ValueError(f"--fail-on: expected {GRAMMAR}, got {text!r}")
@@ -84,12 +84,12 @@ def parse_condition(text: str) -> Condition:
 
 
 def is_untested(condition: Condition, records: Sequence[Record]) -> bool:
-    """Whether nothing that ran could have met the condition, so that its silence says nothing."""
+    """Whether no record measures the condition's surface, so that the condition cannot be met or missed."""
     return all(record.surface != condition.surface for record in records)
 
 
 def furthest_trip(condition: Condition, records: Sequence[Record]) -> Trip | None:
-    """The record that crosses the bound furthest, of all methods and settings; None where none does."""
+    """The record of any method and setting that crosses the bound furthest, or None."""
     crossed = [
         Trip(condition=condition, record=record, value=value)
         for record in records

@@ -1,4 +1,4 @@
-"""What is measured, on which client and under which protocol; and how the record of it is known again."""
+"""What is measured, on which client and under which protocol; and the key of its record."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from dosimeter.version import __version__
 
 @dataclass(frozen=True, kw_only=True)
 class AuditedClient:
-    """Who is audited: a model and a private batch, what the nulls need, and the facts that describe both."""
+    """The client under audit: its model and private batch, other samples for the nulls, and facts for the records."""
 
     model: nn.Module
     batch: Batch
     foreign: Batch | None = None  # another client's batch, for the null
     auxiliary: Batch | None = None  # what the threat model grants the server
     reference: Batch | None = None  # images for the nulls alone, where the server is granted none
-    pool: Batch | None = None  # what other clients hold: utility is measured by a training on it
-    held_out: Batch | None = None  # what that training is judged by
+    pool: Batch | None = None  # samples of other clients, on which a defense's cost is measured by training
+    held_out: Batch | None = None  # samples on which that training's accuracy is measured
     normalization: Normalization = field(default_factory=Normalization)
     description: dict[str, Any] = field(default_factory=dict)  # model, data, accuracy, fingerprints: plain JSON
 
 
 @dataclass(frozen=True, kw_only=True)
 class Protocol:
-    """How the client trains and what defends it."""
+    """How the client trains, and its defenses."""
 
     training: Training = field(default_factory=FedSGD)
     loss: Loss = field(default_factory=CrossEntropy)
@@ -49,7 +49,7 @@ class Protocol:
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement(Protocol):
-    """A protocol and the methods that the server runs: the last one set is scored, those before it feed it."""
+    """A protocol and the methods that the server runs. The last method set is scored; the others supply its inputs."""
 
     labels: LabelRecovery | Literal["given", "optimised"] = "given"  # optimised: the method finds its own
     features: FeatureRecovery | None = None
@@ -115,7 +115,7 @@ def versions() -> dict[str, str]:
 
 
 def _threat_model(client: AuditedClient, measurement: Measurement) -> dict[str, Any]:
-    """Everything a reader must know to weigh the figures (DESIGN: labels, mode, accuracy, stage and steps are always said)."""
+    """Everything a reader must know to weigh the scores."""
     method, labels = measurement.method, measurement.labels
     assert method is not None
     return {

@@ -1,4 +1,4 @@
-"""The server's side: what each method needs is checked, then it runs on an exposure and on nothing else."""
+"""The server's side: each method runs on an exposure alone, after its needs are checked."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def recover_labels(exposure: Exposure, method: str | LabelRecovery, *, seed: int
 def recover_features(
     exposure: Exposure, method: str | FeatureRecovery, *, labels: Labels = None, seed: int = 0, **options: Any
 ) -> FeatureEstimate:
-    """Recover the inputs of the last linear layer; `labels` may be an estimate, a tensor, or None where the method can do without.
+    """Recover the inputs of the last linear layer. `labels` is an estimate, a tensor, or None where the method needs none.
 
-    A tensor holds class ids (B,), -1 for a label that is not known where the method can do with some, or soft labels (B, C).
+    A tensor holds class ids (B,) or soft labels (B, C). A class id of -1 is an unknown label, which some methods allow.
     """
     recovery = FEATURES.resolve(method, **options)
     check_exposure(exposure)
@@ -37,7 +37,7 @@ def recover_features(
 
 
 def reconstruct(exposure: Exposure, method: str | Attack, *, labels: Labels = None, seed: int = 0, **options: Any) -> Reconstruction:
-    """Recover the inputs; `labels` may be an estimate, a tensor, or None where the attack finds its own."""
+    """Recover the inputs. `labels` is an estimate, a tensor, or None where the attack finds the labels itself."""
     attack = ATTACKS.resolve(method, **options)
     check_exposure(exposure)
     return run_attack(exposure, attack, labels, seed)
@@ -68,7 +68,7 @@ def run_attack(exposure: Exposure, attack: Attack, labels: Labels, seed: int) ->
 
 
 def as_label_estimate(labels: Labels, public: Public) -> LabelEstimate | None:
-    """Class ids (B,), -1 where one is not known, or soft labels (B, C) as an estimate; an estimate or None as it is."""
+    """Labels as an estimate: from class ids (B,), -1 for unknown, or soft labels (B, C). An estimate or None stays as it is."""
     if labels is None or isinstance(labels, LabelEstimate):
         return labels
     if not isinstance(labels, Tensor):

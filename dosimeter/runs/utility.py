@@ -1,4 +1,4 @@
-"""What defenses cost: a short federated training behind them, the bytes of an update, the client's time, and the ε that they buy."""
+"""What defenses cost: accuracy after a short federated training, bytes of an update, the client's time; and the ε they give."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from dosimeter.runs.measurement import AuditedClient, Protocol
 from dosimeter.types import Batch, Encoding, Guarantee, Outcome, Refused, Update
 
 Probability = Annotated[float, Constraint("a number in (0, 1)", lambda value: 0 < value < 1)]
-JUDGED_ROUNDS = 5  # rounds whose models are judged, since one round alone moves the accuracy by several points
-TIMED_UPDATES = 8  # updates whose time is taken, with and without the defenses in turn
+JUDGED_ROUNDS = 5  # the accuracy is the mean over the models of the last rounds, since single rounds fluctuate
+TIMED_UPDATES = 8  # of each kind, with and without the defenses in turn
 INDEX_BITS = 32  # of the position of a sparse entry
 
 
 @dataclass(frozen=True, kw_only=True)
 class Federation:
-    """The short training that a defense's cost is measured by: who takes part, for how long, and what the server does.
+    """The short federated training by which a defense's cost is measured.
 
-    Every round every client draws `batch_size` of its own samples and sends its update; the server averages the updates and
-    applies the mean as a gradient, by Adam (Reddi et al., "Adaptive Federated Optimization", ICLR 2021: FedAdam, which needs no
-    tuning to the size of an update) or by plain SGD.
+    In every round every client draws `batch_size` of its own samples and sends its update. The server applies the mean of the
+    updates as a gradient, by plain SGD or by Adam (Reddi et al., "Adaptive Federated Optimization", ICLR 2021: FedAdam). Adam
+    needs no tuning to the size of an update.
     """
 
     clients: PositiveInt = 4
@@ -44,7 +44,7 @@ class Federation:
     batch_size: PositiveInt = 16
     learning_rate: PositiveFloat = 0.02
     server: Literal["adam", "sgd"] = "adam"
-    delta: Probability = 1e-5  # at which ε is told
+    delta: Probability = 1e-5  # at which ε is stated
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -52,10 +52,10 @@ class Federation:
 
 @dataclass(frozen=True, kw_only=True)
 class Utility:
-    """What one federated training behind defenses gave and took."""
+    """What one federated training behind defenses reached, and what it cost."""
 
     accuracy: float  # on held-out samples, the mean over the models of the last rounds
-    guessing: float  # the accuracy of always saying the most frequent class
+    guessing: float  # the accuracy of always answering the most frequent class
     update_bytes: int  # one client's update as it would be encoded
     dense_bytes: int  # all parameters as they are, which is what an undefended client sends
     update_seconds: float  # a client's time for one update, the least of several
@@ -65,19 +65,19 @@ class Utility:
     message: str = ""
 
 
-def measure_utility(subject: AuditedClient, protocol: Protocol, federation: Federation) -> Utility:
-    """Train the subject's model on its pool, every client behind the protocol's defenses, and measure what comes out.
+def measure_utility(client: AuditedClient, protocol: Protocol, federation: Federation) -> Utility:
+    """Train the client's model on its pool, shared out to clients behind the protocol's defenses, and measure the result.
 
-    What a real federation does once is done once: changes of the model, and defenses that say so (`Defense.once`). A layer that
-    the clients withhold stays as the server sent it. Batches have a fixed size, where the accountants assume Poisson samples of
-    the same rate.
+    Changes of the model, and defenses that act once (`Defense.once`), act before the first round. A layer that the clients
+    withhold stays as the server sent it. Batches have a fixed size; the privacy accountants assume Poisson samples of the same
+    rate.
     """
-    if subject.pool is None or subject.held_out is None:
+    if client.pool is None or client.held_out is None:
         raise Refused("utility needs samples to train on and held-out ones to judge by: a data set, or pool= and held_out=")
-    model, shards, defenses = _prepare_clients(subject, subject.pool, protocol, federation)
+    model, shards, defenses = _prepare_clients(client, client.pool, protocol, federation)
     drawing = generator(protocol.seed, "federated batches")
     first = _draw_batch(shards[0], federation.batch_size, drawing)
-    seconds, undefended, exposure = _time_updates(subject, protocol, defenses, model, first)
+    seconds, undefended, exposure = _time_updates(client, protocol, defenses, model, first)
     optimizer_type = torch.optim.Adam if federation.server == "adam" else torch.optim.SGD
     optimizer = optimizer_type([p for p in model.parameters() if p.requires_grad], lr=federation.learning_rate)
     outcome, message, accuracies = Outcome.COMPLETED, "", []
@@ -85,7 +85,7 @@ def measure_utility(subject: AuditedClient, protocol: Protocol, federation: Fede
         batches = [_draw_batch(shard, federation.batch_size, drawing) for shard in shards]
         seeds = range(turn * len(shards), (turn + 1) * len(shards))
         try:
-            updates = [_expose(subject, protocol, defenses, model, batch, seed).update for batch, seed in zip(batches, seeds)]
+            updates = [_expose(client, protocol, defenses, model, batch, seed).update for batch, seed in zip(batches, seeds)]
         except Refused:
             raise
         except ValueError as error:  # NaN or infinite entries: the training diverged behind these defenses
@@ -93,14 +93,14 @@ def measure_utility(subject: AuditedClient, protocol: Protocol, federation: Fede
             break
         _apply(optimizer, model, updates)
         if turn >= federation.rounds - JUDGED_ROUNDS:
-            accuracies.append(_judge_model(model, subject.pool, subject.held_out))
+            accuracies.append(_judge_model(model, client.pool, client.held_out))
         advance(turn + 1, federation.rounds, "federated training")
     rate = min(1.0, federation.batch_size / min(len(shard.inputs) for shard in shards))
     return Utility(
-        accuracy=statistics.mean(accuracies or [_judge_model(model, subject.pool, subject.held_out)]),
-        guessing=_most_frequent(subject.held_out.targets),
+        accuracy=statistics.mean(accuracies or [_judge_model(model, client.pool, client.held_out)]),
+        guessing=_most_frequent(client.held_out.targets),
         update_bytes=update_bytes(exposure.update, protocol.defenses),
-        dense_bytes=sum(p.numel() * p.element_size() for p in subject.model.parameters() if p.requires_grad),
+        dense_bytes=sum(p.numel() * p.element_size() for p in client.model.parameters() if p.requires_grad),
         update_seconds=seconds,
         undefended_seconds=undefended,
         guarantees=tuple(guarantees(protocol.defenses, sample_rate=rate, steps=federation.rounds, delta=federation.delta)),
@@ -110,12 +110,12 @@ def measure_utility(subject: AuditedClient, protocol: Protocol, federation: Fede
 
 
 def update_bytes(update: Update, defenses: Sequence[Defense] = ()) -> int:
-    """The size of an update on the wire, by the shortest plain encoding that loses nothing of what the defenses left.
+    """The size of an update on the wire, by the shortest plain lossless encoding of each layer.
 
-    Each defense says what it leaves of the encodings before it. A layer costs all its values; or, where zeros were put in on
-    purpose and that is less, its non-zero values with a 32-bit position each or with one bit an entry that says which they are; or its
-    two factors. A value costs its own width or the bits it was rounded to, whose layers add one number for the scale. Nothing
-    is compressed any further.
+    Each defense says which encodings are possible after it (`Defense.encoding`). The candidates of a layer are: all its values;
+    where a defense put zeros in, the non-zero values with a 32-bit position each, or with a bit mask of one bit an entry; and
+    its two factors where it has low rank. A value costs its own width, or the bits it was rounded to. A rounded layer adds one
+    number for its scale. There is no further compression.
     """
     encoding = reduce(lambda before, defense: defense.encoding(before), defenses, Encoding())
     return math.ceil(sum(_layer_bits(change, encoding) for change in update.values()) / 8)
@@ -133,43 +133,43 @@ def _layer_bits(change: Tensor, encoding: Encoding) -> int:
 
 
 def _prepare_clients(
-    subject: AuditedClient, pool: Batch, protocol: Protocol, federation: Federation
+    client: AuditedClient, pool: Batch, protocol: Protocol, federation: Federation
 ) -> tuple[nn.Module, list[Batch], tuple[Defense, ...]]:
-    """A copy of the model as the defenses change it, each client's samples, and the defenses that act anew in every round."""
+    """A copy of the model as the defenses change it, each client's samples, and the defenses that act in every round."""
     samples = len(pool.inputs)
     if samples < federation.clients:
         raise Refused(f"utility: {federation.clients} clients need a sample each; the pool has {samples}")
     order = torch.randperm(samples, generator=generator(protocol.seed, "federated shards")).to(pool.inputs.device)
-    model, shards = subject.model, []
+    model, shards = client.model, []
     once = [defense for defense in protocol.defenses if defense.side == "model" or defense.once]
     for number, part in enumerate(order.tensor_split(federation.clients)):
         shard = Batch(pool.inputs[part], pool.targets[part])
-        client = Client(model=subject.model, batch=shard, training=protocol.training, loss=protocol.loss)
+        defended = Client(model=client.model, batch=shard, training=protocol.training, loss=protocol.loss)
         for defense in once:
             role = defense.name if defense.side == "model" else f"{defense.name} of client {number}"
-            client = defense(client, generator(protocol.seed, f"federated {role}", shard.inputs.device))
-        model = client.model
-        shards.append(client.batch)
+            defended = defense(defended, generator(protocol.seed, f"federated {role}", shard.inputs.device))
+        model = defended.model
+        shards.append(defended.batch)
     return copy.deepcopy(model), shards, tuple(defense for defense in protocol.defenses if defense not in once)
 
 
 def _expose(
-    subject: AuditedClient, protocol: Protocol, defenses: tuple[Defense, ...], model: nn.Module, batch: Batch, turn: int
+    client: AuditedClient, protocol: Protocol, defenses: tuple[Defense, ...], model: nn.Module, batch: Batch, turn: int
 ) -> Exposure:
-    """A client's update, by the same way as in an audit."""
+    """What one client exposes in one round, computed as in an audit."""
     return observe(
         model,
         batch,
         training=protocol.training,
         defenses=defenses,
         loss=protocol.loss,
-        normalization=subject.normalization,
+        normalization=client.normalization,
         seed=generator(protocol.seed, f"federated turn {turn}").initial_seed(),
     )
 
 
 def _apply(optimizer: torch.optim.Optimizer, model: nn.Module, updates: Sequence[Update]) -> None:
-    """One step of the server along the mean of the updates; layers that nobody sends stay."""
+    """One step of the server along the mean of the updates. Layers that no client sends stay as they are."""
     for name, parameter in model.named_parameters():
         sent = [update[name] for update in updates if name in update]
         parameter.grad = torch.stack(sent).mean(0) if sent else None
@@ -182,23 +182,23 @@ def _draw_batch(shard: Batch, size: int, rng: torch.Generator) -> Batch:
 
 
 def _time_updates(
-    subject: AuditedClient, protocol: Protocol, defenses: tuple[Defense, ...], model: nn.Module, batch: Batch
+    client: AuditedClient, protocol: Protocol, defenses: tuple[Defense, ...], model: nn.Module, batch: Batch
 ) -> tuple[float, float, Exposure]:
-    """The least time of an update with the defenses and without, taken in turn, so that a busy machine slows both alike."""
+    """The least time of an update with and without the defenses, measured in turn, so that a busy machine slows both equally."""
     defended, plain = [], []
-    exposure = _expose(subject, protocol, defenses, model, batch, 0)  # the first call is the slowest, and not timed
+    exposure = _expose(client, protocol, defenses, model, batch, 0)  # the first call is the slowest, and not timed
     for turn in range(TIMED_UPDATES):
         began = time.perf_counter()
-        _expose(subject, protocol, defenses, model, batch, turn)
+        _expose(client, protocol, defenses, model, batch, turn)
         between = time.perf_counter()
-        _expose(subject, protocol, (), subject.model, batch, turn)
+        _expose(client, protocol, (), client.model, batch, turn)
         defended.append(between - began)
         plain.append(time.perf_counter() - between)
     return min(defended), min(plain), exposure
 
 
 def _most_frequent(targets: Tensor) -> float:
-    """The share of the class that occurs most often, of hard or soft labels."""
+    """The share of the most frequent class, for hard or soft labels."""
     classes = targets if targets.ndim == 1 else targets.argmax(1)
     return float(classes.bincount().max()) / len(classes)
 
@@ -209,7 +209,7 @@ def _judge_model(model: nn.Module, pool: Batch, held_out: Batch) -> float:
 
 
 def _estimate_batch_norm(model: nn.Module, pool: Batch) -> None:
-    """Running statistics of the trained model, which clients send along in a real federation: those of the pool."""
+    """Set the running statistics of batch norms from the pool. In a real federation clients send theirs along."""
     norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training and m.track_running_stats]
     if not norms:
         return

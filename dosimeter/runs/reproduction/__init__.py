@@ -1,1 +1,1 @@
-"""The papers' tables, carried out again."""
+"""Published tables, reproduced."""

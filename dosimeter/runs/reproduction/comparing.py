@@ -1,4 +1,4 @@
-"""Published against measured: one verdict a number, one a law."""
+"""Published numbers against measured ones: a verdict on each number and on each law."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dosimeter.types import Record
 Records = Mapping[tuple[str, str], Sequence[Record]]  # (row, column) -> one record a trial
 
 
-ROUNDING = 1e-9  # a tolerance of .02 around 1 includes .98, whatever the binary says
+ROUNDING = 1e-9  # a tolerance of .02 around 1 includes .98 in spite of binary rounding
 
 
 class Agreement(StrEnum):

@@ -1,4 +1,4 @@
-"""Where a table's images, weights and trained models come from: one folder of data, the bundled sets, and a cache."""
+"""The images, weights and trained models of the tables: from the data folder, the bundled sets and a cache."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def default_cache() -> Path:
 
 @dataclass(frozen=True, kw_only=True)
 class Library:
-    """Data sets and weights by name; whatever was read or trained once is kept."""
+    """Data sets and weights by name. Each is read, or trained, once."""
 
     data: Path | None = field(default_factory=default_data)
     cache: Path = field(default_factory=default_cache)
@@ -51,7 +51,7 @@ class Library:
     _accuracies: dict[str, dict[str, Any]] = field(default_factory=dict, init=False, repr=False)
 
     def available(self, name: str, stand_in: str | None) -> str:
-        """`name` where it is bundled or in the data folder, else its stand-in; without one, which file is missing."""
+        """The set to use: `name` where it is bundled or in the data folder, else its stand-in. Without either, an error names the file."""
         if name in DATASETS or self._find(name) is not None:
             return name
         if stand_in is not None:
@@ -61,7 +61,7 @@ class Library:
         raise FileNotFoundError(f"{self.data / name}.npz: this table needs it, and there is no such file (nor {name}.zip, nor a folder)")
 
     def images(self, name: str, part: Part, data: RowData) -> ImageSet:
-        """A set's part, in the size and channels that a row asks for."""
+        """A part of a set, at the size and with the channels of a row."""
         key = (name, part, data.size, data.channels)
         if key not in self._read:
             source = name if name in DATASETS else self._find(name)
@@ -70,7 +70,7 @@ class Library:
         return self._read[key]
 
     def weights(self, name: str) -> Path:
-        """A weights file by its name, or by the start of it, under `weights` in the data folder."""
+        """The weights file under `weights` in the data folder whose name starts with `name`."""
         folder = self.data / "weights" if self.data is not None else None
         found = sorted(folder.glob(f"{name}*")) if folder is not None else []
         if not found:
@@ -80,14 +80,14 @@ class Library:
         return found[0]
 
     def offer_lpips(self) -> None:
-        """Have the LPIPS metric read its weights from the data folder, unless another file is named."""
+        """Let the LPIPS metric read its weights from the data folder, unless the environment names another file."""
         with contextlib.suppress(FileNotFoundError):
             os.environ.setdefault(LPIPS_VARIABLE, str(self.weights("lpips")))
 
     def model(self, config: ModelConfig, data: RowData, images: ImageSet, seed: int, *, backbone: str | None = None) -> nn.Module:
-        """The model of a row: weights from the data folder, trained here (once), or drawn afresh from `seed`.
+        """The model of a row: with weights from the data folder, trained here once, or drawn from `seed`.
 
-        With a `backbone` only the head is drawn.
+        With a `backbone`, the backbone's weights are loaded and only the head is drawn.
         """
         if not is_trained(config):
             drawn = build_model(replace(config, seed=seed), images)
@@ -102,13 +102,13 @@ class Library:
         return self._models[key]
 
     def decoder_path(self, row: Row) -> Path:
-        """Where a row's decoder lies. Rows with the same model and auxiliary images share it."""
+        """The file of a row's decoder. Rows with the same model and auxiliary images share one."""
         images = (row.data.name, row.data.size, row.data.channels, describe(row.data.normalization), describe(row.data.auxiliary))
         depends = {name: describe(getattr(row, name)) for name in ("model", "backbone", "decoder")} | {"images": list(images)}
         return self.cache / "decoders" / f"{row.model.name}-{digest(depends)}.safetensors"
 
     def accuracy(self, config: ModelConfig, data: RowData, images: ImageSet) -> dict[str, Any]:
-        """Of a trained model on the test part, which none here was trained on."""
+        """The accuracy of a trained model on the test part, which no model here is trained on."""
         if not is_trained(config):
             return {"accuracy": None, "accuracy_on": "not measured: untrained"}
         key = _model_key(config, data, images)
@@ -120,7 +120,7 @@ class Library:
         return self._accuracies[key]
 
     def _train_or_load(self, config: ModelConfig, data: RowData, images: ImageSet) -> nn.Module:
-        """Trained on the train part as `train_model` does, and kept under a hash of all that it depends on."""
+        """The model trained on the train part, or read from the cache, where a hash of all that it depends on names the file."""
         lessons = self.images(_name(images), "train", data)
         if data.trained_on is not None:
             lessons = select(lessons, torch.arange(min(data.trained_on, len(lessons))))
@@ -144,7 +144,7 @@ def is_trained(config: ModelConfig) -> bool:
     return config.weights is not None or config.epochs > 0
 
 
-@lru_cache(maxsize=64)  # image sets are compared by identity
+@lru_cache(maxsize=64)  # keyed by the identity of the image set
 def content_hash(images: ImageSet) -> str:
     return fingerprint(images.images, images.labels)
 
@@ -155,5 +155,5 @@ def _model_key(config: ModelConfig, data: RowData, images: ImageSet) -> str:
 
 
 def _name(images: ImageSet) -> str:
-    """The name by which the library knows a set that it has read."""
+    """The library's name of a set that it has read."""
     return images.name if images.name in DATASETS else Path(images.origin).stem

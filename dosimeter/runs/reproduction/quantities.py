@@ -27,7 +27,7 @@ COUNT = re.compile(r"count_(\d+)")  # how many samples of a class were recovered
 
 @dataclass(frozen=True)
 class Figure:
-    """The mean over trials, as papers print it, with how sure it is."""
+    """The mean over trials, as papers print it, and its standard error."""
 
     mean: float
     standard_error: float | None  # None for a single trial
@@ -35,7 +35,7 @@ class Figure:
 
 
 def figure_of(quantity: str, records: Sequence[Record]) -> Figure | None:
-    """A metric's mean over the trials (each trial's mean over its samples), or one of the quantities above; None where no trial has it."""
+    """A quantity's mean over the trials; a metric is first averaged over a trial's samples. None where no trial has the quantity."""
     values = [value for record in records if record.metrics and (value := _value(quantity, record)) is not None]
     if not values:
         return None
@@ -47,7 +47,7 @@ def figure_of(quantity: str, records: Sequence[Record]) -> Figure | None:
 
 
 def is_error(quantity: str) -> bool:
-    """An error of no fixed scale, which is compared by its ratio."""
+    """Whether a quantity is an error of no fixed scale, which is compared by its ratio."""
     if quantity in SIDE_MEASURES:
         return SIDE_MEASURES[quantity].is_error
     where = WHERE_BELOW.fullmatch(quantity)
@@ -56,7 +56,7 @@ def is_error(quantity: str) -> bool:
 
 
 def check_quantity(quantity: str, path: str) -> None:
-    """Refuse what no record can give."""
+    """Refuse a quantity that no record can give."""
     if quantity not in SIDE_MEASURES and not COUNT.fullmatch(quantity):
         METRICS.entry(_metric_of(quantity), path)
 
@@ -92,7 +92,7 @@ def _value(quantity: str, record: Record) -> float | None:
 
 
 def _samples(name: str, metrics: Mapping[str, Sequence[float | None]], record: Record) -> Sequence[float | None]:
-    """A metric's values, one a sample; of the target samples alone a missing one counts as 0."""
+    """A metric's values, one a sample. With `_of_targets`, those of the target samples, where a miss counts as 0."""
     values = [value if value is not None and math.isfinite(value) else None for value in metrics.get(name.removesuffix(OF_TARGETS), ())]
     if not name.endswith(OF_TARGETS) or not values:
         return values
@@ -107,6 +107,6 @@ def _margin(name: str, record: Record) -> float | None:
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
-    """None where there is no value, or where a sample has none: a miss has no value that could be averaged."""
+    """The mean of the values, or None where one is missing: a miss cannot be averaged."""
     known = [value for value in values if value is not None]
     return math.fsum(known) / len(known) if known and len(known) == len(values) else None

@@ -1,4 +1,4 @@
-"""Carry a table out: many random batches a row, every method on the same batches, one record each."""
+"""Reproduce a table: for each row many random batches, every method on the same batches, one record each."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from dosimeter.runs.reproduction.quantities import check_quantity
 from dosimeter.runs.reproduction.side_measures import SIDE_MEASURES
 from dosimeter.runs.reproduction.tables import Row, Table
 from dosimeter.runs.reproduction.targets import aim_at, target_samples
-from dosimeter.runs.reproduction.trials import subject_of, substitutions, targeted_draw, trial_key
+from dosimeter.runs.reproduction.trials import client_of, substitutions, targeted_draw, trial_key
 from dosimeter.types import Record
 
 Progress = Callable[[int, int, str], None]  # trials done, in all, the row at work
@@ -28,7 +28,7 @@ Progress = Callable[[int, int, str], None]  # trials done, in all, the row at wo
 
 @dataclass(frozen=True, kw_only=True)
 class Reproduction:
-    """A table carried out: every number and law with its verdict, and every departure from the paper."""
+    """A reproduced table: every number and law with its verdict, and every departure from the paper."""
 
     table: str
     title: str
@@ -49,7 +49,7 @@ class Reproduction:
 def reproduce(
     table: Table, library: Library, *, out: str | Path | None = None, device: str = "cpu", progress: Progress | None = None
 ) -> Reproduction:
-    """Run what the folder `out` does not hold already; with `out`, each record is on disk as soon as it is made."""
+    """Run the trials that the folder `out` does not hold already. Each record is written as soon as it is made."""
     table = replace(table, rows=tuple(_at_hand(row, library) for row in table.rows))
     _check(table, library)
     folder = None if out is None else Path(out)
@@ -92,28 +92,28 @@ def _trial(
     folder: Path | None,
     side_measures: Sequence[str],
 ) -> dict[str, Record]:
-    """One random batch of a row: the subject is made, and exposed, only where a record is missing."""
+    """The records of one random batch of a row. The client is built only where a record is missing."""
     trial = trial_key(row, library, seed)
     measurements = {column: _measurement(row, library, column, seed) for column in row.methods}
     found = {column: known.get((trial, _method_key(measurement))) for column, measurement in measurements.items()}
-    subject: AuditedClient | None = None
+    client: AuditedClient | None = None
     exposures: dict[str, Exposure] = {}
     for column, record in found.items():
         if record is not None:
             continue
-        if subject is None:
-            subject = subject_of(row, library, seed, device)
+        if client is None:
+            client = client_of(row, library, seed, device)
             if row.decoder is not None:
-                train_decoder_of(subject, row.decoder, library.decoder_path(row))
-        exposure = _expose_once(subject, measurements[column], exposures)
-        found[column] = made = _measure(subject, measurements[column], exposure, side_measures if row.targets else ())
+                train_decoder_of(client, row.decoder, library.decoder_path(row))
+        exposure = _expose_once(client, measurements[column], exposures)
+        found[column] = made = _measure(client, measurements[column], exposure, side_measures if row.targets else ())
         if folder is not None:
             write_record(folder, made)
     return {column: record for column, record in found.items() if record is not None}
 
 
 def _measurement(row: Row, library: Library, column: str, seed: int) -> Measurement:
-    """A column's measurement with what the trial alone knows: its seed, the targets' classes and the decoder."""
+    """A column's measurement, completed by the trial's seed, the classes of its targets, and the decoder."""
     measurement = replace(row.methods[column], seed=seed)
     if row.targets is not None:
         measurement = aim_at(measurement, targeted_draw(row, library, seed).classes)
@@ -122,33 +122,33 @@ def _measurement(row: Row, library: Library, column: str, seed: int) -> Measurem
     return measurement
 
 
-def _measure(subject: AuditedClient, measurement: Measurement, exposure: Exposure, side_measures: Sequence[str]) -> Record:
-    """The trial's record. An active attack is scored on its target samples alone, and side measures compare with these."""
-    if "targets" not in subject.description:
-        return run(subject, measurement, exposure=exposure)
-    own = target_samples(subject)
-    record = run(own if isinstance(measurement.attack, Tampering) else subject, measurement, exposure=exposure)
-    record = replace(record, threat_model=record.threat_model | {"batch_size": len(subject.batch.inputs)})
+def _measure(client: AuditedClient, measurement: Measurement, exposure: Exposure, side_measures: Sequence[str]) -> Record:
+    """The trial's record. An active attack is scored on its target samples alone, and so are the side measures."""
+    if "targets" not in client.description:
+        return run(client, measurement, exposure=exposure)
+    own = target_samples(client)
+    record = run(own if isinstance(measurement.attack, Tampering) else client, measurement, exposure=exposure)
+    record = replace(record, threat_model=record.threat_model | {"batch_size": len(client.batch.inputs)})
     if not side_measures or measurement.tampering is None:
         return record
-    alone = expose(subject, measurement, own.batch)
+    alone = expose(client, measurement, own.batch)
     return replace(
         record, details=record.details | {name: SIDE_MEASURES[name].compute(exposure, alone, own.batch) for name in side_measures}
     )
 
 
 def _asked_quantities(table: Table) -> set[str]:
-    """Those that a row shows or prints, or that a law is about."""
+    """The quantities that a row shows or publishes, or that a law is about."""
     asked = {quantity for row in table.rows for quantity in (*row.show, *(q for numbers in row.published.values() for q in numbers))}
     return asked | {law.quantity for law in table.laws}
 
 
-def _expose_once(subject: AuditedClient, measurement: Measurement, exposures: dict[str, Exposure]) -> Exposure:
-    """What the server gets, computed once for all measurements of one setting."""
+def _expose_once(client: AuditedClient, measurement: Measurement, exposures: dict[str, Exposure]) -> Exposure:
+    """The exposure of a measurement, computed once for all measurements with the same protocol and tampering."""
     setting = {name: describe(getattr(measurement, name)) for name in Protocol.__dataclass_fields__}
     key = digest({"setting": setting, "tampering": describe(measurement.tampering)})
     if key not in exposures:
-        exposures[key] = expose(subject, measurement, subject.batch)
+        exposures[key] = expose(client, measurement, client.batch)
     return exposures[key]
 
 
@@ -157,7 +157,7 @@ def _method_key(measurement: Measurement) -> str:
 
 
 def _known_records(folder: Path | None) -> dict[tuple[str, str], Record]:
-    """The records that an earlier, perhaps killed, run left."""
+    """The records of an earlier run, by trial and method."""
     if folder is None or not (folder / FILE_NAME).exists():
         return {}
     return {
@@ -167,7 +167,7 @@ def _known_records(folder: Path | None) -> dict[tuple[str, str], Record]:
 
 
 def _at_hand(row: Row, library: Library) -> Row:
-    """An optional row whose weights are missing says so and is skipped."""
+    """The row, marked as skipped where it is optional and its weights are missing."""
     weights = row.model.weights or row.backbone
     if not row.optional or row.skip or weights is None:
         return row
@@ -179,7 +179,7 @@ def _at_hand(row: Row, library: Library) -> Row:
 
 
 def _check(table: Table, library: Library) -> None:
-    """Whatever a row lacks is said before the first row runs."""
+    """Refuse a table whose rows clash or lack data or weights, before the first row runs."""
     names = [row.name for row in table.rows]
     if len(set(names)) < len(names):
         raise ValueError(f"{table.key}: two rows are called {next(name for name in names if names.count(name) > 1)!r}")

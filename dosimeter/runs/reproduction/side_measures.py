@@ -1,4 +1,4 @@
-"""Numbers of a published table that no metric of a surface gives. A trial adds them to the details of its record."""
+"""Quantities of published tables that no metric gives. A trial adds them to the details of its record."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ZERO_SINGULAR_VALUE = 1e-9  # relative to the largest
 
 @dataclass(frozen=True)
 class SideMeasure:
-    """What is computed of a trial's exposure, of the exposure of its target samples alone, and of these samples."""
+    """A function of a trial's exposure, of the exposure of its target samples alone, and of these samples."""
 
     compute: Callable[[Exposure, Exposure, Batch], float | None]
     is_error: bool
@@ -36,16 +36,16 @@ def calibration_error(exposure: Exposure, of_targets: Exposure, targets: Batch) 
 
 
 def determined_by_bins(exposure: Exposure, of_targets: Exposure, targets: Batch) -> float | None:
-    """The share of target samples that the bins of an inserted layer determine; none without such a layer."""
+    """The share of target samples that the bins of an inserted layer determine; None without such a layer."""
     if not isinstance(exposure.model, InsertedLayer):
         return None
     return determined_share(bins_of_samples(exposure.model, targets.inputs))
 
 
 def determined_share(bins: Sequence[Tensor]) -> float:
-    """The share of samples that sums over bins determine; each functional has the bin of each sample, (n,).
+    """The share of samples that the sums over bins determine. `bins` holds, for each functional, the bin of each sample (n,).
 
-    With A (bins × samples) marking the bins of each sample, a sample is determined if its unit vector lies in the row space of A.
+    Let A (bins × samples) mark the bins of each sample. A sample is determined if its unit vector lies in the row space of A.
     """
     marks = torch.cat([one_hot(places, int(places.max()) + 1).T for places in bins]).double()  # (m, n)
     _, sizes, right = torch.linalg.svd(marks, full_matrices=False)
@@ -54,7 +54,7 @@ def determined_share(bins: Sequence[Tensor]) -> float:
 
 
 def bins_of_samples(layer: InsertedLayer, inputs: Tensor) -> list[Tensor]:
-    """For each functional the bin of each sample (n,): the number of its edges below the sample."""
+    """For each functional the bin of each sample (n,): the number of bin edges below the sample's value."""
     with torch.no_grad():
         return [part.sum(1) for part in (layer.rows(inputs.flatten(1)) > 0).split(layer.bins, 1)]
 

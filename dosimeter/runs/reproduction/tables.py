@@ -26,7 +26,7 @@ FOLDERS = (  # here, beside the package's source, or where the wheel puts them
 
 @dataclass(frozen=True, kw_only=True)
 class Softening:
-    """Labels made soft before training: a weight from U(low, high) a sample, for smoothing or for mixing with another class."""
+    """How labels are made soft before training: each sample draws a weight from U(low, high) for smoothing or mixup."""
 
     kind: Literal["one_hot", "smoothing", "mixup"]
     low: Fraction = 0.0
@@ -38,7 +38,7 @@ class Softening:
 
 @dataclass(frozen=True, kw_only=True)
 class Granted:
-    """The auxiliary samples that the server has: as many of each class as asked for, or as there are."""
+    """The auxiliary samples that the server is granted, equally many of each class as far as the data reach."""
 
     name: str | None = None  # another data set than the client's
     stand_in: str | None = None
@@ -57,7 +57,7 @@ class RowData:
     """Which images a row draws its private batches from, and how."""
 
     name: str
-    stand_in: str | None = None  # a bundled set in its place where the data folder lacks it; the result says so
+    stand_in: str | None = None  # a bundled set that replaces it where the data folder lacks it; the result says so
     part: Literal["train", "test", "all"] = "train"
     size: PositiveInt | None = None
     channels: PositiveInt | None = None
@@ -66,8 +66,8 @@ class RowData:
     softening: Softening | None = None
     auxiliary: Granted | None = None
     normalization: Normalization = field(default_factory=Normalization)
-    relabelled: PositiveInt | None = None  # labels of so many of the model's classes at random, whatever the images show
-    trained_on: PositiveInt | None = None  # images that a model with epochs is trained on: a part of an epoch
+    relabelled: PositiveInt | None = None  # random labels from this many of the model's classes replace the true ones
+    trained_on: PositiveInt | None = None  # a model with epochs is trained on this many images alone
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -75,7 +75,7 @@ class RowData:
 
 @dataclass(frozen=True, kw_only=True)
 class Targets:
-    """Samples that an active attack is after, in a batch whose other samples have other classes."""
+    """The target samples of an active attack, in a batch whose other samples have other classes."""
 
     count: PositiveInt
     classes: Literal["one", "own"] = "one"  # one class for all target samples, or a class of its own for each
@@ -96,13 +96,13 @@ class Row:
     show: tuple[str, ...] = ()  # quantities measured for every column, published or not
     repeats: PositiveInt
     tolerance: NonNegativeFloat  # what still counts as reproduced, for quantities between 0 and 1
-    factor: PositiveFloat = 10.0  # and for errors, which are compared by their ratio
+    factor: PositiveFloat = 10.0  # the same for errors, which are compared by their ratio
     targets: Targets | None = None  # their classes, drawn for each batch, replace the `targets` of a method
     one_model: bool = False  # one model, drawn from its own seed, and one auxiliary set for all batches
     backbone: str | None = None  # weights of all layers but the head, which stays as it was drawn
-    decoder: DecoderSettings | None = None  # of a decoder that is trained on the auxiliary images and drawn with
-    foreign: bool = False  # the same attack on another batch's gradient is a null
-    reference: NonNegativeInt = 0  # images outside the batch that the nulls are made of, where the server is granted none
+    decoder: DecoderSettings | None = None  # of a decoder trained on the auxiliary images, for attacks that decode features
+    foreign: bool = False  # add the null of the same attack on another batch's gradient
+    reference: NonNegativeInt = 0  # images outside the batch for the nulls, where the server has no auxiliary images
     departures: tuple[str, ...] = ()
     optional: bool = False  # left out where its weights are not at hand
     skip: str = ""  # why the row is left out
@@ -110,7 +110,7 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Law:
-    """What a figure shows where no number is printed: a bound, an order along the rows, or a rivalry of columns."""
+    """What a figure shows where no number is printed: a bound, an order along the rows, or a column that beats others."""
 
     says: str
     quantity: str
@@ -119,7 +119,7 @@ class Law:
     at_least: float | None = None
     at_most: float | None = None
     order: Literal["rising", "falling"] | None = None  # along the rows as they are listed
-    above: tuple[str, ...] = ()  # columns that are beaten in every row
+    above: tuple[str, ...] = ()  # columns that this column beats in every row
     slack: NonNegativeFloat = 0.0
 
     def __post_init__(self) -> None:
@@ -144,7 +144,7 @@ class Table:
 
 
 def table_files() -> dict[str, Path]:
-    """Every table that there is, by its key `paper/table`."""
+    """The file of every table, by its key `paper/table`."""
     files: dict[str, Path] = {}
     for folder in FOLDERS:
         for file in sorted(folder.glob("*/*.toml")):
@@ -153,7 +153,7 @@ def table_files() -> dict[str, Path]:
 
 
 def summaries() -> list[dict[str, str]]:
-    """What each table is, without building its rows; that there is none is an error, since they come with the package."""
+    """The key, title and source of each table. No table at all is an error, since tables come with the package."""
     if not table_files():
         raise FileNotFoundError(f"no tables, <paper>/<table>.toml, in {_search_path()}")
     contents = {key: read_toml(file) for key, file in table_files().items()}
@@ -161,7 +161,7 @@ def summaries() -> list[dict[str, str]]:
 
 
 def read_table(key: str, *, quick: bool = False) -> Table:
-    """The table by its key, or from a TOML file of one's own."""
+    """The table of a key, or of the user's own TOML file."""
     files = table_files()
     path = files.get(key) or Path(key)
     if key not in files and not path.is_file():
@@ -174,7 +174,7 @@ def read_table(key: str, *, quick: bool = False) -> Table:
 
 
 def parse_table(data: dict[str, Any], key: str, *, quick: bool = False) -> Table:
-    """The table that TOML data describe. A row is the defaults, then its own keys, then (quick) the two quick tables."""
+    """The table that TOML data describe. A row's own keys override the defaults; in the quick profile the quick keys override both."""
     data = copy.deepcopy(data)
     short, laws = data.pop("quick", {}), data.pop("laws", [])
     defaults, rows = data.pop("defaults", {}), data.pop("rows", [])
@@ -214,7 +214,7 @@ def _row(data: dict[str, Any], path: str) -> Row:
 
 
 def _expand_variants(data: dict[str, Any], path: str) -> list[dict[str, Any]]:
-    """One row for each value of `vary = {"dotted.key" = [...]}` (of those in `keep`, where given), with its own of listed numbers."""
+    """One row for each value of `vary = {"dotted.key" = [...]}`, or for those in `keep`. A list of published numbers has one a row."""
     vary, keep = data.pop("vary", None), data.pop("keep", None)
     if vary is None:
         return [data]
@@ -240,7 +240,7 @@ def _expand_variants(data: dict[str, Any], path: str) -> list[dict[str, Any]]:
 
 
 def _word(value: Any) -> Any:
-    """A value in a row's name: a table by its name and options, a list by its members."""
+    """A value as it stands in a row's name: a table as its name and options, a list as its members."""
     if isinstance(value, dict):
         return " ".join(str(part) for key, item in value.items() for part in ((item,) if key == "name" else (key, item)))
     return " and ".join(str(_word(item)) for item in value) or "none" if isinstance(value, list) else value

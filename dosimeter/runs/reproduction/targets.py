@@ -14,7 +14,7 @@ from dosimeter.types import Batch
 
 @dataclass(frozen=True)
 class TargetedDraw:
-    """Which images make the batch, under which labels, and where the target samples stand in it."""
+    """The images and labels of a batch, and the positions of the target samples in it."""
 
     indices: Tensor  # (B,)
     labels: Tensor  # (B,)
@@ -23,9 +23,10 @@ class TargetedDraw:
 
 
 def draw_with_targets(labels: Tensor, classes: int, targets: Targets, size: int, rng: Generator) -> TargetedDraw:
-    """A batch of `size` with target samples of one class, or each of a class of its own, among samples of other classes.
+    """A batch of `size` whose target samples share one class, or have one class each. All other samples have other classes.
 
-    Where a class has too few images, images of other classes are relabelled. Where all images are too few, other samples repeat.
+    Where a target class has too few images, images of other classes are relabelled. Where there are too few other images, some
+    repeat.
     """
     if not targets.count < size:
         raise ValueError(f"targets.count: expected fewer than the {size} samples of the batch, got {targets.count}")
@@ -51,7 +52,7 @@ def draw_with_targets(labels: Tensor, classes: int, targets: Targets, size: int,
 
 
 def aim_at(measurement: Measurement, classes: tuple[int, ...]) -> Measurement:
-    """The measurement with the drawn classes as the targets of each method that has targets."""
+    """The measurement, with `classes` as the targets of each method that has targets."""
 
     def with_targets(method):
         known = {option.name for option in fields(method)} if hasattr(method, "__dataclass_fields__") else set()
@@ -60,8 +61,8 @@ def aim_at(measurement: Measurement, classes: tuple[int, ...]) -> Measurement:
     return replace(measurement, labels=with_targets(measurement.labels), attack=with_targets(measurement.attack))
 
 
-def target_samples(subject: AuditedClient) -> AuditedClient:
-    """The same client with the target samples as its batch: what an active attack is scored on."""
-    positions = torch.tensor(subject.description["targets"], device=subject.batch.inputs.device)
-    batch = Batch(subject.batch.inputs[positions], subject.batch.targets[positions])
-    return replace(subject, batch=batch, description=subject.description | {"targets": list(range(len(positions)))})
+def target_samples(client: AuditedClient) -> AuditedClient:
+    """The same client with the target samples alone as its batch. An active attack is scored on them."""
+    positions = torch.tensor(client.description["targets"], device=client.batch.inputs.device)
+    batch = Batch(client.batch.inputs[positions], client.batch.targets[positions])
+    return replace(client, batch=batch, description=client.description | {"targets": list(range(len(positions)))})

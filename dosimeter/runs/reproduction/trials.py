@@ -1,4 +1,4 @@
-"""One trial of a row: a private batch drawn at random, the model it is trained with, and what the server is granted."""
+"""One trial of a row: a random private batch, its model, and the auxiliary samples of the server."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from dosimeter.runs.reproduction.targets import TargetedDraw, draw_with_targets
 from dosimeter.types import Batch
 from dosimeter.version import __version__
 
-OPTIONAL_SETTINGS = ("targets", "one_model", "backbone", "decoder", "foreign", "reference")  # settings of a row that most rows do without
+OPTIONAL_SETTINGS = ("targets", "one_model", "backbone", "decoder", "foreign", "reference")  # of a row; most rows lack them
 
 
 def trial_key(row: Row, library: Library, seed: int) -> str:
-    """What a trial is known by in the records: its setting, its seed and the images themselves."""
+    """The key of a trial in the records: a hash of its setting, its seed and the images."""
     images = _private_images(row, library)
     setting = {"model": row.model, "data": row.data, "seed": seed, "version": __version__, "images": content_hash(images)}
-    chosen = {name: value for name in OPTIONAL_SETTINGS if (value := getattr(row, name))}  # a row without them keeps its key
+    chosen = {name: value for name in OPTIONAL_SETTINGS if (value := getattr(row, name))}  # absent settings do not change the key
     return digest({name: describe(value) for name, value in (setting | chosen).items()})
 
 
-def subject_of(row: Row, library: Library, seed: int, device: str) -> AuditedClient:
-    """The trial's subject; everything drawn at random depends on `seed` alone. Untrained models are drawn afresh each time."""
+def client_of(row: Row, library: Library, seed: int, device: str) -> AuditedClient:
+    """The trial's client. Every random draw depends on `seed` alone. Each trial draws its own untrained model."""
     images, data = _private_images(row, library), row.data
     targeted = None if row.targets is None else targeted_draw(row, library, seed)
     chosen = _draw_private(images, row, seed) if targeted is None else targeted.indices  # (B,), or (2B,) for mixup
-    fixed = row.model.seed if row.one_model else seed  # of what may be drawn once for all batches
+    fixed = row.model.seed if row.one_model else seed  # seed of the model and the auxiliary images, which batches may share
     model = library.model(row.model, data, images, fixed, backbone=row.backbone).to(device)
     model.train(row.model.mode == "train")
     classes = _classes(row, images)
@@ -79,7 +79,7 @@ def subject_of(row: Row, library: Library, seed: int, device: str) -> AuditedCli
 
 
 def targeted_draw(row: Row, library: Library, seed: int) -> TargetedDraw:
-    """A trial's batch with target samples. Where the model has more classes than the images show, each image has a random label."""
+    """A trial's batch with target samples. Where the model has more classes than the images, labels are random."""
     assert row.targets is not None
     images = _private_images(row, library)
     classes, labels = _classes(row, images), images.labels
@@ -89,7 +89,7 @@ def targeted_draw(row: Row, library: Library, seed: int) -> TargetedDraw:
 
 
 def substitutions(row: Row, library: Library) -> list[str]:
-    """What a row departs from because of the data at hand, in sentences."""
+    """A sentence for each departure of a row that the available data force."""
     said = []
     granted = row.data.auxiliary
     for wanted in (row.data, granted):
@@ -109,7 +109,7 @@ def substitutions(row: Row, library: Library) -> list[str]:
 
 
 def arbitrary_labels(size: int, present: int, classes: int, rng: Generator) -> Tensor:
-    """Labels of `present` classes drawn from all, each at least once: (B,)."""
+    """Random labels from `present` classes, each of which occurs at least once: (B,)."""
     if not present <= min(size, classes):
         raise ValueError(f"data.relabelled: expected at most {min(size, classes)} classes for {size} samples of {classes}, got {present}")
     chosen = torch.randperm(classes, generator=rng)[:present]
@@ -117,7 +117,7 @@ def arbitrary_labels(size: int, present: int, classes: int, rng: Generator) -> T
 
 
 def soften_labels(batch: Batch, softening: Softening, classes: int, rng: Generator) -> Batch:
-    """The batch with soft labels: (B, ...) stays, of (2B, ...) the second half is mixed into the first."""
+    """The batch with soft labels. Mixup blends the second half of a batch (2B, ...) into the first."""
     labels = as_distribution(batch.targets, classes, batch.inputs.dtype)
     if softening.kind == "one_hot":
         return Batch(batch.inputs, labels)
@@ -133,7 +133,7 @@ def soften_labels(batch: Batch, softening: Softening, classes: int, rng: Generat
 
 
 def draw_balanced(labels: Tensor, classes: int, granted: Granted, taken: Tensor, rng: Generator) -> Tensor:
-    """Indices of as many samples of each class as asked for, or as there are, none of them among those `taken`."""
+    """Indices of equally many samples of each class, as far as the data reach, without those `taken`."""
     share = granted.per_class or -(-(granted.total or 0) // classes)
     free = torch.arange(len(labels))[~torch.isin(torch.arange(len(labels)), taken)]
     order = free[by_class(labels[free], rng)]
@@ -167,14 +167,14 @@ def _others(images: ImageSet, taken: Tensor, count: int, seed: int) -> Tensor:
 
 
 def _foreign(row: Row, library: Library, seed: int, private: Batch, batch: Callable[[ImageSet, Tensor], Batch]) -> Batch:
-    """Another client's batch: other images under the private batch's labels, so that the labels tell nothing."""
+    """Another client's batch: other images with the private batch's labels, so that the labels make no difference."""
     images = _private_images(row, library)
     taken = _draw_private(images, row, seed) if row.targets is None else targeted_draw(row, library, seed).indices
     return Batch(batch(images, _others(images, taken, len(private.inputs), seed)).inputs, private.targets)
 
 
 def _classes(row: Row, images: ImageSet) -> int:
-    """As many as the model has logits for: more than the images show where the row's model says so."""
+    """The number of the model's logits, which may exceed the number of classes in the images."""
     return int(row.model.options.get("classes", len(images.class_names)))
 
 

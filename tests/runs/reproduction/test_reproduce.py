@@ -11,7 +11,7 @@ from dosimeter.runs.reproduction.comparing import Agreement
 from dosimeter.runs.reproduction.library import Library
 from dosimeter.runs.reproduction.reproduce import reproduce
 from dosimeter.runs.reproduction.tables import parse_table
-from dosimeter.runs.reproduction.trials import subject_of
+from dosimeter.runs.reproduction.trials import client_of
 
 TOML = """
 title = "Labels of digits"
@@ -42,7 +42,7 @@ def test_every_column_sees_the_same_batches_and_scores_as_it_would_alone(small, 
     row = table.rows[0]
     for column in ("ilrg", "idlg"):
         alone = [
-            run(subject_of(row, library, seed, "cpu"), engine.replace(row.methods[column], seed=seed)).metrics["insacc"][0]
+            run(client_of(row, library, seed, "cpu"), engine.replace(row.methods[column], seed=seed)).metrics["insacc"][0]
             for seed in range(3)
         ]
         assert cells["digits", column, "insacc"].measured == pytest.approx(sum(alone) / 3)
@@ -109,7 +109,7 @@ def test_a_dishonest_server_sends_its_own_model(small, library):
         {"name": "x", "show": ["psnr"], "methods": {"gradfilt": {"attack": attack, "labels": "given"}}, "columns": ["gradfilt"]}
     ]
     row = parse_table(small, "a/b").rows[0]
-    subject = subject_of(row, library, 0, "cpu")
+    subject = client_of(row, library, 0, "cpu")
     honest = parse_table(small | {"rows": [{"name": "y"}]}, "a/b").rows[0].methods["ilrg"]
     exposures = {}
     sent, other = (engine._expose_once(subject, measurement, exposures).model for measurement in (row.methods["gradfilt"], honest))

@@ -3,7 +3,7 @@ import torch
 
 from dosimeter.runs.reproduction.library import Library
 from dosimeter.runs.reproduction.tables import Granted, Softening, parse_table
-from dosimeter.runs.reproduction.trials import arbitrary_labels, draw_balanced, soften_labels, subject_of, substitutions, trial_key
+from dosimeter.runs.reproduction.trials import arbitrary_labels, client_of, draw_balanced, soften_labels, substitutions, trial_key
 from dosimeter.types import Batch
 
 
@@ -19,7 +19,7 @@ def row_of(small, **data):
 
 def test_a_trial_depends_on_its_seed_alone(small, library):
     row = row_of(small)
-    first, again, other = (subject_of(row, library, seed, "cpu") for seed in (1, 1, 2))
+    first, again, other = (client_of(row, library, seed, "cpu") for seed in (1, 1, 2))
     assert torch.equal(first.batch.inputs, again.batch.inputs)
     assert first.description == again.description
     assert first.description["model_hash"] != other.description["model_hash"]
@@ -54,7 +54,7 @@ def test_mixup_within_a_class_is_refused(rng):
 
 def test_a_mixed_trial_has_as_many_samples_as_asked_for(small, library):
     row = row_of(small, batch_size=1, sampler="unique", softening={"kind": "mixup"})
-    targets = subject_of(row, library, 0, "cpu").batch.targets
+    targets = client_of(row, library, 0, "cpu").batch.targets
     assert targets.shape == (1, 10)
     assert (targets > 0).sum() == 2
     assert targets.sum() == pytest.approx(1.0)
@@ -66,7 +66,7 @@ def test_arbitrary_labels_show_each_class_and_ignore_the_images(small, library, 
     assert len(labels.unique()) == 20
     with pytest.raises(ValueError, match="at most 3 classes for 3 samples"):
         arbitrary_labels(3, 4, 10, rng)
-    own, other = (subject_of(row_of(small, batch_size=8, **data), library, 0, "cpu").batch for data in ({}, {"relabelled": 3}))
+    own, other = (client_of(row_of(small, batch_size=8, **data), library, 0, "cpu").batch for data in ({}, {"relabelled": 3}))
     assert torch.equal(own.inputs, other.inputs)
     assert len(other.targets.unique()) == 3
 
