@@ -15,9 +15,10 @@ from dosimeter.engines.matching.attack import objective_at
 from dosimeter.engines.matching.distances import SquaredError
 from dosimeter.engines.matching.optimisers import Adam
 from dosimeter.engines.matching.priors import TotalVariation
+from dosimeter.engines.matching.problem import make_problem
 from dosimeter.engines.matching.recipe import Path, Precision, Recipe
 from dosimeter.engines.matching.schedules import Layers, Rate
-from dosimeter.engines.matching.solve import solve, start_distance
+from dosimeter.engines.matching.solve import solve_problem, start_distance
 from dosimeter.interfaces import Exposure
 from dosimeter.network.bottleneck import narrowest
 from dosimeter.network.head import find_head
@@ -117,12 +118,13 @@ class GradFilt(FilteringAttack):
             path=self.path,
             precision=self.precision,
         )
+        problem = make_problem(calibrated, labels, recipe)
         if self.total_variation is None:
-            beginning = start_distance(calibrated, labels, rng, recipe)
+            beginning = start_distance(problem, rng)
             first, last = (share * beginning for share in FADING)
         else:
             first = last = self.total_variation
-        return solve(calibrated, labels, rng, replace(recipe, priors=(FadingVariation(weight=first, last=last),)))
+        return solve_problem(problem.under(replace(recipe, priors=(FadingVariation(weight=first, last=last),))), rng)
 
 
 @dataclass(frozen=True, kw_only=True)

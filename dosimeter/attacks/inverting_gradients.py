@@ -14,9 +14,10 @@ from dosimeter.engines.matching.features import feature_term
 from dosimeter.engines.matching.optimisers import Adam
 from dosimeter.engines.matching.polish import polish
 from dosimeter.engines.matching.priors import TotalVariation
+from dosimeter.engines.matching.problem import make_problem
 from dosimeter.engines.matching.recipe import Path, Precision, Recipe
 from dosimeter.engines.matching.schedules import Rate
-from dosimeter.engines.matching.solve import solve, start_distance
+from dosimeter.engines.matching.solve import solve_problem, start_distance
 from dosimeter.interfaces import Exposure
 from dosimeter.options import Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from dosimeter.registry import ATTACKS
@@ -82,14 +83,14 @@ class InvertingGradients(MatchingAttack):
             path=self.path,
             precision=self.precision,
         )
-        weight = self.total_variation
+        problem, weight = make_problem(exposure, labels, recipe), self.total_variation
         if weight is None:
-            weight = min(VARIATION_WEIGHT, VARIATION_SHARE * start_distance(exposure, labels, rng, recipe))
+            weight = min(VARIATION_WEIGHT, VARIATION_SHARE * start_distance(problem, rng))
         if weight:
             variation = TotalVariation(weight=weight, form=self.total_variation_form)
-            recipe = replace(recipe, priors=(variation, *term.priors))
+            problem = problem.under(replace(recipe, priors=(variation, *term.priors)))
         began = time.monotonic()
-        found = solve(exposure, labels, rng, recipe)
+        found = solve_problem(problem, rng)
         left = None if self.seconds is None else self.seconds - (time.monotonic() - began)
         if self.polish and (left is None or left > 0):
             found = polish(found, exposure, labels, rng, steps=self.polish, seconds=left, path=self.path)

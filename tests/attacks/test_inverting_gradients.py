@@ -8,7 +8,7 @@ from torch import nn
 
 import dosimeter as dm
 from dosimeter.attacks import inverting_gradients
-from dosimeter.engines.matching.solve import solve
+from dosimeter.engines.matching.solve import solve_problem
 
 
 @pytest.fixture(scope="module")
@@ -130,10 +130,10 @@ def test_labels_are_needed_and_must_be_as_many_as_the_batch(digits: dm.Batch) ->
 def test_short_runs_take_the_sign_and_long_ones_the_gradient_unless_it_is_said(monkeypatch, digits, steps, given, taken) -> None:
     seen = []
 
-    def remembered(exposure, labels, rng, recipe):
-        seen.append(recipe.optimiser.sign)
-        return solve(exposure, labels, rng, replace(recipe, steps=1))
+    def remember(problem, rng):
+        seen.append(problem.recipe.optimiser.sign)
+        return solve_problem(problem.under(replace(problem.recipe, steps=1)), rng)
 
-    monkeypatch.setattr(inverting_gradients, "solve", remembered)
+    monkeypatch.setattr(inverting_gradients, "solve_problem", remember)
     dm.reconstruct(dm.observe(small_net(), digits), "inverting_gradients", labels=digits.targets, steps=steps, sign=given)
     assert seen == [taken]

@@ -75,7 +75,7 @@ def _reason_in_slope(problem: Problem, variables: Tensor) -> str:
     slope either.
     """
     guess = problem.guess
-    objective = Objective(problem.exposure, dataclasses.replace(problem.recipe, distance=SquaredError(), priors=()), guess.targets)
+    objective = problem.objective.under(dataclasses.replace(problem.recipe, distance=SquaredError(), priors=()))
     terms = Terms(matching=variables.new_ones(()), priors=variables.new_zeros(0))
     of_nothing, distances = objective.recipe.distance.scale(list(objective.target.values())), []
     for one in variables.split(1):

@@ -46,14 +46,25 @@ class Objective:
         self.end_to_end = self.channels_last = False
         self.lengths: dict[str, Tensor] = {}  # how many entries a layer has, on the device; where layers lie end to end
         self.sizes = {name: _wide(target).square().sum() for name, target in self.target.items()}
-        self.watched = sorted({name for prior in recipe.priors for name in prior.watched(self.model)})
-        self.watch = InputWatch(copy.deepcopy(self.model), self.watched) if self.watched else None
+        self._watch_for(recipe)
         if self.replayable:
             self.model.requires_grad_(False)
+
+    def _watch_for(self, recipe: Recipe) -> None:
+        """Watch the modules whose inputs the recipe's priors read."""
+        self.watched = sorted({name for prior in recipe.priors for name in prior.watched(self.model)})
+        self.watch = InputWatch(copy.deepcopy(self.model), self.watched) if self.watched else None
 
     @property
     def replayable(self) -> bool:
         return isinstance(self.public.training, Replayable)
+
+    def under(self, recipe: Recipe) -> Objective:
+        """The objective of another recipe on the same update, with the same copy of the model."""
+        other = copy.copy(self)
+        other.recipe = recipe
+        other._watch_for(recipe)
+        return other
 
     def arranged(self, *, end_to_end: bool = False, channels_last: bool = False) -> Objective:
         """The same objective with layers whose second derivatives cost least in a functional form; values stay.

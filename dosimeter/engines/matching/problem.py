@@ -37,6 +37,10 @@ class Problem:
     def update_is_zero(self) -> bool:
         return all(not bool(change.any()) for change in self.objective.target.values())
 
+    def under(self, recipe: Recipe) -> Problem:
+        """The same problem under a recipe with other priors."""
+        return dataclasses.replace(self, recipe=recipe, objective=self.objective.under(recipe))
+
     def phase(self, step: int) -> tuple[object, ...]:
         """What the objective is made of at a step. Guesses are comparable only within one phase."""
         recipe, progress = self.recipe, step / self.recipe.steps

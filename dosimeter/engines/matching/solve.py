@@ -26,11 +26,12 @@ from dosimeter.types import LabelEstimate, Outcome, Reconstruction
 def solve(
     exposure: Exposure, labels: LabelEstimate | None, rng: Generator, recipe: Recipe, *, start: Tensor | None = None
 ) -> Reconstruction:
-    """Run `recipe` on an exposure, from `start` (B, *shape) where given. Restarts are chosen by the objective alone.
+    """Run `recipe` on an exposure, from `start` (B, *shape) where given."""
+    return solve_problem(make_problem(exposure, labels, recipe), rng, start=start)
 
-    Every failure ends in an outcome.
-    """
-    problem = make_problem(exposure, labels, recipe)
+
+def solve_problem(problem: Problem, rng: Generator, *, start: Tensor | None = None) -> Reconstruction:
+    """Carry out a problem's recipe. Restarts are chosen by the objective alone. Every failure ends in an outcome."""
     state = begin(problem, rng, start)
     if problem.update_is_zero:
         return give_up(problem, state, Outcome.IMPOSSIBLE, "the update is zero in every layer: it says nothing about the inputs")
@@ -79,11 +80,10 @@ def _best_round(rounds: list[Reconstruction]) -> Reconstruction:
     return replace(best, message="; ".join(part for part in (best.message, note) if part))
 
 
-def start_distance(exposure: Exposure, labels: LabelEstimate | None, rng: Generator, recipe: Recipe) -> float:
+def start_distance(problem: Problem, rng: Generator) -> float:
     """How far the recipe's first guess is from the client's update, mean over restarts; `rng` is left as it was."""
     own = torch.Generator(rng.device)
     own.set_state(rng.get_state())
-    problem = make_problem(exposure, labels, recipe)
     state = begin(problem, own)
     names, terms = TermSchedule(problem).at(0.0, own)
     try:
