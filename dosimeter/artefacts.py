@@ -1,4 +1,4 @@
-"""Files and their fingerprints: the one atomic writer, the one tensor hash, the one checkpoint file."""
+"""Files and their fingerprints: atomic writes, tensor hashes and checkpoint files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 CHECKPOINT_FOLDER = "checkpoints"  # in a run's own folder
-SECONDS_BETWEEN_CHECKPOINTS = 60.0  # where nobody says otherwise
+SECONDS_BETWEEN_CHECKPOINTS = 60.0  # by default
 FINGERPRINT_DIGITS = 16  # hexadecimal: 64 bits
 
 
@@ -36,7 +36,7 @@ def fingerprint(*parts: str | Tensor) -> str:
 
 @contextmanager
 def atomic_write(path: Path) -> Iterator[Path]:
-    """A path to write to; `path` becomes that file if the block ends well, and stays as it was if the block fails or is killed."""
+    """A temporary path to write to. It replaces `path` if the block succeeds; `path` is untouched if the block fails or is killed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f".{path.name}.{os.getpid()}-{get_ident()}")
     try:
@@ -48,13 +48,13 @@ def atomic_write(path: Path) -> Iterator[Path]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """A text file that is either complete or not there."""
+    """Write a text file, completely or not at all."""
     with atomic_write(path) as unfinished:
         unfinished.write_text(text, encoding="utf-8")
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, str] | None = None) -> None:
-    """A safetensors file, with `facts` in its header, that is either complete or not there."""
+    """Write a safetensors file with `facts` in its header, completely or not at all."""
     with atomic_write(path) as unfinished:
         save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, unfinished, dict(facts or {}) or None)
 
@@ -72,11 +72,11 @@ def read_tensors(path: Path, device: torch.device | str = "cpu") -> tuple[dict[s
 
 @dataclass
 class CheckpointFile:
-    """Where a long computation saves all of its state every so often, and from which it resumes after a kill."""
+    """The file in which a long computation saves its state at intervals, and from which it resumes."""
 
     path: Path
     every: float = SECONDS_BETWEEN_CHECKPOINTS
-    key: str = ""  # of what the computation depends on, where the file's name does not say it
+    key: str = ""  # hash of what the computation depends on, where the file's name lacks it
     _last_saved: float = field(default_factory=time.monotonic, init=False, repr=False)
 
     @property
@@ -88,7 +88,7 @@ class CheckpointFile:
         self._last_saved = time.monotonic()
 
     def load(self, device: torch.device | str = "cpu") -> tuple[dict[str, Tensor], dict[str, str]] | None:
-        """What an earlier run of the same computation left, or None. A torn file, or one under another key, counts as none."""
+        """The state that an earlier run saved, or None. A torn file, or a file with another key, is ignored."""
         if not self.path.is_file():
             return None
         try:
@@ -112,7 +112,7 @@ _checkpoints: ContextVar[_Checkpoints | None] = ContextVar("checkpoints", defaul
 
 @contextmanager
 def save_checkpoints(folder: str | Path | None, every: float | None = None) -> Iterator[None]:
-    """Long computations inside this block save themselves in `folder` and resume from what they find there. None: they do not."""
+    """Inside this block, long computations save checkpoints in `folder` and resume from them. None: no checkpoints."""
     if every is not None and not 0 <= every < math.inf:
         raise ValueError(f"checkpoint_every: expected seconds, 0 or more, got {every}")
     every = SECONDS_BETWEEN_CHECKPOINTS if every is None else every

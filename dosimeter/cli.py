@@ -1,4 +1,4 @@
-"""The command line: parses without importing torch, then hands over to the same functions that Python callers use."""
+"""The command line. It parses without importing torch and then calls the same functions as Python users do."""
 
 from __future__ import annotations
 
@@ -225,7 +225,7 @@ def _report(options: argparse.Namespace) -> int:
 
 
 def _spare_cores() -> None:
-    """Half of the cores: the small networks of an audit gain nothing from more, and stall where a neighbour holds one."""
+    """Use half of the cores. Small networks gain nothing from more, and stall where another process holds a core."""
     import os
 
     import torch

@@ -1,4 +1,4 @@
-"""Configurations: dataclass ⇄ TOML ⇄ `key=value` ⇄ JSON, exact both ways, with errors that name the path."""
+"""Configurations: dataclass ⇄ TOML ⇄ `key=value` ⇄ JSON, lossless both ways. Errors name the path of the option."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def read_toml(path: str | Path) -> dict[str, Any]:
 
 
 def override(data: dict[str, Any], assignments: Iterable[str]) -> dict[str, Any]:
-    """`data` with `dotted.key=value` assignments applied; values are TOML, or plain text where they are not."""
+    """`data` with `dotted.key=value` assignments applied. A value that is not valid TOML is plain text."""
     result = json.loads(json.dumps(describe(data)))
     for assignment in assignments:
         key, equals, text = assignment.partition("=")
@@ -87,7 +87,7 @@ def _describe_fields(value: Any) -> dict[str, Any]:
 
 
 def _build(annotation: type, data: Any, path: str) -> Any:
-    """The method or the table of options that `data` describes; what is neither stays as it is."""
+    """The method or dataclass that `data` describes. Other data stay as they are."""
     registry = next((registry for registry in (*METHODS, SAMPLERS) if registry.interface is annotation), None)
     if isinstance(data, annotation):
         return data

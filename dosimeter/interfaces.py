@@ -1,4 +1,4 @@
-"""The behaviours, one abstract method each: training, loss, defense, recovery, attack, metric; and the values that carry them."""
+"""The interfaces, with one abstract method each: training, loss, defense, recovery, attack, metric; and the values that hold them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from dosimeter.types import (
 
 @dataclass(frozen=True, kw_only=True)
 class Method(ABC):
-    """A frozen keyword-only dataclass whose fields are its options; checked when it is built."""
+    """A frozen keyword-only dataclass whose fields are the method's options, checked when it is built."""
 
     name: ClassVar[str] = ""  # set by the registry
     needs: ClassVar[frozenset[Knowledge]] = frozenset()
@@ -41,13 +41,13 @@ class Method(ABC):
         check_fields(self)
 
     def counter(self, defense: Defense) -> str:
-        """What this method does by itself about a defense; part of a record."""
+        """A sentence for the record: how this method itself counters a defense."""
         return f"{self.name} has no counter of its own here"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Loss(Method):
-    """A training loss; the client trains with it and the attacks replay it, so no factor can differ between the two."""
+    """A training loss. The client trains with it and the attacks replay the same object, so that no factor can differ."""
 
     shift_invariant: ClassVar[bool] = False  # adding a constant to a sample's logits changes nothing (softmax losses)
 
@@ -65,16 +65,16 @@ class Loss(Method):
 
 @dataclass(frozen=True, kw_only=True)
 class Training(Method):
-    """What a client computes from its batch. The client runs it on the truth, attacks replay it on guesses."""
+    """What a client computes from its batch. The client runs it on the private batch, attacks replay it on guesses."""
 
     @abstractmethod
     def __call__(self, model: nn.Module, inputs: Tensor, targets: Tensor, loss: Loss, create_graph: bool = False) -> Update:
-        """The update, in units of a gradient; differentiable in inputs and targets with `create_graph`; mutates nothing."""
+        """The update, in units of a gradient. With `create_graph` it is differentiable in inputs and targets. Nothing is mutated."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Client:
-    """What a client holds before it sends; defenses transform it, `observe` then lets it train and send."""
+    """What a client holds before it trains. Defenses transform it; `observe` then runs its training and sends the update."""
 
     model: nn.Module
     batch: Batch
@@ -89,16 +89,16 @@ class Sampler(Method):
 
     @abstractmethod
     def __call__(self, labels: Tensor, batch_size: int, classes: int, rng: Generator) -> Tensor:
-        """(N,) labels -> (batch_size,) distinct indices; a request that the data cannot fill is refused."""
+        """(N,) labels -> (batch_size,) distinct indices. A batch that the data cannot fill is refused."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Replay:
-    """What an attack that matches updates does about one defense that it knows."""
+    """How an attack that matches updates counters one defense that it knows."""
 
     note: str  # for the record
     transform: Callable[[Update], Update] | None = None  # applied to the update of every guess; differentiable
-    options: Mapping[str, Any] = field(default_factory=dict)  # options of the attack that are set
+    options: Mapping[str, Any] = field(default_factory=dict)  # changed options of the attack
     deviation: Mapping[str, float] = field(default_factory=dict)  # standard deviation of the error in each layer's entries
 
 
@@ -106,8 +106,8 @@ class Replay:
 class Defense(Method):
     """A transformer of the client: of its data, its model, its training or what it sends.
 
-    Everything that the rest of the code knows of a defense stands on its class. `__call__` and `distorts` must be defined. The
-    other statements have defaults that claim nothing: no model of the distortion, no known scale, no counter, no guarantee.
+    Everything that the rest of the code knows about a defense stands on its class. `__call__` and `distorts` must be defined.
+    The other methods have defaults that claim nothing: no model of the distortion, no known scale, no counter, no guarantee.
     """
 
     side: ClassVar[Literal["data", "model", "training", "update"]]  # what it changes; the sides act in this order
@@ -125,12 +125,12 @@ class Defense(Method):
 
     @abstractmethod
     def distorts(self) -> bool:
-        """Whether entries of the update are sent otherwise than training gave them, a common factor and absent layers aside."""
+        """Whether entries of the update differ from what training gave, apart from a common factor and absent layers."""
 
     def distortion(self, change: Tensor, public: Public) -> Distortion | None:
-        """What is known of the entries of a layer that was sent as `change`, where this defense distorts.
+        """What is known of the true entries of a layer that was sent as `change`, where this defense distorts.
 
-        A defense that distorts and does not define this has no model: estimates ignore it, and nothing behind it is certified.
+        A defense that distorts without defining this has no model. Estimates then ignore the distortion, and nothing is certified.
         """
         return None
 
@@ -138,19 +138,19 @@ class Defense(Method):
         return type(self).distortion is not Defense.distortion
 
     def scaling(self) -> Literal["none", "update", "layers", "unknown"]:
-        """What a number that the server does not know multiplies: nothing, the whole update, each layer by its own, or not shown."""
+        """What an unknown factor multiplies: nothing, the whole update, each layer by its own factor, or unknown."""
         return "unknown"
 
     def empties(self) -> bool:
-        """Whether small entries are set to zero, the head bias's among them."""
+        """Whether small entries are set to zero, including those of the head's bias."""
         return False
 
     def adds_noise(self) -> bool:
-        """Whether every entry gets noise, so that zeros of earlier defenses are zeros no longer."""
+        """Whether every entry gets noise, which also fills the zeros of earlier defenses."""
         return False
 
     def replay(self, sent: Update, attack: Attack, later: Sequence[Defense]) -> Replay:
-        """What an attack that knows this defense does about it; `sent` is the update, `later` are the defenses after this one."""
+        """How an attack that knows this defense counters it. `sent` is the update, `later` are the defenses after this one."""
         if self.side == "model":
             return Replay(note="the server sent the model and replays it, adapted or not")
         return Replay(note="no counter is known here")
@@ -160,17 +160,17 @@ class Defense(Method):
         return float("inf")
 
     def guarantee(self, accounting: Accounting, previous: Defense | None) -> Guarantee | None:
-        """What this defense promises; `previous` is the defense of the update directly before it."""
+        """The privacy guarantee of this defense. `previous` is the defense of the update directly before it."""
         return None
 
     def encoding(self, before: Encoding) -> Encoding:
-        """How an update can be written down after this defense."""
+        """How compactly an update can be encoded after this defense."""
         return before
 
 
 @dataclass(frozen=True, kw_only=True)
 class Public:
-    """What the protocol reveals by design, the defenses in force included (Kerckhoffs)."""
+    """What the protocol reveals by design, including the defenses (Kerckhoffs's principle)."""
 
     input_shape: tuple[int, ...]
     classes: int
@@ -192,7 +192,7 @@ class Exposure:
     auxiliary: Batch | None = None
 
     def without_inputs(self, outcome: Outcome, message: str) -> Reconstruction:
-        """A reconstruction of no input at all, and why."""
+        """An empty reconstruction, with the reason why there is none."""
         like = next(iter(self.update.values()))
         return Reconstruction(
             inputs=like.new_zeros(0, *self.public.input_shape),
@@ -208,10 +208,10 @@ class Exposure:
 class LabelRecovery(Method):
     """Recovers the labels of a batch from an exposure."""
 
-    # Attacks take their labels from the recovery with the largest trust where none proves its labels; 0: only where there is no other.
+    # Where no recovery proves its labels, attacks take them from the recovery with the largest trust. 0: the last resort.
     trust: ClassVar[int] = 0
     trust_when_distorted: ClassVar[int | None] = None  # behind defenses that distort entries; None: the same
-    needs_small_entries: ClassVar[bool] = False  # True: reads the bias, or sums of rows, of which pruning leaves little
+    needs_small_entries: ClassVar[bool] = False  # True: reads the bias or row sums, which pruning destroys
 
     @abstractmethod
     def __call__(self, exposure: Exposure, rng: Generator) -> LabelEstimate: ...

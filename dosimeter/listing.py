@@ -1,4 +1,4 @@
-"""What `dosimeter list` says of every method, read from the code alone."""
+"""What `dosimeter list` says about every method, read from the code."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ REGISTRIES: dict[str, Registry[Any]] = {
 
 
 def catalogue(kinds: Sequence[str]) -> list[dict[str, Any]]:
-    """One entry a method: kind, name, idea, source, needs, what it promises and breaks, and options with their types and defaults."""
+    """One entry a method: kind, name, idea, source, needs, promise, cost, and options with types and defaults."""
     return [_entry(kind, name, REGISTRIES[kind].entry(name)) for kind in kinds for name in REGISTRIES[kind]]
 
 

@@ -1,4 +1,4 @@
-"""What an option may be: constraints beside the type, checked wherever a method is built."""
+"""The types of options, with constraints that are checked whenever a method is built."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Fraction = Annotated[float, Constraint("a number in [0, 1]", lambda value: 0 <= 
 
 
 class OptionError(ValueError):
-    """`path: expected ..., got ...`; callers that know more of the path prefix it."""
+    """`path: expected ..., got ...`. Callers that know the start of the path prepend it by `under`."""
 
     def __init__(self, path: str, problem: str) -> None:
         super().__init__(f"{path}: {problem}" if path else problem)
@@ -45,9 +45,9 @@ Builder = Callable[[Any, Any, str], Any]  # annotation, value, path -> what a ta
 
 
 def check_value(annotation: Any, value: Any, path: str, build: Builder | None = None) -> Any:
-    """`value` if it fits `annotation`, else an OptionError. An int where a float is expected becomes one, a list a tuple.
+    """`value` if it fits `annotation`, else an OptionError. An int becomes a float, and a list a tuple, where one is expected.
 
-    With `build`, classes that a name or a table describes are built from it, at any depth.
+    `build` turns names and tables, at any depth, into the objects that they describe.
     """
     if annotation is Any:
         return value
@@ -90,7 +90,7 @@ def _check_class(kind: type, value: Any, path: str) -> Any:
 
 
 def _check_union(members: tuple[Any, ...], value: Any, path: str, build: Builder | None) -> Any:
-    """The value as the first member that fits. Else the error of the member that a table can describe, of the only one, or of all."""
+    """The value as the first member that fits. Else the error of the member that a table can describe, or of the union."""
     if value is None and type(None) in members:
         return None
     errors: list[tuple[Any, OptionError]] = []

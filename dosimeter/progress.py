@@ -1,4 +1,4 @@
-"""How long work tells whoever listens where it stands, without knowing who that is."""
+"""Progress of long computations, reported to whatever listener the caller has set."""
 
 from __future__ import annotations
 

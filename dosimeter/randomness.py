@@ -1,4 +1,4 @@
-"""One random stream a role, derived from the seed, so that switching one thing on does not move another's numbers."""
+"""One random stream for each role, derived from the seed, so that a change in one role leaves the others' numbers alone."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ def generator(seed: int, role: str, device: torch.device | str = "cpu") -> Gener
 
 @contextmanager
 def global_seed(seed: int, role: str) -> Iterator[None]:
-    """PyTorch's global streams, from which dropout layers draw, set by the seed and the role, and given back afterwards."""
+    """Seed PyTorch's global streams, from which dropout layers draw, by seed and role. The old state returns afterwards."""
     with torch.random.fork_rng():
         if torch.cuda.is_available():
             torch.manual_seed(_derive_seed(seed, role))
-        else:  # without a GPU there is one stream, and noting the others' seeds for later takes longer than a small attack
+        else:  # `torch.manual_seed` also queues seeds for GPUs, which takes longer than a small attack
             torch.default_generator.manual_seed(_derive_seed(seed, role))
         yield
 

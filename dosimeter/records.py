@@ -19,7 +19,7 @@ LOCK_NAME = ".lock"
 
 
 def write_record(folder: str | Path, record: Record) -> None:
-    """Append one line, on disk before this returns; a torn line left by a killed run is cut off first."""
+    """Append one line, which is on disk when this returns. A torn last line of a killed run is removed first."""
     path = Path(folder) / FILE_NAME
     path.parent.mkdir(parents=True, exist_ok=True)
     line = json.dumps(finite_only(dataclasses.asdict(record)), ensure_ascii=False, allow_nan=False, separators=(",", ":")) + "\n"
@@ -34,7 +34,7 @@ def write_record(folder: str | Path, record: Record) -> None:
 
 @contextmanager
 def lock_folder(folder: str | Path | None) -> Iterator[None]:
-    """Keep a second run out of the folder while this one writes into it."""
+    """Lock the folder against a second run."""
     if folder is None:
         yield
         return
@@ -49,7 +49,7 @@ def lock_folder(folder: str | Path | None) -> Iterator[None]:
 
 
 def read_records(folder: str | Path) -> list[Record]:
-    """All whole records of a run, the latest of each key; a torn last line is passed over, any other damage is said."""
+    """The records of a run, the latest of each key. A torn last line is ignored; any other damage is an error."""
     path = Path(folder) / FILE_NAME
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no records there; `dosimeter audit --out {folder}` writes them")

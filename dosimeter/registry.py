@@ -1,4 +1,4 @@
-"""Where methods are found by name. A registry reads the files of its package, so that adding a method touches one file."""
+"""Registries, which find methods by name. A registry imports the files of its package, so that a new method is one new file."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class Option:
         return type_name(self.annotation)
 
 
-# What a file written for an earlier version may still say, and the words for what it is now. The keys: "attack old_name" of a method,
-# "attack name.old_option" of an option, "data.old_key" of a key in a table.
+# Names of earlier versions in users' files, and the words for the new ones. Keys: "attack old_name" for a method,
+# "attack name.old_option" for an option, "data.old_key" for a key in a table.
 RENAMED: dict[str, str] = {
     "attack gradfilt.expected": "an option of the attack 'gradfilt_imprint'",
     "attack gradfilt.bins": "an option of the attack 'gradfilt_imprint'",
@@ -52,9 +52,9 @@ RENAMED: dict[str, str] = {
 
 
 class Registry(Generic[Built]):
-    """Names of one kind of thing, each with the class or function that builds it.
+    """The names of one kind of method, each with the class or function that builds it.
 
-    A method is looked for in the file of its name first. Only where that file does not have it is the whole package imported.
+    A registry first imports the file named like the method. Where that file lacks the method, it imports the whole package.
     """
 
     def __init__(self, kind: str, where: str, interface: type[Built] | None = None) -> None:
@@ -142,19 +142,19 @@ class Registry(Generic[Built]):
 
 
 def suggestion(name: str, known: Collection[str], introduction: str) -> str:
-    """For a name that is not known: the nearest one that is, or all of them."""
+    """A hint for an unknown name: the nearest known name, or all of them."""
     close = get_close_matches(name, known, 1)
     return f"did you mean {close[0]!r}?" if close else f"{introduction}: {', '.join(known)}"
 
 
 def refuse_renamed(key: str, old: str, path: str) -> None:
-    """Refuse what an earlier version called `old`, with the words for what it is now; pass over all that was never renamed."""
+    """Refuse a name of an earlier version, with its new name. Do nothing for a name that was never renamed."""
     if key in RENAMED:
         raise OptionError(path, f"{old!r} is now {RENAMED[key]}")
 
 
 def _question_of(entry: Any, name: str) -> str:
-    """An abstract method and the question that it answers, in its docstring's words."""
+    """The name of an abstract method and the first line of its docstring."""
     asked = (inspect.getdoc(getattr(entry, name)) or "").partition("\n")[0]
     return f"`{name}`" + (f" ({asked.rstrip('.')})" if asked else "")
 

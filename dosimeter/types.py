@@ -24,7 +24,7 @@ class Outcome(StrEnum):
     AMBIGUOUS = "ambiguous"  # several answers explain the update equally well
     DIVERGED = "diverged"  # the optimisation left the finite numbers
     SINGULAR = "singular"  # the equations do not determine the answer
-    CRASHED = "crashed"  # a defect in the method or in the model's own code; tried again when the audit is run again
+    CRASHED = "crashed"  # a defect in the method or in the model's own code; the next audit tries again
     IMPOSSIBLE = "impossible"  # refused before it ran: rank, dimension or threat model forbid it
 
 
@@ -45,7 +45,7 @@ class Knowledge(StrEnum):
 class Batch:
     """Private (or auxiliary) samples as the model takes them.
 
-    Of any torch Dataset: `dm.Batch(*next(iter(DataLoader(dataset, batch_size=8))))`.
+    From any torch Dataset: `dm.Batch(*next(iter(DataLoader(dataset, batch_size=8))))`.
     """
 
     inputs: Tensor  # (B, *shape)
@@ -62,21 +62,21 @@ class Normalization:
 
 @dataclass(frozen=True, kw_only=True)
 class Distortion:
-    """Entries of one layer: sent with noise where `live`, else known to lie between `low` and `high`."""
+    """What is known of the entries of one layer: live entries were sent with noise, the others lie between `low` and `high`."""
 
-    noise: float  # standard deviation of what was added to a live entry
+    noise: float  # standard deviation of the noise in a live entry
     live: Tensor  # bool, of the layer's shape
-    low: Tensor  # like live, of the entries that are not; −∞ where nothing is known
-    high: Tensor
+    low: Tensor  # of the layer's shape; lower bound of an entry that is not live, −∞ where nothing is known
+    high: Tensor  # upper bound, likewise
 
 
 @dataclass(frozen=True, kw_only=True)
 class Encoding:
-    """How a layer can be written down once defenses have acted."""
+    """How compactly a layer can be encoded after the defenses."""
 
-    bits: int | None = None  # a value; None: its own width
-    rank: int | None = None  # of the layer's factors; None: it has none
-    sparse: bool = False  # zeros were put in on purpose and are left out
+    bits: int | None = None  # of one value; None: the width of its dtype
+    rank: int | None = None  # of the layer's two factors; None: it is not factored
+    sparse: bool = False  # a defense set entries to zero, and zeros are left out
 
 
 Accountant = Literal["rdp", "gdp", "prv"]
@@ -85,7 +85,7 @@ ProtectedUnit = Literal["sample", "client", "label"]
 
 @dataclass(frozen=True, kw_only=True)
 class Accounting:
-    """What a guarantee is counted over."""
+    """The rounds and the accountant that a privacy guarantee is computed for."""
 
     sample_rate: float = 1.0  # of a client's data in each round
     steps: int = 1  # rounds
@@ -99,8 +99,8 @@ class Guarantee:
 
     epsilon: float
     delta: float
-    unit: ProtectedUnit  # what may be exchanged without the update's distribution telling
-    source: str  # the defenses it comes from, and how it was computed
+    unit: ProtectedUnit  # what may be exchanged between neighbouring data sets
+    source: str  # the defenses that give it, and the accountant
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,11 +108,11 @@ class LabelEstimate:
     """What a label recovery found."""
 
     counts: Tensor  # (C,) int64, samples per class
-    labels: Tensor  # (B,) int64, the counts written out in ascending order
+    labels: Tensor  # (B,) int64, each class repeated as often as counted, in ascending order
     soft: Tensor | None = None  # (B, C)
     scores: Tensor | None = None  # (C,) the larger, the likelier the class is present
     certified: bool = False  # proved from the gradient alone
-    confidence: float | None = None  # in [0, 1], where the method can know it
+    confidence: float | None = None  # in [0, 1], where the method has one
     outcome: Outcome = Outcome.COMPLETED
     message: str = ""
     details: Mapping[str, Tensor] = field(default_factory=dict)  # what the method computed on the way, by name
@@ -124,12 +124,12 @@ class FeatureEstimate:
 
     features: Tensor  # (n, H)
     labels: Tensor  # (n,) int64
-    residual: Tensor  # (n,) how far each sample is from explaining the gradient, relative
+    residual: Tensor  # (n,) relative part of the gradient that each sample leaves unexplained
     certified: Tensor  # (n,) bool
     error_bar: Tensor | None = None  # (n,) bound on the relative feature error
     soft: Tensor | None = None  # (n, C)
     batch_size: int | None = None  # as recovered from the gradient
-    complete: bool = False  # the whole gradient is accounted for
+    complete: bool = False  # the samples explain the whole gradient
     outcome: Outcome = Outcome.COMPLETED
     message: str = ""
 
@@ -156,7 +156,7 @@ class Record:
 
     key: str  # hash of `config`
     config: dict[str, Any]
-    surface: str  # labels, features or inputs; or utility, for what the defenses cost, which has no verdict
+    surface: str  # labels, features or inputs; or utility, a defense's cost, which has no verdict
     method: str
     seed: int
     threat_model: dict[str, Any]

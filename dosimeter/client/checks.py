@@ -1,4 +1,4 @@
-"""What must be true of a model, a batch and an update before anything is computed from them; else a sentence says what is wrong."""
+"""Checks of a model, a batch and an update before anything is computed from them. An error names what is wrong."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from dosimeter.network.probing import output_of
 from dosimeter.normalization import input_bounds
 from dosimeter.types import Batch, Normalization
 
-SENT_TYPES = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})  # what an update's tensors may consist of
+SENT_TYPES = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})  # of an update's tensors
 
 
 def defense_list(defenses: Sequence[Defense | str] | Defense | str) -> Sequence[Defense | str]:
-    """One defense alone is a list of one."""
+    """The defenses as a list. A single defense is a list of one."""
     if isinstance(defenses, (str, Defense)):
         return (defenses,)
     if isinstance(defenses, Mapping) or not isinstance(defenses, Iterable):
@@ -39,12 +39,12 @@ def check_exposure(exposure: Exposure) -> None:
             raise ValueError(f"update.{name}: expected a dense tensor of half, single or double precision, got {kind}")
         if change.shape != parameters[name].shape:
             raise ValueError(f"update.{name}: expected shape {tuple(parameters[name].shape)} as in the model, got {tuple(change.shape)}")
-        if not math.isfinite(float(change.sum())) and not torch.isfinite(change).all():  # a finite sum is proof, and cheaper
+        if not math.isfinite(float(change.sum())) and not torch.isfinite(change).all():  # a finite sum is proof and cheaper
             raise ValueError(f"update.{name}: has NaN or infinite entries; the loss or the training diverged on this batch")
 
 
 def check_batch(model: nn.Module, batch: Batch, path: str, loss: Loss | None = None) -> int:
-    """Refuse a batch that the model cannot take or whose labels its loss cannot aim at; return the number of classes."""
+    """Refuse a batch that the model cannot take or whose labels do not fit the loss. Return the number of classes."""
     check_model(model)
     if not isinstance(batch, Batch):
         raise TypeError(f"{path}: expected a Batch, got {type(batch).__name__}")
@@ -68,7 +68,7 @@ def _check_targets(targets: Tensor, classes: int, path: str, loss: Loss | None) 
     if targets.ndim == 1:
         if targets.is_floating_point():
             raise ValueError(f"{path}: class ids must be integers, got {targets.dtype}")
-        highest = max(classes, 2) - 1  # one logit: a yes-or-no question
+        highest = max(classes, 2) - 1  # one logit: two classes
         if int(targets.min()) < 0 or int(targets.max()) > highest:
             raise ValueError(f"{path}: class ids must lie in 0..{highest}, got {int(targets.min())}..{int(targets.max())}")
     elif targets.ndim == 2 and targets.shape[1] == classes:
@@ -78,7 +78,7 @@ def _check_targets(targets: Tensor, classes: int, path: str, loss: Loss | None) 
 
 
 def check_soft_labels(labels: Tensor, path: str, loss: Loss | None) -> None:
-    """Refuse rows (B, C) that `loss` cannot aim at: softmax losses share out a whole, others ask each class for itself."""
+    """Refuse soft labels (B, C) that do not fit `loss`: rows of a softmax loss must sum to one, those of other losses need not."""
     if not labels.is_floating_point() or not torch.isfinite(labels).all() or bool((labels < 0).any()):
         raise ValueError(f"{path}: soft labels must be finite numbers of at least 0")
     sums = labels.sum(1, dtype=torch.float64)
@@ -96,11 +96,11 @@ def check_model(model: nn.Module) -> None:
 
 
 def count_classes(model: nn.Module, inputs: Tensor) -> int:
-    """How many logits the model gives; found without touching its mode's side effects."""
+    """The number of the model's logits, found without side effects on its buffers or on random numbers."""
     try:
         with torch.random.fork_rng():
             output = output_of(model, inputs)
-    except Exception as error:  # whatever a stranger's model does with inputs that it cannot take
+    except Exception as error:  # a user's model may fail in any way on inputs that do not fit
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ValueError(f"model: cannot take {inputs.dtype} inputs of shape {tuple(inputs.shape[1:])}: {reason}") from error
     if not isinstance(output, Tensor) or output.ndim != 2:

@@ -26,11 +26,11 @@ def as_distribution(targets: Tensor, classes: int, dtype: torch.dtype) -> Tensor
 @LOSSES.register("cross_entropy")
 @dataclass(frozen=True, kw_only=True)
 class CrossEntropy(Loss):
-    """Softmax cross-entropy with label smoothing and temperature; soft targets welcome.
+    """Softmax cross-entropy with label smoothing and temperature, for hard or soft targets.
 
     Thesis Table 3.1: the gradient at the logits is (softmax(z / τ) − y) / τ.
-    `convention` says what smoothing ε makes of a label: PyTorch's (1 − ε)·y + ε/C (Szegedy et al., CVPR 2016),
-    or the thesis's (ch. 3) 1 − ε for the label and ε/(C − 1) for each other class.
+    `convention` is how smoothing ε changes a label: PyTorch's (1 − ε)·y + ε/C (Szegedy et al., CVPR 2016),
+    or the thesis's (ch. 3), with 1 − ε for the label and ε/(C − 1) for each other class.
     """
 
     shift_invariant: ClassVar[bool] = True
@@ -49,7 +49,7 @@ class CrossEntropy(Loss):
         return (softmax(logits / self.temperature, 1) * total - wanted) / self.temperature
 
     def smooth_targets(self, targets: Tensor, classes: int, dtype: torch.dtype) -> Tensor:
-        """The distribution that the loss really aims at: (B, C)."""
+        """The smoothed targets: (B, C)."""
         wanted = as_distribution(targets, classes, dtype)
         if self.convention == "pytorch":
             return (1 - self.smoothing) * wanted + self.smoothing / classes
@@ -59,7 +59,7 @@ class CrossEntropy(Loss):
 @LOSSES.register("focal")
 @dataclass(frozen=True, kw_only=True)
 class Focal(Loss):
-    """Cross-entropy that turns away from easy samples: −α (1 − p)^γ log p.
+    """Cross-entropy that weighs easy samples less: −α (1 − p)^γ log p.
 
     Lin et al., "Focal Loss for Dense Object Detection", ICCV 2017, in the multi-class form of thesis Eq. (3.4).
     The gradient is thesis Theorem 1 (Eq. 3.5) with temperature: Σ_t y_t Φ(α, p_t, γ)(p_j − δ_tj) / τ.
@@ -94,7 +94,7 @@ class Focal(Loss):
 @LOSSES.register("binary_cross_entropy")
 @dataclass(frozen=True, kw_only=True)
 class BinaryCrossEntropy(Loss):
-    """One sigmoid and one yes-or-no question a class; also the single-logit binary classifier.
+    """Binary cross-entropy with one sigmoid a class; also for a binary classifier with a single logit.
 
     Thesis Table 3.1: the gradient at each logit is sigmoid(z) − y, divided by the number of logits
     where `over_classes` is "mean", PyTorch's default reduction. Class ids become one-hot targets,

@@ -1,4 +1,4 @@
-"""The client's side, and the wall: a private batch goes in, an exposure comes out, and nothing behind it reaches the batch."""
+"""The client's side: a private batch goes in, an exposure comes out. The server sees the exposure alone."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def observe(
 ) -> Exposure:
     """Let a client train on `batch` behind `defenses`, and return all that the server then has.
 
-    The model's current mode (train or eval) is the client's mode. Neither the model nor the batch is changed, and the
-    exposure holds copies, so that nothing done to either afterwards can change what the server knows.
+    The model's current mode (train or eval) is the client's mode. Neither the model nor the batch is changed. The exposure
+    holds copies, so that later changes to either do not reach it.
     """
     scale: Normalization = check_value(Normalization, normalization or Normalization(), "normalization")
     training, loss = TRAININGS.resolve(training or FedSGD()), LOSSES.resolve(loss or CrossEntropy())
@@ -89,7 +89,7 @@ def receive(
     defenses: Sequence[Defense | str] = (),
     auxiliary: Batch | None = None,
 ) -> Exposure:
-    """An exposure from an update that some federation really sent, by parameter name and in a gradient's units."""
+    """An exposure from an update of a real federation, given by parameter name and in units of a gradient."""
     shape: tuple[int, ...] = check_value(tuple[PositiveInt, ...], input_shape, "input_shape")
     batch_size = check_value(PositiveInt | None, batch_size, "batch_size")
     if not isinstance(update, Mapping) or not all(isinstance(change, Tensor) for change in update.values()):

@@ -22,7 +22,7 @@ Gradient = Callable[[Update, dict[str, Tensor], Tensor, Tensor], Update]  # at p
 
 @dataclass(frozen=True, kw_only=True)
 class Replayable(Training):
-    """A training that is written over any gradient function, so that attacks can also replay it in a compiled form."""
+    """A training written in terms of a gradient function, so that attacks can replay it with a compiled gradient too."""
 
     def __call__(self, model: nn.Module, inputs: Tensor, targets: Tensor, loss: Loss, create_graph: bool = False) -> Update:
         update = self.replay(eager_gradient(model, loss, create_graph), leaves(model), copied_buffers(model), inputs, targets)
@@ -51,9 +51,9 @@ class FedAvg(Replayable):
     """Trains locally for several steps and sends what changed.
 
     McMahan et al., AISTATS 2017: Algorithm 1, ClientUpdate. The client passes `epochs` times over its batch in
-    `mini_batch` pieces, in order, repeating until `steps` steps are done where `steps` is given.
-    Departure: the change of the weights is divided by −learning_rate × steps, numbers the server knows, so that
-    an update always has a gradient's units, and one plain step gives FedSGD's update.
+    mini-batches of `mini_batch` samples, in order. Where `steps` is given, it trains for that many steps instead.
+    Departure: the change of the weights is divided by −learning_rate × steps, which the server knows. An update then has
+    the units of a gradient, and one plain step gives FedSGD's update.
     """
 
     learning_rate: PositiveFloat = 0.01
@@ -101,7 +101,7 @@ class MeanOfClients(Replayable):
 
 
 def sends_one_gradient(training: Training) -> bool:
-    """Whether the update is one gradient of one batch; several local steps add up gradients of different weights."""
+    """Whether the update is one gradient of one batch. Several local steps add gradients at different weights."""
     return isinstance(training, FedSGD) or (
         isinstance(training, FedAvg) and training.steps in (None, 1) and training.epochs == 1 and training.mini_batch is None
     )
@@ -124,7 +124,7 @@ def eager_gradient(model: nn.Module, loss: Loss, create_graph: bool) -> Gradient
 
 
 def functional_gradient(model: nn.Module, loss: Loss) -> Gradient:
-    """The same as a pure function under `torch.func.grad`, which further transforms and compilation can see through."""
+    """The same gradient as a pure function by `torch.func.grad`, which can be transformed and compiled."""
 
     def gradient(parameters: Update, buffers: dict[str, Tensor], inputs: Tensor, targets: Tensor) -> Update:
         def value(at: Update) -> tuple[Tensor, dict[str, Tensor]]:
@@ -139,5 +139,5 @@ def functional_gradient(model: nn.Module, loss: Loss) -> Gradient:
 
 
 def leaves(model: nn.Module) -> Update:
-    """The trainable parameters as fresh leaves, so that no caller's requires_grad or .grad is touched."""
+    """The trainable parameters as new leaves, so that the model's own requires_grad and .grad stay as they are."""
     return {name: p.detach().requires_grad_() for name, p in model.named_parameters() if p.requires_grad}

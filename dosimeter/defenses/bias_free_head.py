@@ -20,7 +20,7 @@ class BiasFreeHead(Defense):
 
     Scheliga, Mäder & Seeland, "Combining Variational Modeling with Partial Gradient Perturbation to Prevent Deep Gradient Leakage",
     2022 (thesis Section 4.2.3).
-    Departure: only the head's bias goes, the one whose gradient counts the labels; the paper takes out those of all linear layers.
+    Departure: only the head's bias is removed, whose gradient counts the labels. The paper removes the biases of all linear layers.
     """
 
     side: ClassVar = "model"

@@ -21,7 +21,7 @@ class BiasWithheld(Defense):
 
     Scheliga, Mäder & Seeland, "Combining Variational Modeling with Partial Gradient Perturbation to Prevent Deep Gradient
     Leakage", 2022, as in thesis Section 4.2.3: attacks that divide a weight's gradient by its bias's have nothing to divide by.
-    Departure: the biases stay in the model and are merely not sent; `bias_free_head` takes the head's out.
+    Departure: the biases stay in the model and are not sent. `bias_free_head` removes the head's bias from the model.
     """
 
     side: ClassVar = "update"

@@ -22,7 +22,7 @@ class Blur(Defense):
     """Trains on images blurred by a Gaussian of `sigma` pixels.
 
     Fan, "Differential Privacy for Image Publication", TPDP 2019 (thesis Section 2.3.1), without its noise and hence without its ε.
-    The kernel reaches four standard deviations; beyond the edge the image repeats its outermost pixels.
+    The kernel reaches four standard deviations. The edge pixels are repeated beyond the edge.
     """
 
     side: ClassVar = "data"

@@ -68,7 +68,7 @@ class Clipping(OutgoingDefense):
         return Replay(note="the clipping is replayed on the guess", transform=self.clip_guess)
 
     def clip_guess(self, update: Update) -> Update:
-        """As `protect`, and differentiable in what it clips, the factor included."""
+        """The clipping of `protect` on a guess, differentiable in the update and in the clipping factor."""
         if self.mode == "value":
             return {name: clamp_entries(change, self.max_norm) for name, change in update.items()}
         norms = {name: norm(change) for name, change in update.items()}
@@ -84,16 +84,16 @@ class Clipping(OutgoingDefense):
 
 
 def clamp_entries(change: Tensor, bound: float) -> Tensor:
-    """Every entry within ±bound, also where the tensor's dtype cannot hold the bound."""
+    """Every entry clamped to ±bound, also where the tensor's dtype cannot hold the bound."""
     reach = min(bound, torch.finfo(change.dtype).max)
     return change.clamp(-reach, reach)
 
 
 def norm(change: Tensor, dim: int | None = None) -> Tensor:
-    """In float64, so that float16 and large float32 entries do not overflow when squared."""
+    """The L2 norm in float64, so that float16 and large float32 entries do not overflow when squared."""
     return torch.linalg.vector_norm(change, dim=dim, dtype=torch.float64)
 
 
 def clip_factor(norms: Tensor, max_norm: float) -> Tensor:
-    """min(1, max_norm / norm) without squaring either; its slope is finite at a norm of zero, so that attacks can replay it."""
+    """min(1, max_norm / norm). Its slope is finite at a norm of zero, so that attacks can differentiate it."""
     return (norms / max_norm).clamp_min(1).reciprocal()

@@ -32,8 +32,8 @@ class DPSGD(Defense):
 
     Abadi et al., "Deep Learning with Differential Privacy", CCS 2016: Algorithm 1. The update is
     (Σ_i g_i · min(1, max_norm / ‖g_i‖₂) + N(0, (noise_multiplier · max_norm)²)) / B.
-    The noise goes before whatever other defenses do to the update, wherever they are listed, so that they only post-process.
-    Departure: the sum is divided by the size of this batch, which the server may know, where Algorithm 1 has the expected size.
+    The noise is added before all other defenses of the update, wherever they are listed, so that they only post-process.
+    Departure: the sum is divided by the size of this batch, which the server may know. Algorithm 1 divides by the expected size.
     """
 
     side: ClassVar = "training"
@@ -76,7 +76,7 @@ class DPSGD(Defense):
         return Guarantee(epsilon=self.epsilon(**vars(accounting)), delta=accounting.delta, unit="sample", source=source)
 
     def distortion(self, change: Tensor, public: Public) -> Distortion:
-        """Noise of a size that is known only where the batch size is."""
+        """Noise, whose size is known only where the batch size is known."""
         size = public.batch_size
         return live_entries(change, noise=0.0 if size is None else self.noise_multiplier * self.max_norm / size)
 
@@ -88,7 +88,7 @@ class DPSGD(Defense):
 class ClippedSGD(Training):
     """Sends the mean of the samples' gradients, each first shrunk to a norm of at most `max_norm`: DP-SGD without its noise.
 
-    It has no noise so that attacks can replay what is deterministic; the noise is the client's alone.
+    It is deterministic, so that attacks can replay it. The client adds the noise afterwards.
     """
 
     name: ClassVar[str] = "clipped_sgd"

@@ -28,9 +28,9 @@ class FewerChannels(Defense):
 
     Zhu & Blaschko, "R-GAP: Recursive Gradient Attack on Privacy", ICLR 2021 (thesis Table 2.2, Architecture): fewer filters give
     fewer equations for the input. Of n channels the first ⌈kept · n⌉ stay.
-    Departure: the others are shut, not taken out, so that additions, concatenations and flattenings keep their shapes in any
-    architecture: what such a channel, or the batch norm behind it, gives is zero, and so are all gradients from and to it. The
-    rest of the update is that of the smaller model. Group and layer norms still count the zeros.
+    Departure: the other channels are set to zero rather than removed, so that shapes stay the same in any architecture. The
+    output of such a channel, and of a batch norm behind it, is zero, and so are its gradients. The rest of the update is that
+    of the smaller model. Group and layer norms still count the zeros.
     """
 
     side: ClassVar = "model"
@@ -65,7 +65,7 @@ class _ShutChannels:
     kept: float
 
     def __call__(self, layer: nn.Module, received: tuple[Any, ...], given: Tensor) -> Tensor:
-        """(B, channels, ...) -> the same with the last channels at zero; features without any extent are no channels."""
+        """(B, channels, ...) -> the same with the last channels at zero. Outputs (B, features) are left alone."""
         if given.ndim < 3:
             return given
         channels = given.shape[1]

@@ -25,10 +25,10 @@ class InstaHide(Defense):
     """Trains on blends of `images` samples whose pixels then change sign at random.
 
     Huang et al., "InstaHide: Instance-hiding Schemes for Private Distributed Learning", ICML 2020: Algorithm 1. Coefficients are
-    uniform on the simplex, those of a blend with one above `largest` (the paper's c₁ = 0.65) drawn towards even shares until
-    none is; each pixel of each blend is multiplied by ±1.
-    Inputs should be centred on zero, as the paper's are, or the sign gives the flip away.
-    Departure: all blended samples are the client's own (the paper's "inside" variant), as there is no public set here.
+    uniform on the simplex. Where one exceeds `largest` (the paper's c₁ = 0.65), all are moved towards even shares until none
+    does. Each pixel of each blend is multiplied by ±1.
+    Inputs should be centred on zero, as in the paper. Otherwise the sign reveals the flip.
+    Departure: all blended samples are the client's own (the paper's "inside" variant), since there is no public set here.
     """
 
     side: ClassVar = "data"

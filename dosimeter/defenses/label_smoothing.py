@@ -21,8 +21,8 @@ class LabelSmoothing(Defense):
     """Trains towards softened labels.
 
     Szegedy et al., "Rethinking the Inception Architecture for Computer Vision", CVPR 2016; soft-labels Section 2, thesis chapter 3.
-    With plain cross-entropy the loss itself takes the smoothing, so that the server, who knows the loss, replays it exactly;
-    any other loss gets softened targets. `convention` is that of the cross-entropy loss.
+    Plain cross-entropy takes the smoothing as its own option, so that the server, which knows the loss, replays it exactly.
+    Any other loss gets softened targets. `convention` is that of the cross-entropy loss.
     """
 
     side: ClassVar = "data"

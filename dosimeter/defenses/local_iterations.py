@@ -18,11 +18,11 @@ from dosimeter.types import Refused, Update
 @DEFENSES.register("local_iterations")
 @dataclass(frozen=True, kw_only=True)
 class LocalIterations(Defense):
-    """Trains `steps` local steps and sends the sum of them, in place of one gradient.
+    """Trains `steps` local steps and sends their sum instead of one gradient.
 
     Wei et al., "A Framework for Evaluating Gradient Leakage Attacks in Federated Learning", ESORICS 2020 (thesis Section 2.3.2).
-    A client that runs FedSGD turns to FedAvg with `learning_rate` on its whole batch; one that runs FedAvg already keeps its
-    own settings, `steps` and a given `learning_rate` apart. One step of FedSGD stays FedSGD.
+    A FedSGD client changes to FedAvg with `learning_rate` on its whole batch. A FedAvg client keeps its settings except for
+    `steps` and a given `learning_rate`. One step of FedSGD stays FedSGD.
     """
 
     side: ClassVar = "training"

@@ -24,8 +24,8 @@ class LowRank(OutgoingDefense):
     Vogels, Karimireddy & Jaggi, "PowerSGD: Practical Low-Rank Gradient Compression for Distributed Optimization",
     NeurIPS 2019: Algorithm 1. A convolution counts as an (outputs × rest) matrix; vectors such as biases, and matrices
     whose smaller side does not exceed `rank`, are sent as they are.
-    Departure: no error feedback and no warm start from the last round, since one round is audited; `iterations` stands in
-    for the rounds over which a warm start converges to the best approximation.
+    Departure: no error feedback and no warm start from the last round, since one round is audited. `iterations` replaces the
+    rounds over which a warm start converges to the best approximation.
     """
 
     promise: ClassVar[str] = "nothing: a batch of at most `rank` samples leaves a linear layer's gradient as it was"
@@ -48,7 +48,7 @@ class LowRank(OutgoingDefense):
         spaces = {name: space for name, change in sent.items() if (space := self._column_space(change)) is not None}
         if not spaces:
             return Replay(note="takes nothing out at this rank")
-        return Replay(note="the guess is projected on the space of the factors that were sent", transform=_Projected(spaces))
+        return Replay(note="the guess is projected on the space of the factors that were sent", transform=_Projection(spaces))
 
     def encoding(self, before: Encoding) -> Encoding:
         return Encoding(rank=self.rank)
@@ -77,8 +77,8 @@ class LowRank(OutgoingDefense):
 
 
 @dataclass(frozen=True)
-class _Projected:
-    """Layers as matrices M turned into U Uᵀ M."""
+class _Projection:
+    """Projects layers, as matrices M, on the sent column spaces: U Uᵀ M."""
 
     spaces: dict[str, Tensor]  # (rows, rank), orthonormal columns
 

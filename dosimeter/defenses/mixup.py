@@ -24,10 +24,10 @@ Concentration = Annotated[float, Constraint("a positive finite number", lambda v
 @DEFENSES.register("mixup")
 @dataclass(frozen=True, kw_only=True)
 class Mixup(Defense):
-    """Trains on blends of two samples each, with labels blended alike.
+    """Trains on blends of two samples each, with their labels blended in the same shares.
 
-    Zhang et al., "mixup: Beyond Empirical Risk Minimization", ICLR 2018 (thesis Table 2.2): x = λ x_i + (1 − λ) x_j and likewise
-    the labels, λ from Beta(α, α), j from a random order of the batch. One λ a sample, drawn afresh.
+    Zhang et al., "mixup: Beyond Empirical Risk Minimization", ICLR 2018 (thesis Table 2.2): x = λ x_i + (1 − λ) x_j, and the
+    same for the labels, with λ from Beta(α, α) and j from a random order of the batch. Each sample has its own λ.
     """
 
     side: ClassVar = "data"

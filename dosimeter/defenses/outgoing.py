@@ -18,13 +18,13 @@ from dosimeter.types import Distortion, Refused, Update
 
 @dataclass(frozen=True, kw_only=True)
 class OutgoingDefense(Defense):
-    """Changes what is sent; the client's outgoing transforms run in the order in which their defenses are listed."""
+    """Changes the update before it is sent. Such defenses act in the order in which they are listed."""
 
     side: ClassVar = "update"
 
     @abstractmethod
     def protect(self, update: Update, rng: Generator) -> Update:
-        """A new update; the tensors of the given one stay as they are."""
+        """A new update. The given tensors are not changed."""
 
     def __call__(self, client: Client, rng: Generator) -> Client:
         return replace(client, outgoing=(*client.outgoing, partial(self.protect, rng=rng)))
@@ -33,7 +33,7 @@ class OutgoingDefense(Defense):
 def with_noise(
     update: Update, draw: Callable[[Tensor, Generator], Tensor], rng: Generator, *, size: float, relative: bool = False, defense: str
 ) -> Update:
-    """Every layer plus `size` times what `draw` gives for it, and times its largest magnitude with `relative`."""
+    """Every layer plus noise: `draw` times `size`, and with `relative` also times the layer's largest magnitude."""
     noisy: Update = {}
     for name, change in update.items():
         factor = size * (largest_magnitude(change) if relative else 1.0)
@@ -47,13 +47,13 @@ ONE_VARIANCE = "one variance for all entries weighs them alike, so matching stay
 
 
 def noise_replay(sent: Update, deviation: Callable[[Tensor], float], *, relative: bool) -> Replay:
-    """Every layer's error as a matching attack weighs it."""
+    """The counter to noise: a matching attack weighs every layer by its known noise."""
     note = "every layer is weighed by the noise's known variance" if relative else ONE_VARIANCE
     return Replay(note=note, deviation={name: deviation(change) for name, change in sent.items()})
 
 
 def survivors_replay(sent: Update, emptied: Callable[[Tensor], bool], later: Sequence[Defense]) -> Replay:
-    """Only the entries that are not zero are matched, in layers that a defense `emptied`."""
+    """The counter to pruning: in layers that a defense `emptied`, only non-zero entries are matched."""
     if any(defense.adds_noise() for defense in later):
         return Replay(note="the noise after it fills what it emptied, so which entries survived is not known and all are matched")
     layers = {name: (change != 0).to(change) for name, change in sent.items() if emptied(change)}
@@ -75,13 +75,13 @@ def live_entries(change: Tensor, *, noise: float = 0.0) -> Distortion:
 
 
 def names_of(parameters: Iterable[Tensor | None], model: nn.Module) -> set[str]:
-    """The names under which an update has these parameters: where layers share one, it goes by the first layer's name."""
+    """The names of these parameters in an update. A parameter that layers share has the first layer's name."""
     wanted = {id(parameter) for parameter in parameters}
     return {name for name, parameter in model.named_parameters() if id(parameter) in wanted}
 
 
 def own_weight(defense: str, model: nn.Module, head: str) -> str:
-    """The name of the head's weight, for defenses that change its gradient and no other layer's; a shared weight is refused."""
+    """The name of the head's weight, for defenses that change this gradient alone. A shared weight is refused."""
     name, layer = f"{head}.weight" if head else "weight", model.get_submodule(head)
     weight = layer._parameters.get("weight")
     others = (other for module in model.modules() if module is not layer for other in module._parameters.values())
@@ -91,7 +91,7 @@ def own_weight(defense: str, model: nn.Module, head: str) -> str:
 
 
 def working_dtype(change: Tensor) -> torch.dtype:
-    """Float32 for half precision, which lacks the digits and some of the operations; else the tensor's own."""
+    """Float32 for half precision, which lacks digits and some operations; else the tensor's own dtype."""
     return torch.promote_types(change.dtype, torch.float32)
 
 

@@ -19,10 +19,10 @@ from dosimeter.types import Batch, Refused
 class Pixelation(Defense):
     """Trains on images whose `block` × `block` squares are replaced by their means.
 
-    Fan, "Image Pixelization with Differential Privacy", DBSec 2018 (thesis Table 2.2): its grid of cell averages. Squares at the
-    right and bottom edges may be cut short and average what is left of them.
-    Departure: without the paper's Laplace noise on the averages, hence without its ε, which is stated for pixels in a
-    public range that a client of arbitrary inputs does not have.
+    Fan, "Image Pixelization with Differential Privacy", DBSec 2018 (thesis Table 2.2): its grid of cell averages. Squares that the
+    right or bottom edge cuts average their remaining pixels.
+    Departure: no Laplace noise on the averages, hence no ε. The paper's ε needs pixels in a public range, which arbitrary inputs
+    lack.
     """
 
     side: ClassVar = "data"

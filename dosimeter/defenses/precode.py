@@ -24,8 +24,8 @@ class Precode(Defense):
 
     Scheliga, Mäder & Seeland, "PRECODE: A Generic Model Extension to Prevent Deep Gradient Leakage", WACV 2022: the features h
     are encoded as a mean and a log-variance of `width` dimensions, z = μ + σ ε is drawn, and a decoder maps z to the classifier.
-    Departure: the KL term of the paper's loss (its β) is left out, as a loss sees logits alone; it keeps σ from shrinking over
-    a training run and barely moves the gradient of one round. In eval mode z = μ.
+    Departure: the KL term of the paper's loss (its β) is left out, since a loss here sees logits alone. The term keeps σ from
+    shrinking over a training run and hardly changes the gradient of one round. In eval mode z = μ.
     """
 
     side: ClassVar = "model"
@@ -52,7 +52,7 @@ class Precode(Defense):
 
 
 class VariationalBottleneck(nn.Module):
-    """h -> (μ, log σ²) -> z = μ + σ ε -> ĥ, of the same width as h; without ε in eval mode."""
+    """h -> (μ, log σ²) -> z = μ + σ ε -> ĥ, of the same width as h. In eval mode ε = 0."""
 
     def __init__(self, like: Tensor, width: int, rng: Generator) -> None:
         super().__init__()

@@ -24,9 +24,9 @@ class Pruning(OutgoingDefense):
 
     Zhu, Liu & Han, "Deep Leakage from Gradients", NeurIPS 2019, after Lin et al., "Deep Gradient Compression", ICLR 2018;
     rgla Section 5.3 (80 % to 99.9 %), ilrg Appendix G, thesis Section 4.5.5.
-    Of n entries exactly ⌊ratio · n⌋ are zeroed, the smallest magnitudes first, ties in no particular order: of each layer,
-    or of the update as a whole with `scope` "update".
-    Departure: nothing is kept back for the next round (Lin et al. accumulate what they prune), since one round is audited.
+    Of n entries the ⌊ratio · n⌋ of smallest magnitude are set to zero, with ties in no particular order. n counts each layer,
+    or the whole update with `scope` "update".
+    Departure: pruned entries are not accumulated for the next round (as Lin et al. do), since one round is audited.
     """
 
     promise: ClassVar[str] = "nothing: the surviving entries are exact"
@@ -49,14 +49,14 @@ class Pruning(OutgoingDefense):
         return {name: change.masked_fill(mask.view_as(change), 0) for (name, change), mask in zip(update.items(), masks)}
 
     def distortion(self, change: Tensor, public: Public) -> Distortion:
-        """An entry that was pruned was no larger than the smallest that survived."""
+        """A pruned entry was no larger than the smallest entry that survived."""
         whole, survived = live_entries(change), self._survivors(change)
         cutoff = float(change[survived].abs().min()) if bool(survived.any()) else 0.0
         low, high = torch.where(survived, whole.low, -cutoff), torch.where(survived, whole.high, cutoff)
         return replace(whole, live=survived, low=low, high=high)
 
     def _survivors(self, change: Tensor) -> Tensor:
-        """The entries that are not zero, or, where noise was added since, as many of the largest as survive."""
+        """The non-zero entries; where later noise filled the zeros, as many of the largest entries as survive pruning."""
         if bool((change == 0).any()) or change.numel() == 0:
             return change != 0
         pruned = min(math.floor(self.ratio * change.numel() + 1e-9), change.numel() - 1)
@@ -80,7 +80,7 @@ def _has_zeros(change: Tensor) -> bool:
 
 
 def _smallest(magnitudes: Tensor, ratio: float) -> Tensor:
-    """Where the smallest ⌊ratio · n⌋ magnitudes stand, as booleans."""
+    """A mask of the smallest ⌊ratio · n⌋ magnitudes."""
     count = math.floor(ratio * magnitudes.numel() + 1e-9)  # 0.29 · 100 is 28.999… in binary
     mask = torch.zeros(magnitudes.numel(), dtype=torch.bool, device=magnitudes.device)
     mask[magnitudes.flatten().topk(count, largest=False, sorted=False).indices] = True

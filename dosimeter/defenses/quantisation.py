@@ -26,7 +26,7 @@ class Quantisation(OutgoingDefense):
     Alistarh et al., "QSGD: Communication-Efficient SGD via Gradient Quantization and Encoding", NeurIPS 2017: one bit for the
     sign, the rest for the magnitude. With `stochastic`, rounding up or down is drawn so that the mean is exact (QSGD's
     Eq. for ξ); without it, entries go to the nearest level. 32 bits send the update as it is.
-    Departure: levels span the layer's largest magnitude, as practice has it, in place of its L2 norm.
+    Departure: levels span the layer's largest magnitude, as is common in practice, instead of its L2 norm.
     """
 
     promise: ClassVar[str] = "nothing: every entry is known to within half a step"
@@ -53,7 +53,7 @@ class Quantisation(OutgoingDefense):
         return float(self.step(change)) / (6 if self.stochastic else 12) ** 0.5 if change.numel() else 0.0
 
     def distortion(self, change: Tensor, public: Public) -> Distortion:
-        """An entry lies within a step of its level. Of a bias, whose sums are used, the rounding counts as noise."""
+        """An entry lies within a step of its level. In a bias, whose sums are used, the rounding counts as noise."""
         if change.ndim < 2 or change.numel() == 0:
             return live_entries(change, noise=self.deviation(change))
         reach, most = float(self.step(change)) * (1.0 if self.stochastic else 0.5), largest_magnitude(change)

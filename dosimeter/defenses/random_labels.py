@@ -22,13 +22,13 @@ class RandomLabels(Defense):
     """Replaces labels at random, as often as the wanted ε demands.
 
     Warner, "Randomized Response", JASA 1965; for training, Ghazi et al., "Deep Learning with Label Differential Privacy",
-    NeurIPS 2021: Algorithm 1 (one stage). A label stays with probability e^ε / (e^ε + C − 1), otherwise it becomes one of
-    the other classes, all alike. An infinite ε keeps every label.
+    NeurIPS 2021: Algorithm 1 (one stage). A label stays with probability e^ε / (e^ε + C − 1). Otherwise it becomes one of
+    the other classes, each equally likely. An infinite ε keeps every label.
     """
 
     side: ClassVar = "data"
     replaces: ClassVar[bool] = True
-    once: ClassVar[bool] = True  # a fresh draw every round would spend ε every round
+    once: ClassVar[bool] = True  # a new draw in every round would spend ε in every round
     promise: ClassVar[str] = "ε for each label, δ = 0, if a label is randomised once and then reused; nothing for the inputs"
     breaks: ClassVar[str] = "accuracy at small ε, the more the more classes there are"
     strengths: ClassVar = ({"epsilon": 3.0}, {"epsilon": 1.0})

@@ -21,11 +21,11 @@ class SecureAggregation(Defense):
     """Lets the server see only the mean of the updates of `clients` clients.
 
     Bonawitz et al., "Practical Secure Aggregation for Privacy-Preserving Machine Learning", CCS 2017; homomorphic encryption and
-    multi-party sums (thesis Table 2.2, aggregation) look the same to the server. The audited batch is what all clients hold
-    together: it is shared out in order, as evenly as possible, each client trains on its share, and the mean is weighted by
-    the sizes of the shares (McMahan et al., AISTATS 2017). So with FedSGD and no batch norm the server sees the gradient of
-    one batch of all samples: aggregation hides whose a sample is, and leaks what a batch of that size leaks.
-    List it before the defenses of the update; what follows it acts on the mean.
+    multi-party sums (thesis Table 2.2, aggregation) look the same to the server. The audited batch is that of all clients
+    together. It is split in order, as evenly as possible. Each client trains on its share, and the mean is weighted by the sizes
+    of the shares (McMahan et al., AISTATS 2017). With FedSGD and no batch norm, the server sees the gradient of one large batch:
+    aggregation hides which client a sample belongs to, and leaks what a batch of that size leaks.
+    List it before the defenses of the update, which then act on the mean.
     """
 
     side: ClassVar = "training"

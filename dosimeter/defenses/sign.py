@@ -16,7 +16,7 @@ from dosimeter.types import Encoding, Update
 @DEFENSES.register("sign")
 @dataclass(frozen=True, kw_only=True)
 class Sign(OutgoingDefense):
-    """Sends one sign an entry and, with `scaled`, each layer's mean magnitude.
+    """Sends the sign of each entry and, with `scaled`, each layer's mean magnitude.
 
     Bernstein et al., "signSGD: Compressed Optimisation for Non-Convex Problems", ICML 2018; with `scaled`,
     Karimireddy et al., "Error Feedback Fixes SignSGD", ICML 2019: ‖g‖₁/d · sign(g) of each layer (thesis Table 2.2).

@@ -1,4 +1,4 @@
-"""A likeness of the head's gradient in place of the gradient itself."""
+"""A simulated gradient in place of the head's own."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from dosimeter.types import Refused, Update
 class SimulatedHead(Defense):
     """Sends a likeness of the head's weight gradient that keeps its statistics, and not its bias gradient.
 
-    Zhang's thesis (Hong Kong Polytechnic University 2025), Section 4.5.4 and Fig. 4.6(a): what is left to attacks that read
-    the head where a client does not share it. `mode`: "column_shuffle" permutes each column (one feature, all classes) on
-    its own; "statistics" and "column_statistics" draw Gaussian noise of the gradient's, or of each column's, mean and
-    standard deviation; "mask" replaces half of the entries, drawn at random, by their mean.
+    Zhang's thesis (Hong Kong Polytechnic University 2025), Section 4.5.4 and Fig. 4.6(a): what attacks on the head get from a
+    client that does not share its head. `mode` "column_shuffle" permutes each column (one feature, all classes) separately.
+    "statistics" and "column_statistics" draw Gaussian noise with the mean and standard deviation of the gradient, or of each
+    column. "mask" replaces a random half of the entries by their mean.
     """
 
     side: ClassVar = "update"
@@ -51,7 +51,7 @@ class SimulatedHead(Defense):
         return replace(client, outgoing=(*client.outgoing, replace_head))
 
     def likeness(self, gradient: Tensor, rng: Generator) -> Tensor:
-        """(C, H) -> (C, H)."""
+        """The simulated gradient: (C, H) -> (C, H)."""
         exact = gradient.to(working_dtype(gradient))
         draw = torch.rand(exact.shape, generator=rng, device=rng.device).to(exact.device)
         if self.mode == "column_shuffle":

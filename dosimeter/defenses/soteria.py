@@ -1,4 +1,4 @@
-"""Soteria: the head's gradient with the most telling features taken out."""
+"""Soteria: the head's gradient without the most revealing features."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dosimeter.options import Fraction, PositiveInt
 from dosimeter.registry import DEFENSES
 from dosimeter.types import Distortion, Encoding, ProtectedUnit, Update
 
-VALUES_AT_ONCE = 2**20  # of the gradients of inputs that one batched backward pass makes
+VALUES_AT_ONCE = 2**20  # input-gradient entries in one batched backward pass
 
 
 @DEFENSES.register("soteria")
@@ -28,18 +28,15 @@ class Soteria(Defense):
     """Zeroes the columns of the head's gradient whose features say most about the input.
 
     Sun et al., "Soteria: Provable Defense against Privacy Leakage in Federated Learning from Representation Perspective",
-    CVPR 2021: with r the input of the last linear layer, the ⌊ratio · H⌋ features with the largest |r_i| / ‖∂r_i/∂X‖, which
-    stands for ‖r_i (∂r_i/∂X)⁻¹‖, are set to zero in that layer's gradient ∇W = Σ (p − y) rᵀ; all other layers stay as they are.
-    A batch shares one gradient, so the scores are summed over its samples. It scores the model and the data as they are
-    where it is listed, so list it after the defenses of either.
-    The paper takes one backward pass a feature, which costs tens of times the client's own step. `probes` (ours) estimates all
-    norms at once from that many random directions v instead, as E (∂r_i/∂X · v)² = ‖∂r_i/∂X‖² where v has independent signs; eight
-    choose nearly the same columns (docs/results/defenses.md). Batch norm in train mode lets a feature hang on all samples, whose
-    slopes the estimate then has too.
+    CVPR 2021. Let r be the input of the last linear layer. The ⌊ratio · H⌋ features with the largest |r_i| / ‖∂r_i/∂X‖, for
+    ‖r_i (∂r_i/∂X)⁻¹‖, are set to zero in the layer's gradient ∇W = Σ (p − y) rᵀ. Scores are summed over the batch.
+    List it after the defenses of data and model, since it scores both as they are at that point.
+    Departure: `probes` estimates all norms from that many random sign vectors v, as E (∂r_i/∂X · v)² = ‖∂r_i/∂X‖², instead of one
+    backward pass for each feature. With batch norm in train mode the estimate includes the slopes at other samples.
     """
 
     side: ClassVar = "update"
-    voids: ClassVar[frozenset[ProtectedUnit]] = frozenset({"sample", "client"})  # without noise, the samples choose its zeros
+    voids: ClassVar[frozenset[ProtectedUnit]] = frozenset({"sample", "client"})  # the zeros depend on the samples and carry no noise
     promise: ClassVar[str] = (
         "a bound on reconstruction from the representation alone, under the paper's assumptions; no other layer is touched"
     )
@@ -68,7 +65,7 @@ class Soteria(Defense):
         return replace(client, outgoing=(*client.outgoing, without_telling))
 
     def distortion(self, change: Tensor, public: Public) -> Distortion:
-        """Whole columns are gone, and may have held anything."""
+        """Entries of a removed column are unknown."""
         whole = live_entries(change)
         return replace(whole, live=whole.live & change.any(0)) if change.ndim > 1 else whole
 
