@@ -206,5 +206,5 @@ def test_what_is_proved_in_one_mode_is_kept_through_the_other(monkeypatch):
     model = Switched().eval()
     locate_head(model, (16,))
     locate_head(model.train(), (16,))
-    monkeypatch.setattr("dosimeter.network.head._proved", None)
+    monkeypatch.setattr("dosimeter.network.head._prove", None)
     assert locate_head(model.eval(), (16,)) == ("classify", True)
