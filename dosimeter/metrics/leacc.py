@@ -16,10 +16,10 @@ from dosimeter.registry import METRICS
 @METRICS.register("leacc")
 @dataclass(frozen=True, kw_only=True)
 class LabelExistenceAccuracy(Metric):
-    """Fraction of all classes for which it was told rightly whether the batch has any of them.
+    """Fraction of all classes whose presence or absence in the batch is recovered rightly.
 
-    Ma et al., "Instance-wise Batch Label Restoration", ICLR 2023, section 4: LeAcc. Absent classes count, so that with many
-    classes and a small batch saying "none" scores high: read it beside its null and ClsAcc.
+    Ma et al., "Instance-wise Batch Label Restoration", ICLR 2023, section 4: LeAcc. Absent classes count. With many
+    classes and a small batch, an empty answer scores high: read LeAcc beside its null and ClsAcc.
     """
 
     surface: ClassVar = "labels"
