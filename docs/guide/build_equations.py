@@ -161,7 +161,8 @@ def page() -> str:
         "# Paper, equation, file",
         "<!-- written by docs/guide/build_equations.py from the docstrings; change those, and run `make docs` -->",
         "Which file computes which equation. The docstrings name the papers and their equations, and this page collects them. A class "
-        "cites all equations of its method. A function cites the one that it computes.",
+        "cites all equations of its method. A function cites the one that it computes. Steps of "
+        "derivations that no code computes are left out.",
     ]
     for key, (title, _) in PAPERS.items():
         parts += [f"## {title}", f"`dosimeter reproduce` calls it `{key}`.", _table([c for c in found if c.paper == key])]

@@ -28,7 +28,7 @@ def as_distribution(targets: Tensor, classes: int, dtype: torch.dtype) -> Tensor
 class CrossEntropy(Loss):
     """Softmax cross-entropy with label smoothing and temperature, for hard or soft targets.
 
-    Thesis Table 3.1: the gradient at the logits is (softmax(z / τ) − y) / τ.
+    Thesis Eq. (3.12), with temperature τ. The gradient at the logits is (softmax(z / τ) − y) / τ (Table 3.1).
     `convention` is how smoothing ε changes a label: PyTorch's (1 − ε)·y + ε/C (Szegedy et al., CVPR 2016),
     or the thesis's (ch. 3), with 1 − ε for the label and ε/(C − 1) for each other class.
     """

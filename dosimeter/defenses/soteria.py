@@ -32,7 +32,8 @@ class Soteria(Defense):
     ‖r_i (∂r_i/∂X)⁻¹‖, are set to zero in the layer's gradient ∇W = Σ (p − y) rᵀ. Scores are summed over the batch.
     List it after the defenses of data and model, since it scores both as they are at that point.
     Departure: `probes` estimates all norms from that many random sign vectors v, as E (∂r_i/∂X · v)² = ‖∂r_i/∂X‖², instead of one
-    backward pass for each feature. With batch norm in train mode the estimate includes the slopes at other samples.
+    backward pass for each feature. In train mode, batch norm makes each feature depend on all samples; the estimate
+    includes those slopes.
     """
 
     side: ClassVar = "update"

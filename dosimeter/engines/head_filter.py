@@ -88,7 +88,11 @@ class FilteringAttack(ActiveAttack):
 def plant_filter(
     model: nn.Module, head: str, targets: tuple[int, ...], *, bias: float, scale: float, camouflage: float, rng: Generator
 ) -> nn.Module:
-    """A copy whose last layer is the filter of Section 5.4.2: rows W'_k = 0 and biases Ω off the targets, α W_t on them."""
+    """A copy whose last layer is the filter of Section 5.4.2: rows W'_k = 0 and biases Ω off the targets, α W_t on them.
+
+    It controls the gradient at the features, ∇a = Wᵀ(p − y) (Eq. 5.9). A target sample has ∇a' = −α W_tᵀ (Eq. 5.10) and every other
+    sample has 0, so the mean over the batch is that of the target samples (Eq. 5.11).
+    """
     model = copy.deepcopy(model)
     layer = model.get_submodule(head)
     assert isinstance(layer.weight, Tensor)

@@ -77,7 +77,7 @@ def minimise(
     system = None
     while len(live):
         if system is None:
-            system = _scaled(*problem.normal_equations(unknowns[live], live, _at(parts, live)))
+            system = _scale_system(*problem.normal_equations(unknowns[live], live, _at(parts, live)))
         steps = _damped_steps(*system, level[live] + damping.ridge)
         trial = problem.move(unknowns[live], steps)
         trial_value, trial_parts = problem.evaluate(trial, live)
@@ -103,7 +103,7 @@ def _at(parts: Parts, rows: Tensor) -> Parts:
     return tuple(part[rows] for part in parts)
 
 
-def _scaled(normal: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _scale_system(normal: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The normal matrix with a diagonal of ones (m, k, k), the gradient (m, k), and the unknowns' scale (m, k)."""
     scale = normal.diagonal(dim1=1, dim2=2).clamp_min(torch.finfo(normal.dtype).tiny).rsqrt()
     return normal * scale[:, :, None] * scale[:, None, :], gradient, scale

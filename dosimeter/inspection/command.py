@@ -32,7 +32,7 @@ def run_inspect(words: Sequence[str], *, reference: str | None = None, data: str
     ValueError or an OSError with one sentence, since a traceback would end with the exit code of a suspicious model.
     """
     try:
-        found = _inspected(words, reference, data)
+        found = _inspect_named(words, reference, data)
     except (ValueError, OSError):
         raise
     except Exception as error:  # whatever a stranger's model does
@@ -42,7 +42,7 @@ def run_inspect(words: Sequence[str], *, reference: str | None = None, data: str
     return 1 if found.suspicious else 0
 
 
-def _inspected(words: Sequence[str], reference: str | None, data: str | None) -> Inspection:
+def _inspect_named(words: Sequence[str], reference: str | None, data: str | None) -> Inspection:
     if not words:
         raise ValueError("inspect: expected a TOML file, an architecture's name or module:function")
     name, *assignments = words

@@ -146,17 +146,17 @@ def _distinct(lines: Tensor, pull: Tensor) -> Tensor:
 
 def evolved_counts(pull: Tensor, total: int, least: Tensor, population: int, generations: int, rng: Generator) -> Tensor:
     """The paper's evolution: crossover with threshold 1/2, one unit moved by mutation, the better of parent and child kept."""
-    people = _rescaled(torch.rand(population, len(pull), generator=rng, device=rng.device).to(pull), total, least)
+    people = _rescale(torch.rand(population, len(pull), generator=rng, device=rng.device).to(pull), total, least)
     for _ in range(generations):
         partners = people[torch.randint(population, (population,), generator=rng, device=rng.device)]
         keep = torch.rand(people.shape, generator=rng, device=rng.device) < 0.5
-        children = _mutated(_rescaled(torch.where(keep, people, partners), total, least), least, rng)
+        children = _mutate(_rescale(torch.where(keep, people, partners), total, least), least, rng)
         better = cosine(children, pull) > cosine(people, pull)
         people = torch.where(better[:, None], children, people)
     return people[cosine(people, pull).argmax()].long()
 
 
-def _rescaled(people: Tensor, total: int, least: Tensor) -> Tensor:
+def _rescale(people: Tensor, total: int, least: Tensor) -> Tensor:
     """Rs: scaled to sum to the batch size, floored to at least one (or `least`), the last entry making up the difference.
 
     Where the last entry cannot (it would fall below its least), the nearest counts are taken: the paper does not say.
@@ -170,7 +170,7 @@ def _rescaled(people: Tensor, total: int, least: Tensor) -> Tensor:
     return whole
 
 
-def _mutated(people: Tensor, least: Tensor, rng: Generator) -> Tensor:
+def _mutate(people: Tensor, least: Tensor, rng: Generator) -> Tensor:
     """One unit from a random entry above its least to another random entry."""
     draw = torch.rand((2, *people.shape), generator=rng, device=rng.device).to(people)
     giver = torch.where(people > least, draw[0], -1).argmax(1, keepdim=True)

@@ -22,13 +22,12 @@ from dosimeter.types import LabelEstimate, Outcome, Refused
 class GradientBridge(LabelRecovery):
     """Counts classes from the gradient of one hidden layer, bridged through the linear layers behind it to the logits.
 
-    Zhang's thesis, Chapter 4 (GDBR): Theorems 3 and 4, Eqs. (4.14)-(4.21), with the products of Eqs. (4.14) and (4.17) read as
-    divisions, as the theorems need. `layer` names the hidden layer, by default the shared one nearest to the head. It and all layers behind
-    it must be linear with ReLUs between; the first may be a convolution with 1x1 output.
-    Departures: a shared bias gradient is the mean gradient at z itself. Without a bias, ∇W v stands in for it, with x·v ≈ 1 on
-    auxiliary samples. Gradients are divided by how often a unit is active, and each equation is weighed by that rate.
-    `as_published=True` restores the thesis. Dummies are uniform pixels. Counts are completed to the batch size, for the losses of
-    Table 3.1.
+    Zhang's thesis, Chapter 4 (GDBR): Theorems 3 and 4, Eqs. (4.13)-(4.21). The products of Eqs. (4.14) and (4.17) are read as
+    divisions, as the theorems need. `layer`, by default the shared one nearest to the head, and all layers behind it are linear with
+    ReLUs between. The first may be a convolution with 1x1 output.
+    Departures: a shared bias gradient is the mean gradient at z. Without a bias, ∇W v replaces it, with x·v ≈ 1 on auxiliary samples.
+    Gradients are divided by how often a unit is active, and that rate weighs each equation. `as_published=True` restores the thesis.
+    Dummies are uniform pixels. Counts sum to the batch size. All losses of Table 3.1 work.
     `details`: logit_gradient (C,), the mean gradient at the logits.
     """
 

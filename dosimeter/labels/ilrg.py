@@ -63,7 +63,7 @@ class ILRG(LabelRecovery):
         probabilities, gradients = _at_embeddings(head, embeddings, kept, public.loss, kept)  # (n, n), (n, n)
         shares = _solve_shares(gradients, bias_gradient[kept])  # (n,) k_j / K
         if not self.as_published:
-            shares = self._disentangled(head, kept, embeddings, gradients, shares, public)
+            shares = self._refine_shares(head, kept, embeddings, gradients, shares, public)
         return counts_of(
             torch.zeros_like(bias_gradient).index_copy(0, kept, shares),
             head.weight_gradient,
@@ -73,7 +73,7 @@ class ILRG(LabelRecovery):
             details={"embeddings": embeddings, "probabilities": probabilities, "classes": kept},
         )
 
-    def _disentangled(self, head: Head, kept: Tensor, embeddings: Tensor, gradients: Tensor, shares: Tensor, public: Public) -> Tensor:
+    def _refine_shares(self, head: Head, kept: Tensor, embeddings: Tensor, gradients: Tensor, shares: Tensor, public: Public) -> Tensor:
         """Refine the shares where few classes are present, without Approximation 2.
 
         With present classes j of share s_j and mean feature e_j, Σ_j s_j ∂ℓ_j/∂z_i (e_j, 1) = (∇W_i, ∇b_i) for every i: given the

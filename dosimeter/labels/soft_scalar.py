@@ -52,13 +52,13 @@ class SoftScalar(LabelRecovery):
         if not bool(head.weight_gradient.any()):
             return nothing_to_read(head.weight_gradient, 1)
         if self.search == "published":
-            found = _published(head, loss.temperature, self.family, rng)
+            found = _search_as_published(head, loss.temperature, self.family, rng)
         else:
             found = solve(head, loss.temperature, self.family, self.use_bias)
         return _estimate(*found, head, exposure.public)
 
 
-def _published(head: Head, temperature: float, family: Family, rng: Generator) -> tuple[ScalarProblem, Candidates]:
+def _search_as_published(head: Head, temperature: float, family: Family, rng: Generator) -> tuple[ScalarProblem, Candidates]:
     assert head.weight_gradient is not None
     gradient = on_host(head.weight_gradient)
     row = int(np.abs(gradient.sum(1)).argmax())

@@ -45,7 +45,7 @@ class Subspace(LabelRecovery):
         labels = torch.repeat_interleave(found.labels[order], found.times[order])
         size = exposure.public.batch_size
         if size is not None and len(labels) != size:
-            labels = _fitted(labels, size)
+            labels = _fit_to_size(labels, size)
         counts = torch.bincount(labels, minlength=classes)
         certified = int(found.certified.sum())
         scores = torch.zeros(classes, dtype=torch.float64, device=labels.device)
@@ -80,7 +80,7 @@ def _soft_labels(found: Separation, exposure: Exposure) -> Tensor | None:
     return torch.repeat_interleave(found.soft[order], found.times[order], 0)
 
 
-def _fitted(labels: Tensor, size: int) -> Tensor:
+def _fit_to_size(labels: Tensor, size: int) -> Tensor:
     """The first `size` labels, or all of them and the last ones again until there are as many: (size,)."""
     if len(labels) == 0:
         return labels.new_zeros(size)

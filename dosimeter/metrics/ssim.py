@@ -25,8 +25,8 @@ class StructuralSimilarity(Metric):
     """Structural similarity of each image: luminance, contrast and structure in a sliding Gaussian window.
 
     Wang et al., "Image Quality Assessment: From Error Visibility to Structural Similarity", IEEE TIP 2004: Eq. (13) with
-    K = (.01, .03). As in torchmetrics, borders are reflected and the value is the mean over all pixels and channels. It is
-    plain PyTorch, since GPU machines often have no more, and differentiable, since decoders are trained with it.
+    K = (.01, .03). As in torchmetrics, borders are reflected and the value is the mean over all pixels and channels. It needs
+    PyTorch alone, so it runs where nothing else is installed. It is differentiable, since decoders are trained with it.
     Departure: an image with a side below 11 pixels takes the largest odd window that fits, with σ shrunk in proportion.
     """
 

@@ -60,7 +60,7 @@ def input_of(model: nn.Module, name: str, inputs: Tensor, *, differentiable: boo
     """What the module `name` receives when the model, in its current mode, sees `inputs`: (B, H) for a linear layer."""
     received: list[Tensor] = []
     hook = model.get_submodule(name).register_forward_hook(lambda _, arguments, __: received.append(arguments[0]))
-    with _removed([hook]), torch.set_grad_enabled(differentiable):
+    with _remove_after([hook]), torch.set_grad_enabled(differentiable):
         functional_call(model, copied_buffers(model), (inputs,))
     return received[-1] if differentiable else received[-1].detach()
 
@@ -69,7 +69,7 @@ def outputs_with(model: nn.Module, name: str, inputs: Tensor) -> tuple[Any, Any]
     """The model's output, and the module's that the model's is made from, so that one can be differentiated by the other."""
     given: list[Any] = []
     hook = model.get_submodule(name).register_forward_hook(lambda _, __, output: given.append(output))
-    with _removed([hook]), torch.enable_grad():
+    with _remove_after([hook]), torch.enable_grad():
         output = functional_call(model, copied_buffers(model), (inputs,))
     return output, given[0]
 
@@ -90,7 +90,7 @@ def record_calls(model: nn.Module, inputs: Tensor, selected: Selection, *, evalu
         return record
 
     hooks = [module.register_forward_hook(recorder(name)) for name, module in model.named_modules() if selected(name, module)]
-    with _removed(hooks), evaluation_mode(model) if evaluate else nullcontext():
+    with _remove_after(hooks), evaluation_mode(model) if evaluate else nullcontext():
         return output_of(model, inputs), calls
 
 
@@ -102,7 +102,7 @@ def record_inputs(model: nn.Module, inputs: Tensor, selected: Selection) -> tupl
         for name, module in model.named_modules()
         if selected(name, module)
     ]
-    with _removed(hooks):
+    with _remove_after(hooks):
         return output_of(model, inputs), received
 
 
@@ -143,7 +143,7 @@ def change_output(module: nn.Module, change: Callable[[nn.Module, tuple[Any, ...
 
 
 @contextmanager
-def _removed(hooks: Sequence[RemovableHandle]) -> Iterator[None]:
+def _remove_after(hooks: Sequence[RemovableHandle]) -> Iterator[None]:
     """The hooks are removed afterwards, whatever happens."""
     try:
         yield

@@ -76,7 +76,7 @@ def decode_bins(
 
 
 class _Bins:
-    """The occupied bins of all functionals, side by side, as long as samples are taken out of them."""
+    """The occupied bins of all functionals. Samples are taken out of them one by one."""
 
     def __init__(
         self, layer: InsertedLayer, weight_gradient: Tensor, bias_gradient: Tensor, normalization: Normalization, shape: tuple[int, ...]

@@ -41,7 +41,7 @@ class Replayer:
         return torch.where(difference <= LABEL_TOLERANCE, labels, -1)
 
     def mismatch(self, inputs: Tensor, weights: Tensor) -> Tensor:
-        """Relative difference between each label's weight and the one seen: (n, labels)."""
+        """How far the weight that each label predicts is from the observed one, relative to it: (n, labels)."""
         like = self.layer.rows.weight
         samples = snap_to_levels(inputs.reshape(-1, *self.shape), self.normalization).to(
             like

@@ -151,7 +151,7 @@ class Measured(Evaluator):
         seconds: dict[Evaluator, float] = {}
         for candidate in self.candidates:
             try:
-                times = [_timed(candidate, inputs, logits, names, terms) for _ in range(8)]
+                times = [_measure_seconds(candidate, inputs, logits, names, terms) for _ in range(8)]
             except Exception:
                 if not seconds and candidate is self.candidates[-1]:
                     raise
@@ -162,7 +162,7 @@ class Measured(Evaluator):
         return best, f"measured {listed}"
 
 
-def _timed(evaluate: Evaluator, inputs: Tensor, logits: Tensor | None, names: Sequence[str], terms: Terms) -> float:
+def _measure_seconds(evaluate: Evaluator, inputs: Tensor, logits: Tensor | None, names: Sequence[str], terms: Terms) -> float:
     began = time.perf_counter()
     float(evaluate(inputs, logits, names, terms).objective.sum())
     return time.perf_counter() - began

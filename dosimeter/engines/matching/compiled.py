@@ -46,7 +46,7 @@ class Captured(Functional):
 
     def _prepare(self, names: tuple[str, ...], restarts: int, arguments: tuple[object, ...]) -> Function:
         if not self._ready:
-            self.objective = self.objective.arranged(end_to_end=self._on_gpu and not self.fuses_sums, channels_last=self._on_gpu)
+            self.objective = self.objective.rearrange(end_to_end=self._on_gpu and not self.fuses_sums, channels_last=self._on_gpu)
         buffers = self._buffers(restarts)  # never written to: every replay copies them, inside the graph, where it costs nothing
 
         def step(

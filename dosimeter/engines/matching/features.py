@@ -32,7 +32,7 @@ class FeatureMatch(Prior):
         wanted = self.features.to(received)
         return self.distance(list(received), list(wanted)) / len(self.slots)
 
-    def watched(self, model: nn.Module) -> tuple[str, ...]:
+    def modules_to_watch(self, model: nn.Module) -> tuple[str, ...]:
         return (self.head,)
 
 

@@ -36,7 +36,7 @@ class Guess:
         """The inverse of `unpack`: (R, D)."""
         return inputs.flatten(1) if logits is None else torch.cat([inputs.flatten(1), logits.flatten(1)], 1)
 
-    def boxed(self, variables: Tensor) -> Tensor:
+    def clamp_to_range(self, variables: Tensor) -> Tensor:
         """Inputs back into the data range, (R, D)."""
         inputs, logits = self.unpack(variables)
         return self.pack(inputs.clamp(self.low, self.high), logits)

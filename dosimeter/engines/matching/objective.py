@@ -52,7 +52,7 @@ class Objective:
 
     def _watch_for(self, recipe: Recipe) -> None:
         """Watch the modules whose inputs the recipe's priors read."""
-        self.watched = sorted({name for prior in recipe.priors for name in prior.watched(self.model)})
+        self.watched = sorted({name for prior in recipe.priors for name in prior.modules_to_watch(self.model)})
         self.watch = InputWatch(copy.deepcopy(self.model), self.watched) if self.watched else None
 
     @property
@@ -66,7 +66,7 @@ class Objective:
         other._watch_for(recipe)
         return other
 
-    def arranged(self, *, end_to_end: bool = False, channels_last: bool = False) -> Objective:
+    def rearrange(self, *, end_to_end: bool = False, channels_last: bool = False) -> Objective:
         """The same objective with layers whose second derivatives cost least in a functional form; values stay.
 
         `end_to_end` compares all layers as one vector, where the distance allows it: a GPU waits for hundreds of kernels on one layer each.
@@ -115,9 +115,9 @@ class Objective:
 
     def _distance_end_to_end(self, update: Update, names: Sequence[str], terms: Terms) -> Tensor:
         """The same over one vector. A layer's weight w is a factor √w on its entries on both sides; a mask is a factor of 0 or 1."""
-        guess, target = (_wide(self._laid([side[name] for name in names])) for side in (update, self.target))
+        guess, target = (_wide(self._lay_end_to_end([side[name] for name in names])) for side in (update, self.target))
         sizes = torch.stack([self.sizes[name] for name in names])
-        factors = None if terms.masks is None else self._laid(terms.masks)
+        factors = None if terms.masks is None else self._lay_end_to_end(terms.masks)
         if terms.layers is not None:
             sizes = terms.layers * sizes
             lengths = torch.stack([self.lengths[name] for name in names])
@@ -127,7 +127,7 @@ class Objective:
             guess, target = guess * factors, target * factors
         return self.recipe.distance([guess], [target], None, None if terms.masks is not None else sizes.sum()[None])
 
-    def _laid(self, tensors: Sequence[Tensor]) -> Tensor:
+    def _lay_end_to_end(self, tensors: Sequence[Tensor]) -> Tensor:
         """Layers end to end, each in the order of its entries in memory: most then need no copy of their own."""
         return torch.cat([(t.permute(0, 2, 3, 1) if self.channels_last and t.ndim == 4 else t).reshape(-1) for t in tensors])
 

@@ -45,7 +45,7 @@ class Adam(Optimiser):
         return {"mean": torch.zeros_like(variables), "square": torch.zeros_like(variables), "count": torch.zeros((), dtype=torch.int64)}
 
     def step(self, memory: Memory, variables: Tensor, gradient: Tensor, rate: float) -> Tensor:
-        gradient = self._signed(gradient)
+        gradient = self._take_sign(gradient)
         memory["count"] += 1
         count = int(memory["count"])
         memory["mean"].lerp_(gradient, 1 - self.momentum)
@@ -56,7 +56,7 @@ class Adam(Optimiser):
             raise OverflowError(f"a step of {size:.3g} is no number of {variables.dtype}")
         return torch.addcdiv(variables, memory["mean"], denominator, value=-size)
 
-    def _signed(self, gradient: Tensor) -> Tensor:
+    def _take_sign(self, gradient: Tensor) -> Tensor:
         if self.sign == "raw":
             return gradient
         if self.sign == "signed":
@@ -97,7 +97,7 @@ class LBFGS(Optimiser):
             move = -gradient * (1 / size).clamp_max(1) * rate
         else:
             self._remember(memory, gradient)
-            move = -rate * self._preconditioned(memory, gradient)
+            move = -rate * self._inverse_hessian_product(memory, gradient)
         move = torch.where(torch.isfinite(move).all(1, keepdim=True), move, torch.zeros_like(move))
         memory["gradient"], memory["move"] = gradient.clone(), move
         memory["count"] += 1
@@ -118,7 +118,7 @@ class LBFGS(Optimiser):
         ratio = product / square.clamp_min(torch.finfo(square.dtype).tiny)
         memory["curvature"] = torch.where(useful, ratio, memory["curvature"])
 
-    def _preconditioned(self, memory: Memory, gradient: Tensor) -> Tensor:
+    def _inverse_hessian_product(self, memory: Memory, gradient: Tensor) -> Tensor:
         """H g = γ g + S w − γ Y u with u = R⁻¹ Sᵀg, w = R⁻ᵀ((D + γ YᵀY) u − γ Yᵀg), R the upper triangle of SᵀY, D its diagonal."""
         count = int(memory["count"])
         oldest = count - min(count, self.history)
@@ -135,7 +135,7 @@ class LBFGS(Optimiser):
         weights = gradient.new_zeros(2, len(gradient), self.history)
         weights[0, :, order] = outer[:, :, 0].to(gradient)
         weights[1, :, order] = (curvature * inner)[:, :, 0].to(gradient)
-        combined = _combined(memory["moves"], weights[0]) - _combined(memory["turns"], weights[1])
+        combined = _weighted_sum(memory["moves"], weights[0]) - _weighted_sum(memory["turns"], weights[1])
         return memory["curvature"][:, None] * gradient + combined
 
 
@@ -161,6 +161,6 @@ def _products(rows: Tensor, vector: Tensor) -> Tensor:
     return torch.stack([own @ v for own, v in zip(rows, vector)]).double()
 
 
-def _combined(rows: Tensor, weights: Tensor) -> Tensor:
+def _weighted_sum(rows: Tensor, weights: Tensor) -> Tensor:
     """(R, m, D) and (R, m) -> (R, D), the weighted sum of the rows."""
     return torch.stack([w @ own for w, own in zip(weights, rows)])

@@ -27,7 +27,7 @@ class Prior(ABC):
     def __call__(self, inputs: Tensor, seen: Seen) -> Tensor:
         """(B, *shape) and what the watched modules received -> a scalar."""
 
-    def watched(self, model: nn.Module) -> tuple[str, ...]:
+    def modules_to_watch(self, model: nn.Module) -> tuple[str, ...]:
         """The modules whose inputs the prior looks at."""
         return ()
 
@@ -92,7 +92,7 @@ class BatchNormStatistics(Prior):
             total = total + factor * term
         return total
 
-    def watched(self, model: nn.Module) -> tuple[str, ...]:
+    def modules_to_watch(self, model: nn.Module) -> tuple[str, ...]:
         return tuple(self.statistics)
 
 

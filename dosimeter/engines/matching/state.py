@@ -37,7 +37,7 @@ def begin(problem: Problem, rng: Generator, start: Tensor | None = None) -> Stat
     if start is not None:
         variables[:, : start.numel()] = start.detach().flatten().to(variables)
     if recipe.boxed:
-        variables = guess.boxed(variables)
+        variables = guess.clamp_to_range(variables)
     return State(
         variables=variables,
         best=variables.clone(),
@@ -68,7 +68,7 @@ def move(state: State, problem: Problem, evaluation: Evaluation) -> None:
     gradient = torch.where(alive, gradient, torch.zeros_like(gradient)).nan_to_num(0.0, 0.0, 0.0)
     moved = recipe.optimiser.step(state.memory, state.variables, gradient, recipe.rate.at(state.step / recipe.steps))
     if recipe.boxed:
-        moved = problem.guess.boxed(moved)
+        moved = problem.guess.clamp_to_range(moved)
     state.variables = torch.where(alive, moved, state.best)
     state.step += 1
 

@@ -30,14 +30,14 @@ class TermSchedule:
         dropout = self.problem.recipe.dropout
         if dropout == 0:
             return names, terms
-        return names, _masked(terms, _draw_masks(self._targets(names), dropout, rng))
+        return names, _with_masks(terms, _draw_masks(self._targets(names), dropout, rng))
 
     def final(self, *, one_layer_set: bool = False) -> tuple[LayerNames, Terms]:
         """The terms after the last step, by which restarts are compared: without dropout."""
         names, terms = self._without_masks(1.0, one_layer_set)
         if self.problem.recipe.dropout == 0 or not one_layer_set:
             return names, terms
-        return names, _masked(terms, tuple(torch.ones_like(target) for target in self._targets(names)))
+        return names, _with_masks(terms, tuple(torch.ones_like(target) for target in self._targets(names)))
 
     def _without_masks(self, progress: float, one_layer_set: bool) -> tuple[LayerNames, Terms]:
         recipe, all_names = self.problem.recipe, self.problem.objective.names
@@ -67,7 +67,7 @@ def evaluate_final(problem: Problem, inputs: Tensor) -> Evaluation:
     return Eager(problem.objective)(inputs.to(problem.guess.low), None, names, terms)
 
 
-def _masked(terms: Terms, masks: tuple[Tensor, ...]) -> Terms:
+def _with_masks(terms: Terms, masks: tuple[Tensor, ...]) -> Terms:
     return Terms(matching=terms.matching, priors=terms.priors, layers=terms.layers, masks=masks)
 
 

@@ -34,8 +34,8 @@ class ScalarVerdict:
 
 def verdict(found: Candidates, problem: ScalarProblem, public: Public) -> ScalarVerdict:
     """Judge the best candidate: does it fit, does no other, and is the update one sample's gradient by the protocol?"""
-    explained = _explained(found)
-    outcome, message = (Outcome.PARTIAL, _unexplained(found, problem)) if not explained else _uniqueness(found)
+    explained = _best_fits(found)
+    outcome, message = (Outcome.PARTIAL, _message_of_misfit(found, problem)) if not explained else _uniqueness(found)
     doubt = doubt_of(public)
     if doubt:
         outcome = Outcome.PARTIAL
@@ -71,12 +71,12 @@ def _changes_values(defense: Defense) -> bool:
     return defense.side in ("training", "update") and (defense.distorts() or defense.scaling() != "none")
 
 
-def _explained(found: Candidates) -> bool:
+def _best_fits(found: Candidates) -> bool:
     residual, floor = float(found.residuals[0]), float(found.floors[0])
     return residual <= (UNEXPLAINED if np.isnan(floor) else NOISE_FACTOR * floor)
 
 
-def _unexplained(found: Candidates, problem: ScalarProblem) -> str:
+def _message_of_misfit(found: Candidates, problem: ScalarProblem) -> str:
     if found.read:
         return f"the bias tells the feature, but the label is no {problem.family} one: was the gradient scaled?"
     return f"no scalar makes a {problem.family} label of this gradient; the nearest is taken"

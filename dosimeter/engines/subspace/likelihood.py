@@ -264,7 +264,7 @@ def _residual(problem: LikelihoodProblem, features: Tensor, variance: Tensor) ->
 
 
 def _is_explained(problem: LikelihoodProblem, residual: float, noise: float) -> bool:
-    """Whether the unexplained part of the gradient exceeds the noise on its live entries by little."""
+    """Whether what is left of the gradient is little more than the noise."""
     expected = noise * float(problem.distortion.live.sum()) ** 0.5 / float(torch.linalg.matrix_norm(problem.gradient))
     return residual**2 - expected**2 <= max(UNEXPLAINED_SHARE, expected) ** 2
 

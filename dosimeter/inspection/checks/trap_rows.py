@@ -16,7 +16,7 @@ ONE_MAGNITUDE = 0.05  # relative deviation up to which a row's weights are of on
 
 
 def measure(received_model: ReceivedModel) -> Measured:
-    """Minus the decimal logarithm of the distance between a typical row's sorted positive weights and its scaled negative ones."""
+    """How well a typical row's negative weights, rescaled, match its positive ones: −log10 of the distance."""
     layers = [layer for layer in received_model.linear if layer.weight.shape[1] >= 16]
     if not layers:
         return 0.0, "no linear layer is wide enough for rows whose halves mirror each other"

@@ -34,7 +34,7 @@ def objectives(distance: Distance) -> list[Objective]:
         exposure = dm.observe(nn.Sequential(*layers).double().eval(), dm.Batch(torch.rand(3, 3, 8, 8).double(), TARGETS))
     recipe = Recipe(distance=distance, optimiser=Adam(), rate=Rate(start=0.1), steps=1)
     plain = Objective(exposure, recipe, TARGETS)
-    return [plain, plain.arranged(end_to_end=True, channels_last=True)]
+    return [plain, plain.rearrange(end_to_end=True, channels_last=True)]
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,7 @@ def test_a_signed_step_has_the_size_of_the_rate_and_ignores_the_gradients_scale(
 
 def test_the_soft_sign_is_rounded_to_halves_of_the_median_and_mixed_with_the_sign() -> None:
     gradient = torch.tensor([[0.1, 0.6, -1.0, 1.3, -9.0]])  # median magnitude 1
-    soft = Adam(sign="soft")._signed(gradient)
+    soft = Adam(sign="soft")._take_sign(gradient)
     assert soft[0].tolist() == pytest.approx([0.2, 0.6, -1.0, 1.0, -1.0])
 
 

@@ -78,4 +78,4 @@ def test_features_are_matched_at_the_head_for_their_own_samples() -> None:
     received = torch.tensor([[1.0, 0.0], [2.0, 2.0], [5.0, 5.0]])
     prior = FeatureMatch(weight=1, head="head", features=torch.tensor([[2.0, 0.0]]), slots=torch.tensor([1]), distance=SquaredError())
     assert float(prior(received, {"head": received})) == 4.0
-    assert prior.watched(nn.Linear(1, 1)) == ("head",)
+    assert prior.modules_to_watch(nn.Linear(1, 1)) == ("head",)

@@ -123,7 +123,7 @@ def test_a_depthwise_network_has_the_plain_objective_and_gradient() -> None:
     recipe = Recipe(distance=Cosine(), optimiser=Adam(), rate=Rate(start=0.1), steps=1, priors=(prior,))
     plain, light = (Objective(exposure, recipe, batch.targets) for _ in range(2))
     plain.model = copy.deepcopy(exposure.model)
-    forms = {name: type(module) for name, module in light.arranged().model.named_modules()}
+    forms = {name: type(module) for name, module in light.rearrange().model.named_modules()}
     inputs = numbers(1, 3, 3, 8, 8, seed=1)
     terms = Terms(matching=torch.ones((), dtype=torch.float64), priors=inputs.new_tensor([1e-2]))
     reference, found = (path(inputs, None, plain.names, terms) for path in (Eager(plain), Captured(light)))
