@@ -27,6 +27,8 @@ from dosimeter.types import (
     Update,
 )
 
+SIDES = ("data", "model", "training", "update")  # what a defense changes, in the order in which they act
+
 
 @dataclass(frozen=True, kw_only=True)
 class Method(ABC):
@@ -39,6 +41,11 @@ class Method(ABC):
 
     def __post_init__(self) -> None:
         check_fields(self)
+
+    @classmethod
+    def definition_error(cls) -> str:
+        """What a class of this kind leaves unsaid or says wrongly, so that it cannot be registered; "" where nothing is missing."""
+        return ""
 
     def counter(self, defense: Defense) -> str:
         """A sentence for the record: how this method itself counters a defense."""
@@ -108,6 +115,7 @@ class Defense(Method):
 
     Everything that the rest of the code knows about a defense stands on its class. `__call__` and `distorts` must be defined.
     The other methods have defaults that claim nothing: no model of the distortion, no known scale, no counter, no guarantee.
+    A defense of the data must also say whether it `replaces` the samples.
     """
 
     side: ClassVar[Literal["data", "model", "training", "update"]]  # what it changes; the sides act in this order
@@ -117,7 +125,7 @@ class Defense(Method):
     pairs_labels: ClassVar[bool] = False  # True: each sample has two labels, in shares that the server does not know
     hides_head: ClassVar[bool] = False  # True: the head's gradient may be absent, or something else stands in its place
     once: ClassVar[bool] = False  # True: acts once, before the first round; defenses of the model always do
-    voids: ClassVar[frozenset[ProtectedUnit]] = frozenset()  # units whose guarantees do not hold beside this defense
+    voids: ClassVar[frozenset[ProtectedUnit] | None] = None  # units whose guarantees do not hold beside this defense; see `voided_units`
     strengths: ClassVar[tuple[dict[str, Any], ...]] = ()  # options of a mild and a strong setting, for grids
 
     @abstractmethod
@@ -130,12 +138,31 @@ class Defense(Method):
     def distortion(self, change: Tensor, public: Public) -> Distortion | None:
         """What is known of the true entries of a layer that was sent as `change`, where this defense distorts.
 
-        A defense that distorts without defining this has no model. Estimates then ignore the distortion, and nothing is certified.
+        A distortion claims that the errors of the entries are independent of one another. None means that there is no model:
+        estimates ignore the defense, and nothing behind it is certified.
         """
         return None
 
     def is_modelled(self) -> bool:
+        """Whether this defense defines `distortion`. Of a single layer it may still say nothing."""
         return type(self).distortion is not Defense.distortion
+
+    @classmethod
+    def definition_error(cls) -> str:
+        if getattr(cls, "side", None) not in SIDES:
+            return f"`side`: expected one of {', '.join(SIDES)}, got {getattr(cls, 'side', None)!r}"
+        if cls.side == "data" and not any("replaces" in vars(parent) for parent in cls.__mro__ if parent is not Defense):
+            return "it changes the data and does not say `replaces`: whether the client trains on other samples or labels than its own"
+        for statement in ("distorts", "distortion", "scaling", "replay", "guarantee", "encoding"):
+            if not callable(getattr(cls, statement)):
+                return f"`{statement}`: expected a method, got {getattr(cls, statement)!r}"
+        return ""
+
+    def voided_units(self) -> frozenset[ProtectedUnit]:
+        """The units whose guarantees do not hold beside this defense. Changed data may spread one sample over several, unless denied."""
+        if self.voids is not None:
+            return self.voids
+        return frozenset({"sample"}) if self.side == "data" else frozenset()
 
     def scaling(self) -> Literal["none", "update", "layers", "unknown"]:
         """What an unknown factor multiplies: nothing, the whole update, each layer by its own factor, or unknown."""

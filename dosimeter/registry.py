@@ -13,7 +13,7 @@ from functools import cache
 from importlib.util import find_spec
 from typing import Any, Generic, TypeVar
 
-from dosimeter.interfaces import Attack, Defense, FeatureRecovery, LabelRecovery, Loss, Metric, Sampler, Training
+from dosimeter.interfaces import Attack, Defense, FeatureRecovery, LabelRecovery, Loss, Method, Metric, Sampler, Training
 from dosimeter.options import OptionError, check_value, type_name
 
 Entry = TypeVar("Entry", bound=Callable[..., Any])
@@ -66,13 +66,21 @@ class Registry(Generic[Built]):
         def decorate(entry: Entry) -> Entry:
             if name in self._entries:
                 raise ValueError(f"{self.kind} {name!r} is registered twice: {self._entries[name]} and {entry}")
-            if missing := sorted(getattr(entry, "__abstractmethods__", ())):
-                raise TypeError(f"{self.kind} {name!r} cannot be registered: it does not say {_question_of(entry, missing[0])}")
+            if problem := self._problem_of(entry):
+                raise ValueError(f"{self.kind} {name!r} cannot be registered: {problem}")
             self._entries[name] = entry
             _give_name(entry, name)
             return entry
 
         return decorate
+
+    def _problem_of(self, entry: Any) -> str:
+        """Why a class cannot be registered here, "" where it can."""
+        if self.interface is not None and not (isinstance(entry, type) and issubclass(entry, self.interface)):
+            return f"expected a {self.interface.__name__}, got {entry!r}"
+        if missing := sorted(getattr(entry, "__abstractmethods__", ())):
+            return f"it does not say {_question_of(entry, missing[0])}"
+        return entry.definition_error() if isinstance(entry, type) and issubclass(entry, Method) else ""
 
     def names(self) -> list[str]:
         self._import_all()

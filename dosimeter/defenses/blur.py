@@ -13,7 +13,7 @@ from torch.nn.functional import conv1d, pad
 from dosimeter.interfaces import Client, Defense
 from dosimeter.options import FiniteFloat
 from dosimeter.registry import DEFENSES
-from dosimeter.types import Batch, Refused
+from dosimeter.types import Batch, ProtectedUnit, Refused
 
 
 @DEFENSES.register("blur")
@@ -27,6 +27,7 @@ class Blur(Defense):
 
     side: ClassVar = "data"
     replaces: ClassVar[bool] = True
+    voids: ClassVar[frozenset[ProtectedUnit]] = frozenset()  # each sample is blurred by itself
     promise: ClassVar[str] = "fine detail is damped before training, but deconvolution brings back what noise does not cover"
     breaks: ClassVar[str] = "accuracy where the classes differ in detail"
 

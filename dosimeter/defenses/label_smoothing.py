@@ -12,7 +12,7 @@ from dosimeter.client.losses import CrossEntropy, Smoothing
 from dosimeter.interfaces import Client, Defense
 from dosimeter.options import Fraction
 from dosimeter.registry import DEFENSES
-from dosimeter.types import Batch
+from dosimeter.types import Batch, ProtectedUnit
 
 
 @DEFENSES.register("label_smoothing")
@@ -26,6 +26,8 @@ class LabelSmoothing(Defense):
     """
 
     side: ClassVar = "data"
+    replaces: ClassVar[bool] = False  # a smoothed label still has its class on top
+    voids: ClassVar[frozenset[ProtectedUnit]] = frozenset()  # each label is smoothed by itself
     promise: ClassVar[str] = "nothing: the smoothing is public, and the largest entry is still the label"
     breaks: ClassVar[str] = "little: calibration changes, accuracy often gains"
 

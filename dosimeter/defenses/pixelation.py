@@ -11,7 +11,7 @@ from torch.nn.functional import avg_pool2d
 from dosimeter.interfaces import Client, Defense
 from dosimeter.options import PositiveInt
 from dosimeter.registry import DEFENSES
-from dosimeter.types import Batch, Refused
+from dosimeter.types import Batch, ProtectedUnit, Refused
 
 
 @DEFENSES.register("pixelation")
@@ -27,6 +27,7 @@ class Pixelation(Defense):
 
     side: ClassVar = "data"
     replaces: ClassVar[bool] = True
+    voids: ClassVar[frozenset[ProtectedUnit]] = frozenset()  # each sample is pixelated by itself
     promise: ClassVar[str] = "details finer than a block never enter training, so no update can hold them; the block means may leak"
     breaks: ClassVar[str] = "accuracy where the classes differ in detail"
 

@@ -13,7 +13,7 @@ from dosimeter.client.checks import check_batch
 from dosimeter.interfaces import Client, Defense
 from dosimeter.options import NonNegativeFloat
 from dosimeter.registry import DEFENSES
-from dosimeter.types import Accounting, Batch, Guarantee, Refused
+from dosimeter.types import Accounting, Batch, Guarantee, ProtectedUnit, Refused
 
 
 @DEFENSES.register("random_labels")
@@ -28,6 +28,7 @@ class RandomLabels(Defense):
 
     side: ClassVar = "data"
     replaces: ClassVar[bool] = True
+    voids: ClassVar[frozenset[ProtectedUnit]] = frozenset()  # each label is drawn by itself
     once: ClassVar[bool] = True  # a new draw in every round would spend ε in every round
     promise: ClassVar[str] = "ε for each label, δ = 0, if a label is randomised once and then reused; nothing for the inputs"
     breaks: ClassVar[str] = "accuracy at small ε, the more the more classes there are"

@@ -20,7 +20,7 @@ def guarantees(
     Each defense says what it promises, given the defense of the update directly before it, and which promises it voids.
     """
     accounting = Accounting(sample_rate=sample_rate, steps=steps, delta=delta, accountant=accountant)
-    void = {unit for defense in defenses for unit in defense.voids}
+    void = {unit for defense in defenses for unit in defense.voided_units()}
     found, previous = [], None
     for defense in defenses:
         if (promised := defense.guarantee(accounting, previous)) is not None and promised.unit not in void:

@@ -75,7 +75,8 @@ def _verdict(found: Separation, dimensions: int, exposure: Exposure, head: Head)
     certified, rank = int(found.certified.sum()), found.rank
     if not sends_one_gradient(exposure.public.training):
         return Outcome.PARTIAL, f"guesses only: the update sums gradients of {exposure.public.training.name}'s local steps"
-    if changing := unmodelled(exposure.public):
+    assert head.weight_gradient is not None
+    if changing := unmodelled(head.weight_gradient, exposure.public):
         return Outcome.PARTIAL, f"guesses only: {changing} changes the gradient's entries in a way that is not modelled"
     if rank == 0:
         return Outcome.SINGULAR, "no direction of the head's gradient stands above its noise"

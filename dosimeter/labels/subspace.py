@@ -54,7 +54,8 @@ class Subspace(LabelRecovery):
         if not found.complete:
             outcome = Outcome.PARTIAL if certified else Outcome.AMBIGUOUS
             message = f"{certified} of {found.rank} dimensions of the gradient are certified; the other labels are guesses"
-        if changing := unmodelled(exposure.public):
+        assert head.weight_gradient is not None
+        if changing := unmodelled(head.weight_gradient, exposure.public):
             message += f": {changing} changes the gradient's entries in a way that is not modelled"
         return LabelEstimate(
             counts=counts,

@@ -58,7 +58,8 @@ class Labels(Surface[LabelEstimate]):
         return score_labels(found, comparison)
 
     def judge(self, found: LabelEstimate, scores: Scores, attempts: int) -> tuple[Verdict, str]:
-        return judge_labels(*scores.as_lists(), scores.details["chance"], found.certified, attempts)
+        refuted = bool(scores.details.get("false_certificates"))
+        return judge_labels(*scores.as_lists(), scores.details["chance"], found.certified, attempts, refuted)
 
     def beats_nulls(self, value: float | None, rivals: Values) -> bool:
         """Never by the score alone: `chance` tells a leak from luck."""
@@ -73,7 +74,8 @@ class Labels(Surface[LabelEstimate]):
     def facts(self, details: Mapping[str, Any]) -> list[str]:
         facts = []
         if isinstance(details.get("certified"), bool):
-            facts.append("certified: proved from the gradient alone" if details["certified"] else "not certified")
+            proof = "certified: proved from the gradient alone" + (", wrongly" if details.get("false_certificates") else "")
+            facts.append(proof if details["certified"] else "not certified")
         if isinstance(details.get("confidence"), (int, float)):
             facts.append(f"the method’s own confidence {100 * details['confidence']:.1f}{THIN}%")
         return facts
@@ -103,13 +105,17 @@ class Labels(Surface[LabelEstimate]):
         return sum(map(self.share, batches)) / len(batches)
 
 
-def judge_labels(found: Mapping[str, Values], nulls: Nulls, chance: float, certified: bool, attempts: int = 1) -> tuple[Verdict, str]:
-    """Labels leaked where they are proved, or recovered beyond chance.
+def judge_labels(
+    found: Mapping[str, Values], nulls: Nulls, chance: float, certified: bool, attempts: int = 1, refuted: bool = False
+) -> tuple[Verdict, str]:
+    """Labels leaked where they are proved, or recovered beyond chance. A proof that the truth refutes takes the verdict away.
 
     `chance` is how often luck agrees as well as the estimate does. With several methods tried it is multiplied by their number
     (Bonferroni), so that the best of many cannot win by luck.
     """
     share = f"{number(found['insacc'][0]):.0%} of the labels recovered (InsAcc), guessing gives {number(nulls['prior']['insacc'][0]):.0%}"
+    if refuted:
+        return Verdict.NOT_SHOWN, f"{share}; the certificate is refuted by the truth: do not trust this run, and report it"
     if certified:
         return Verdict.LEAKED, f"{share}; proved from the gradient alone"
     corrected = min(1.0, chance * attempts)
@@ -124,6 +130,8 @@ def is_beyond_luck(batches: Sequence[Record], methods: int) -> bool:
 
     Fisher's method on each batch's probability of luck, times the number of methods tried (Bonferroni).
     """
+    if any(record.details.get("false_certificates") for record in batches):
+        return False
     if any(record.details.get("certified") for record in batches):
         return True
     chances = [record.details.get("chance") for record in batches]
@@ -171,7 +179,9 @@ def score_labels(found: LabelEstimate, comparison: Comparison) -> Scores:
     }
     per_metric, assignment = values(found)
     nulls = {"prior": expected} | ({} if foreign is None else {"foreign": values(foreign)[0]})
-    details = {"chance": _chance(_widen(found.counts, width), true_counts, drawn)}
+    details: dict[str, Any] = {"chance": _chance(_widen(found.counts, width), true_counts, drawn)}
+    if found.certified and truth.targets.ndim == 1 and not torch.equal(_widen(found.counts, width), true_counts):
+        details["false_certificates"] = 1
     return Scores(surface="labels", per_metric=per_metric, nulls=nulls, assignment=assignment, unavailable=unavailable, details=details)
 
 

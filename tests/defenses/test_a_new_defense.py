@@ -159,9 +159,57 @@ def test_a_defense_that_does_not_say_whether_it_distorts_cannot_be_registered():
         def protect(self, update, rng):
             return update
 
-    with pytest.raises(TypeError, match="cannot be registered: it does not say `distorts`"):
+    with pytest.raises(ValueError, match="cannot be registered: it does not say `distorts`"):
         DEFENSES.register("silent")(Silent)
     assert "silent" not in DEFENSES
+
+
+@dataclass(frozen=True, kw_only=True)
+class Repeated(Defense):
+    """Trains on every sample twice."""
+
+    side: ClassVar = "data"
+    replaces: ClassVar[bool] = False
+
+    def distorts(self) -> bool:
+        return False
+
+    def __call__(self, client: Client, rng: Generator) -> Client:
+        return replace(client, batch=dm.Batch(client.batch.inputs.repeat(2, 1), client.batch.targets.repeat(2)))
+
+
+@pytest.mark.parametrize(
+    ("statements", "problem"),
+    [
+        ({"side": "updates"}, "`side`: expected one of data, model, training, update, got 'updates'"),
+        ({"side": "data"}, "does not say `replaces`"),
+        ({"distorts": True}, "`distorts`: expected a method, got True"),
+    ],
+)
+def test_a_defense_that_says_too_little_or_wrongly_cannot_be_registered(statements, problem):
+    wrong = type("Wrong", (Rounded,), statements)
+    with pytest.raises(ValueError, match=problem):
+        DEFENSES.register("wrong")(wrong)
+    assert "wrong" not in DEFENSES
+
+
+def test_only_a_defense_is_registered_as_one():
+    with pytest.raises(ValueError, match="expected a Defense"):
+        DEFENSES.register("nothing")(dict)
+
+
+def test_changed_data_void_the_guarantee_of_a_sample_unless_the_defense_denies_it():
+    noisy = dm.defense("dpsgd", max_norm=1.0, noise_multiplier=1.0)
+    assert guarantees([Repeated(), noisy]) == []
+    denied = type("Denied", (Repeated,), {"voids": frozenset()})
+    assert guarantees([denied(), noisy]) == guarantees([noisy])
+
+
+def test_a_distortion_that_is_none_for_a_layer_is_no_model(monkeypatch):
+    exposure = seen(Rounded(step=1e-9), declared=False)
+    assert dm.recover_features(exposure, "subspace").certified.any()
+    monkeypatch.setattr(Rounded, "distortion", lambda self, change, public: None)
+    assert not dm.recover_features(exposure, "subspace").certified.any()
 
 
 def test_what_is_certified_behind_an_unknown_scale_is_true():

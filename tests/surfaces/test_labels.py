@@ -108,6 +108,9 @@ def test_a_foreign_label_estimate_is_a_null():
 def test_labels_leak_where_luck_does_not_explain_them():
     nulls = {"prior": {"insacc": [0.3]}}
     assert judge_labels({"insacc": [1.0]}, nulls, 0.001, False)[0] == Verdict.LEAKED
+    verdict, reason = judge_labels({"insacc": [0.5]}, nulls, 0.001, True, refuted=True)
+    assert verdict == Verdict.NOT_SHOWN
+    assert "refuted by the truth" in reason
     assert judge_labels({"insacc": [1.0]}, nulls, 0.01, False, attempts=5)[0] == Verdict.LEAKED
     assert judge_labels({"insacc": [1.0]}, nulls, 0.01, False, attempts=6)[0] == Verdict.NOT_SHOWN
     verdict, reason = judge_labels({"insacc": [0.5]}, nulls, 0.2, False, attempts=3)
@@ -182,3 +185,11 @@ def test_the_record_says_what_was_counted_and_the_report_says_how_sure(classifie
     assert details == {"counts": [1, 2, 0], "certified": True, "confidence": 0.5}
     assert Labels().facts(details) == ["certified: proved from the gradient alone", "the method’s own confidence 50.0\u202f%"]
     assert Labels().facts({"certified": False, "confidence": None}) == ["not certified"]
+
+
+def test_a_certificate_that_the_truth_refutes_takes_the_verdict_away():
+    truth = dm.Batch(torch.rand(3, 2), torch.tensor([0, 1, 1]))
+    right = dm.LabelEstimate(counts=torch.tensor([1, 2, 0]), labels=torch.tensor([0, 1, 1]), certified=True)
+    wrong = dataclasses.replace(right, counts=torch.tensor([1, 1, 1]), labels=torch.tensor([0, 1, 2]))
+    for found, verdict in ((right, Verdict.LEAKED), (wrong, Verdict.NOT_SHOWN)):
+        assert Labels().judge(found, dm.score(found, truth), 1)[0] == verdict

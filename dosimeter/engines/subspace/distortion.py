@@ -21,9 +21,9 @@ def distortion_of(change: Tensor | None, public: Public) -> Distortion | None:
     return reduce(_followed_by, known) if known else None
 
 
-def unmodelled(public: Public) -> str:
-    """The names of the defenses that change entries in a way that none of the equations knows, "" where there is none."""
-    return ", ".join(defense.name for defense in public.defenses if defense.distorts() and not defense.is_modelled())
+def unmodelled(change: Tensor, public: Public) -> str:
+    """The names of the defenses that distort the layer sent as `change` and do not say how, "" where there is none."""
+    return ", ".join(defense.name for defense in public.defenses if defense.distorts() and defense.distortion(change, public) is None)
 
 
 def _followed_by(first: Distortion, second: Distortion) -> Distortion:

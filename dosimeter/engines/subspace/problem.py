@@ -62,7 +62,7 @@ def separate_head(
     if targets == "any" and distortion_of(gradient, public) is not None:
         targets = "declared"  # a distorted gradient fits any kind of target
     result = _separate_any_targets(problem) if targets == "any" else problem.separate(targets)
-    if not sends_one_gradient(public.training) or unmodelled(public):
+    if not sends_one_gradient(public.training) or unmodelled(gradient, public):
         result = replace(result, certified=torch.zeros_like(result.certified))
     return result
 
