@@ -33,9 +33,9 @@ class GenerativePrior(Attack):
 
     `search="descent"`: the latent stage of Jeon et al., "Gradient Inversion with Generative Image Prior" (GIAS), NeurIPS 2021, Eq. (5).
     `search="evolution"`: Li et al., "Auditing Privacy Defenses in Federated Learning via Generative Gradient Leakage" (GGL), CVPR 2022,
-    Eq. (6), by covariance-matrix adaptation. Evolution needs no slope, so that it also works where defenses leave none.
-    Departures: the generator is the decoder of `fgla` and `rgla`, no GAN. The latent space is spanned by the first `dimensions` principal
-    axes of the auxiliary features; `penalty` keeps coordinates near their mean. GIAS's second stage, which moves the generator's
+    Eq. (6), by covariance-matrix adaptation. Evolution needs no slope, so it also works where defenses leave none.
+    Departures: the generator is the decoder of `fgla` and `rgla`, no GAN. The first `dimensions` principal axes of the auxiliary
+    features span the latent space. `penalty` keeps coordinates near their mean. GIAS's second stage, which moves the generator's
     weights, is left out. The covariance is diagonal.
     """
 

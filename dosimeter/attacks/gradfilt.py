@@ -38,13 +38,13 @@ AVERAGE_WITHIN = 1.1  # guesses whose objectives are within this factor of the l
 class GradFilt(FilteringAttack):
     """Lets only the target classes' samples through the last layer, and reconstructs those, however large the batch.
 
-    Zhang, Guo and Li, "GradFilt: Class-wise Targeted Data Reconstruction from Gradients in Federated Learning", WWW 2024;
-    thesis chapter 5: separation (Eqs. 5.9-5.12), label restoration (Eq. 5.14), calibration (Eqs. 5.16-5.22), matching under the
-    cosine distance (Eq. 5.23). Beyond a few target samples, `gradfilt_imprint` reads them off a planted layer.
-    Departures: the calibration's signs and multi-target rows are corrected (see `calibrate`). Ω and α, which the thesis leaves open, are
-    1,000 and 1. Where no layer is narrower than an input, the mean feature of each target class is matched instead of the update.
-    Elsewhere the matched update is polished by least squares. `matched="update"` is Eq. (5.23) alone, with inverting_gradients' total
-    variation. Batch norm in train mode and local steps make the separation inexact.
+    Zhang, Guo and Li, "GradFilt: Class-wise Targeted Data Reconstruction from Gradients in Federated Learning", WWW 2024; thesis
+    chapter 5: separation (Eqs. 5.9-5.12), label restoration (Eq. 5.14), calibration (Eqs. 5.16-5.22), matching under the cosine
+    distance (Eq. 5.23). For more than a few target samples, use `gradfilt_imprint`.
+    Departures: the calibration's signs and multi-target rows are corrected (see `calibrate`). Ω is 1,000 and α is 1, which the thesis
+    leaves open. If no layer is narrower than an input, each target class's mean feature is matched. Otherwise the update is matched,
+    then polished by least squares. `matched="update"` is Eq. (5.23) alone, with total variation. Batch norm in train mode and local
+    steps make the separation inexact.
     """
 
     steps: PositiveInt = 4800

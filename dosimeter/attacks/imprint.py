@@ -24,14 +24,14 @@ from dosimeter.types import Knowledge, LabelEstimate, Normalization, Outcome, Re
 class Imprint(ActiveAttack):
     """Inserts a linear layer whose rows sort samples into bins, and reads each sample that lies alone off the gradient.
 
-    Fowl et al., "Robbing the Fed: Directly Obtaining Private Data in Federated Learning with Modified Models", ICLR 2022:
-    rows with the weights of one linear functional and its quantiles as biases; differences of adjacent rows' gradients divided by those of
-    their biases (Eq. 6). `sparse` is their variant whose rows answer inside their own bin alone.
-    Departures: several functionals share the rows, and a sample found under one is subtracted from the bins of the others
-    (`functionals=("brightness",)` is published); samples of which none is alone are separated by linear dependences between bins; a
-    sample is claimed only if 8-bit levels, another functional's bin or the model's derivative confirm it; quantiles are those of a
-    normal distribution with natural images' moments; the layer adds its mean answer to the input. `round` sorts again.
-    Secure aggregation mixes the samples of all clients. After local steps (FedAvg) none is claimed.
+    Fowl et al., "Robbing the Fed: Directly Obtaining Private Data in Federated Learning with Modified Models", ICLR 2022: rows of one
+    linear functional with its quantiles as biases. Differences of adjacent rows' gradients give the samples (Eq. 6). `sparse` is their
+    variant whose rows answer inside their own bin alone.
+    Departures: several functionals share the rows (`functionals=("brightness",)` is published). Samples that share their bins are
+    separated by linear dependences. A sample is claimed only if 8-bit levels, another functional's bin or the model's derivative
+    confirm it. Quantiles are normal, with natural images' moments. The layer adds its mean answer to the input. Each `round` has other
+    bins.
+    Secure aggregation mixes all clients' samples. After local steps (FedAvg) none is claimed.
     """
 
     needs: ClassVar[frozenset[Knowledge]] = frozenset({Knowledge.TAMPERED_MODEL})

@@ -23,12 +23,12 @@ from dosimeter.types import FeatureEstimate, Knowledge, LabelEstimate, Refused
 class Scalar(FeatureRecovery):
     """Recovers the feature and the soft label of a single sample by a search over one scalar, without any bias.
 
-    "Towards Eliminating Hard Label Constraints in Gradient Inversion Attacks", ICLR 2024: Eqs. (2)-(5). One
-    sample's gradient is (p − y) fᵀ, so f is one of its rows times a scalar, and the label is a function of that scalar. The label's
-    `family` (smoothing, mixup or one_hot) determines the scalar.
-    Departures, as in the label recovery soft_scalar: the scalar is read off the head's bias gradient if that is shared (`use_bias`), else
-    searched on a grid. A feature is certified if the noise changes it by less than 1e-3 of its length, under the conditions that
-    soft_scalar names. Given labels are not used.
+    "Towards Eliminating Hard Label Constraints in Gradient Inversion Attacks", ICLR 2024: Eqs. (2)-(5). One sample's gradient is (p −
+    y) fᵀ, so f is one of its rows times a scalar, and the label is a function of that scalar. The label's `family` (smoothing, mixup or
+    one_hot) determines the scalar.
+    Departures, as in the label recovery soft_scalar: a shared bias gradient gives the scalar (`use_bias`), else a grid search does. A
+    feature is certified if the noise changes it by less than 1e-3 of its length, under soft_scalar's conditions. Given labels are not
+    used.
     """
 
     needs = frozenset({Knowledge.HEAD_GRADIENT, Knowledge.SINGLE_SAMPLE, Knowledge.SOFTMAX_LOSS})

@@ -24,14 +24,13 @@ from dosimeter.types import FeatureEstimate, Knowledge, LabelEstimate, Outcome
 class Subspace(FeatureRecovery):
     """Takes the head's gradient apart into its samples exactly, with labels known or unknown, and certifies each.
 
-    Ours; in no paper. ∇W = (1/B) Σ dᵢ fᵢᵀ has rank B if B ≤ min(C − 1, H). Its row space then holds every feature, its column space every
-    error row dᵢ = softmax(W fᵢ + b) − yᵢ. These are C − 1 − B equations for the B unknowns of each sample, free of the others
-    (engines/subspace/equations.py). A linear scan ranks the classes, Levenberg–Marquardt solves, and found samples are peeled off. From
-    B > (C − 1)/2 the whole batch is fitted at once (joint.py). No labels, batch size, bias or scale are needed.
-    `targets`: as the loss has them ("declared"), "smoothed" by an undeclared strength, "mixed" in pairs, or "any". Labels may be given in
-    part (-1: unknown) or softly.
-    A certified sample has an error bar of at most 1e-2 (eight standard deviations), is isolated, takes a whole number of samples' share,
-    and is non-negative where features are. All others are guesses.
+    Ours; in no paper. ∇W = (1/B) Σ dᵢ fᵢᵀ has rank B if B ≤ min(C − 1, H). Its row space then holds every feature, its column space
+    every error dᵢ. So each sample has C − 1 − B equations of its own for B unknowns (engines/subspace/equations.py).
+    Levenberg–Marquardt solves them, and found samples are peeled off. From B > (C − 1)/2 the whole batch is fitted at once (joint.py).
+    No labels, batch size, bias or scale are needed.
+    `targets`: "declared" by the loss, "smoothed", "mixed" in pairs, or "any". Labels may be partial (-1: unknown) or soft.
+    A certified sample has an error bar of at most 1e-2 (eight standard deviations), is isolated, stands for a whole number of samples,
+    and is non-negative where features are.
     """
 
     needs = frozenset({Knowledge.HEAD_GRADIENT, Knowledge.SOFTMAX_LOSS})

@@ -25,13 +25,13 @@ from dosimeter.types import Knowledge, LabelEstimate, Outcome
 class CVMatching(LabelRecovery):
     """Counts the classes with negative rows so that counts times the mean sorted feature match the sorted rows best.
 
-    HFGInv (high-fidelity gradient inversion in distributed learning, AAAI 2024), Stage I, Eqs. (4)-(8). Classes whose row has a negative
-    mean are present. Sorted auxiliary features vary least at the `positions` of smallest coefficient of variation. There the counts v ≥ 1,
-    Σ v = N, maximise the cosine of v h̄ᵀ and the sorted |rows|. `solver="evolution"` is the paper's search.
-    Departures: `solver="exact"` finds the best counts (`best_cosine_counts`). Lower bounds on the counts (`bounds.py`) hold for both
-    solvers, since the best cosine alone is often not the truth; `bounded=False` keeps the paper's v ≥ 1.
-    `certified` where signs alone prove every count and the update is the batch's own gradient. `confidence` is the share of samples
-    whose class the bounds tell, where they are proved.
+    HFGInv (high-fidelity gradient inversion in distributed learning, AAAI 2024), Stage I, Eqs. (4)-(8). Classes whose row has a
+    negative mean are present. Sorted auxiliary features vary least at the `positions` of smallest coefficient of variation. There the
+    counts v ≥ 1, Σ v = N, maximise the cosine of v h̄ᵀ and the sorted |rows|. `solver="evolution"` is the paper's search.
+    Departures: `solver="exact"` finds the best counts. Both solvers keep lower bounds on the counts (`bounds.py`), since the best
+    cosine is often wrong; `bounded=False` keeps v ≥ 1.
+    `certified`: signs prove every count, and the update is the batch's own gradient. `confidence`: the share of samples whose class
+    proved bounds tell.
     """
 
     needs = frozenset({Knowledge.HEAD_GRADIENT, Knowledge.SOFTMAX_LOSS, Knowledge.BATCH_SIZE, Knowledge.AUXILIARY})

@@ -20,14 +20,14 @@ from dosimeter.types import LabelEstimate, Outcome, Refused
 @LABELS.register("gradient_bridge")
 @dataclass(frozen=True, kw_only=True)
 class GradientBridge(LabelRecovery):
-    """Counts classes from the gradient of one hidden layer, bridged through the linear layers behind it to the logits.
+    """Counts classes from one hidden layer's gradient, carried through the linear layers behind it to the logits.
 
     Zhang's thesis, Chapter 4 (GDBR): Theorems 3 and 4, Eqs. (4.13)-(4.21). The products of Eqs. (4.14) and (4.17) are read as
-    divisions, as the theorems need. `layer`, by default the shared one nearest to the head, and all layers behind it are linear with
-    ReLUs between. The first may be a convolution with 1x1 output.
-    Departures: a shared bias gradient is the mean gradient at z. Without a bias, ∇W v replaces it, with x·v ≈ 1 on auxiliary samples.
-    Gradients are divided by how often a unit is active, and that rate weighs each equation. `as_published=True` restores the thesis.
-    Dummies are uniform pixels. Counts sum to the batch size. All losses of Table 3.1 work.
+    divisions, as the theorems need. From `layer` (by default the last shared one) to the head, layers are linear with ReLUs between.
+    The first may be a convolution with 1x1 output.
+    Departures: a shared bias gradient is the gradient at z. Without one, ∇W v replaces it, with x·v ≈ 1 on auxiliary samples. Gradients
+    are divided by how often a unit is active, which also weighs the equations. `as_published=True` restores the thesis. Dummies are
+    uniform pixels. Counts sum to the batch size.
     `details`: logit_gradient (C,), the mean gradient at the logits.
     """
 

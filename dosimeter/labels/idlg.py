@@ -20,12 +20,12 @@ from dosimeter.types import Knowledge, LabelEstimate
 class IDLG(LabelRecovery):
     """Takes a class for present where its row of the head's gradient sums to less than zero.
 
-    Zhao et al., "iDLG: Improved Deep Leakage from Gradients", arXiv 2001.02610, Section 3: of one sample, the label's
-    row is the one that points against all others. For batches the rule of Ma et al., ICLR 2023, Section 4.2: every row
-    with a negative sum; sound only where features are non-negative.
-    Departures: the present classes share the batch size out in proportion to their row sums (the papers stop at
-    presence, which `as_published=True` restores: each present class once, however many); a batch of one compares
-    each row with the longest instead of all with all, the same rule for the rank-one gradient of one sample.
+    Zhao et al., "iDLG: Improved Deep Leakage from Gradients", arXiv 2001.02610, Section 3: of one sample, the label's row is the one
+    that points against all others. For batches, Ma et al., ICLR 2023, Section 4.2: every row with a negative sum, which is sound only
+    where features are non-negative.
+    Departures: the present classes share the batch size in proportion to their row sums. The papers stop at presence, which
+    `as_published=True` restores: each present class once. In a batch of one, each row is compared with the longest instead of all with
+    all. For a rank-one gradient that is the same rule.
     """
 
     needs = frozenset({Knowledge.HEAD_GRADIENT, Knowledge.SOFTMAX_LOSS})

@@ -26,11 +26,11 @@ class RLG(LabelRecovery):
     """Takes a class for present where a linear program separates its gradient column from all others.
 
     Dang et al., "Revealing and Protecting Labels in Distributed Training", NeurIPS 2021, Section 3, as told by Ma et al., ICLR 2023,
-    Section 2.2: ∇Wᵀ = P Σ Q, and class c is present iff some r has r·q_c < 0 and r·q_j ≥ 0 for all j ≠ c. The signs of features do
-    not matter. The gradient's rank must be below min(classes − 1, features).
-    Departures: the rank is the numerical one (the released code is given the true batch size). The present classes share the
-    batch in proportion to their rows' lengths. Only the `candidates` classes with the longest rows are tried. `as_published=True`
-    stops at presence and accepts a full rank, where every class can be separated.
+    Section 2.2: ∇Wᵀ = P Σ Q, and class c is present iff some r has r·q_c < 0 and r·q_j ≥ 0 for all j ≠ c. Features may have any sign.
+    The gradient's rank must be below min(classes − 1, features).
+    Departures: the rank is the numerical one (the released code takes the true batch size). The present classes share the batch by
+    their rows' lengths. Only the `candidates` longest rows are tried. `as_published=True` stops at presence and accepts a full rank,
+    where every class can be separated.
     """
 
     needs = frozenset({Knowledge.HEAD_GRADIENT, Knowledge.SOFTMAX_LOSS})

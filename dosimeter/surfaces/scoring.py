@@ -24,14 +24,16 @@ def score(
 ) -> Scores:
     """Score an estimate of any surface against the private batch, by every metric of its surface or by `metrics`.
 
-    Nulls, what the same score is worth without the gradient:
-    - inputs and features: `mean`, the mean of the auxiliary data; `nearest`, the auxiliary sample nearest to each truth (it
-      knows the truth, so it is a hard one to beat); without auxiliary data `gray`, the mid-gray image, or `zero`, the zero vector;
-    - labels: `prior`, batches of labels drawn at random from the auxiliary label distribution (uniform without);
-    - all: `foreign`, where given: what the same method recovered from somebody else's gradient, matched in the same way;
-    - inputs: those of `found.nulls`, what a method with a prior of its own draws without the gradient, matched in the same way.
-    `normalization` overrides the one in `found`; `auxiliary` defaults to what `exposure` grants; features need `exposure`, since
-    the true ones come from its model; `classes` sets the length of the count vectors where the estimate's is shorter.
+    A null is what the same score is worth without the gradient:
+
+    - inputs, features: `mean` of the auxiliary data, and `nearest`, the auxiliary sample nearest to the truth. Without auxiliary data
+      `gray`, the mid-gray image, or `zero`.
+    - labels: `prior`, random labels of the auxiliary distribution (uniform without).
+    - all: `foreign`, what the method recovered from somebody else's gradient.
+    - inputs: `found.nulls`, what a method's own prior draws.
+
+    `normalization` overrides the one in `found`. `auxiliary` defaults to what `exposure` grants. Features need `exposure`, since its
+    model makes the true ones. `classes` sets the length of count vectors where the estimate's is shorter.
     """
     if not isinstance(truth, Batch) or len(truth.inputs) == 0 or len(truth.inputs) != len(truth.targets):
         raise ValueError("truth: expected a Batch of at least one sample with one target each")

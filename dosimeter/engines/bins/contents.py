@@ -44,14 +44,13 @@ def decode_bins(
 
     A bin holds (U, S) = Σ δ_i (x_i, 1). If it holds one sample, x = U/S. Any of these confirms x:
 
-    - All pixels of x lie on many of the 256 levels of a picture. The pixels of a mixture lie between levels.
-    - Another functional's bin that x falls into has the same content, and the model roughly gives x the weight S (`replay`).
+    - All pixels of x lie on many of the 256 levels of a picture. Mixtures lie between levels.
+    - Another functional's bin has the same content, and the model roughly gives x the weight S (`replay`).
     - The model gives x exactly the weight S.
 
-    Where some samples lie on levels, a sample off the levels is a mixture, unless rounding noise hides its levels.
-    A confirmed sample is subtracted from the bins of every functional, which leaves other samples alone in theirs. If no sample is
-    alone, `separate_shared_bins` separates samples that share all their bins. Only levels or the exact weight confirm those, because
-    two samples with all bins in common look like one.
+    If some samples lie on levels, a sample off them is a mixture, unless rounding noise hides its levels.
+    A confirmed sample is subtracted from all bins, which leaves others alone. If none is alone, `separate_shared_bins` separates
+    samples that share all bins. Only levels or the exact weight confirm those.
     """
     bins = _Bins(layer, weight_gradient, bias_gradient, normalization, shape)
     whole = float(bins.contents.norm())

@@ -19,11 +19,11 @@ def extreme_starts(
 ) -> tuple[Tensor, Tensor]:
     """Coordinates (n, B) and labels (n,) of starts, beyond the samples found at `t` (k, B) with `errors` (k, B) and `labels`.
 
-    A class without samples has the row Σ pᵢ fᵢ / B and the bias entry Σ pᵢ / B. Their quotient is a mean of the features. It is one
-    feature if one sample has all of the class's probability, as with confident heads. Such quotients are extreme points among all
-    quotients. From them three steps alternate: the features give the errors by ∇W = Dᵀ F / B, the errors give the labels, and the
-    computed errors softmax(W f + b) − y give new features. They converge because a confident softmax hardly depends on its logits.
-    There are no starts without a bias gradient, or with soft targets.
+    A class without samples has the row Σ pᵢ fᵢ / B and the bias entry Σ pᵢ / B. Their quotient is a mean of the features. With a
+    confident head, one sample has all of the class's probability, and the quotient is its feature: an extreme point among all
+    quotients. From these, three steps alternate. The features give the errors by ∇W = Dᵀ F / B, the errors give the labels, and
+    softmax(W f + b) − y gives new features. They converge because a confident softmax hardly depends on its logits.
+    Without a bias gradient, or with soft targets, there are no starts.
     """
     nothing = t.new_empty(0, equations.rank), labels[:0]
     if equations.bias_target is None or equations.targets is not None or equations.blends:
