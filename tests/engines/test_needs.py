@@ -1,0 +1,77 @@
+"""Every need that a threat model may leave open: refused with the need's name where it is, and passed where it is not."""
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import pytest
+import torch
+from torch import nn
+
+import dosimeter as dm
+from dosimeter.engines.needs import check_needs
+from dosimeter.interfaces import Exposure, Method
+from dosimeter.types import Knowledge, LabelEstimate
+
+LABELS = LabelEstimate(counts=torch.tensor([1, 1]), labels=torch.tensor([0, 1]))
+
+
+def method_that_needs(*needs: Knowledge, partial: bool = False) -> Method:
+    @dataclass(frozen=True, kw_only=True)
+    class Needy(Method):
+        name: ClassVar[str] = "needy"
+        partial_labels: ClassVar[bool] = partial
+
+    Needy.needs = frozenset(needs)
+    return Needy()
+
+
+@pytest.fixture
+def granted(classifier, batch) -> Exposure:
+    """One sample, everything declared and sent, and auxiliary data."""
+    return dm.observe(classifier, dm.Batch(batch.inputs[:1], batch.targets[:1]), auxiliary=batch)
+
+
+def without(exposure: Exposure, *names: str) -> Exposure:
+    return replace(exposure, update={name: change for name, change in exposure.update.items() if name not in names})
+
+
+def with_public(exposure: Exposure, **changes) -> Exposure:
+    return replace(exposure, public=replace(exposure.public, **changes))
+
+
+@pytest.mark.parametrize("need", Knowledge)
+def test_what_is_granted_is_not_refused(granted, need):
+    check_needs(method_that_needs(need), granted, LABELS)
+
+
+@pytest.mark.parametrize(
+    ("need", "taken", "phrase"),
+    [
+        (Knowledge.HEAD_GRADIENT, lambda e: without(e, "5.weight"), "needy needs the head gradient: the client withholds"),
+        (Knowledge.BIAS_GRADIENT, lambda e: without(e, "5.bias"), "needs the head bias gradient: the client withholds"),
+        (Knowledge.BATCH_SIZE, lambda e: with_public(e, batch_size=None), "needs the batch size"),
+        (Knowledge.AUXILIARY, lambda e: replace(e, auxiliary=None), "needs auxiliary data"),
+        (Knowledge.SINGLE_SAMPLE, lambda e: with_public(e, batch_size=3), "a batch of one: this batch has 3"),
+        (Knowledge.SINGLE_SAMPLE, lambda e: with_public(e, batch_size=None), "an unknown number"),
+        (Knowledge.SOFTMAX_LOSS, lambda e: with_public(e, loss=dm.BinaryCrossEntropy()), "trains with binary_cross_entropy"),
+    ],
+)
+def test_what_is_not_granted_is_refused_with_its_name(granted, need, taken, phrase):
+    with pytest.raises(dm.Refused, match=phrase):
+        check_needs(method_that_needs(need), taken(granted), LABELS)
+    check_needs(method_that_needs(), taken(granted), LABELS)
+
+
+def test_labels_are_all_known_or_none_unless_the_method_takes_some(granted):
+    some = replace(LABELS, labels=torch.tensor([0, -1]))
+    with pytest.raises(dm.Refused, match="every label or none"):
+        check_needs(method_that_needs(), granted, some)
+    check_needs(method_that_needs(partial=True), granted, some)
+    with pytest.raises(dm.Refused, match="needs labels"):
+        check_needs(method_that_needs(Knowledge.LABELS), granted, None)
+
+
+def test_a_head_without_a_bias_has_no_bias_gradient(batch):
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10, bias=False))
+    with pytest.raises(dm.Refused, match="has no bias"):
+        check_needs(method_that_needs(Knowledge.BIAS_GRADIENT), dm.observe(model, batch), None)
