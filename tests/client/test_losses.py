@@ -83,7 +83,7 @@ def test_focal_weight_stays_finite_where_the_model_is_certain():
 
 
 def test_refusals_name_the_option():
-    with pytest.raises(OptionError, match=r"temperature: expected a positive number, got 0.0"):
+    with pytest.raises(OptionError, match="temperature: expected a positive number"):
         CrossEntropy(temperature=0)
-    with pytest.raises(OptionError, match=r"smoothing: expected a number in \[0, 1\], got 1.5"):
+    with pytest.raises(OptionError, match=r"smoothing: expected a number in \[0, 1\]"):
         CrossEntropy(smoothing=1.5)

@@ -64,9 +64,9 @@ def test_photographs_at_their_defaults(photographs: ImageSet) -> None:
 def test_photographs_of_any_size() -> None:
     images = DATASETS.build("photographs", size=128)
     assert images.images.shape == (60, 3, 128, 128)  # the cat's photograph gives six squares of 128
-    with pytest.raises(OptionError, match=r"data_set\.crops: the photograph 'cat' gives at most 28 of 64 pixels .* 100 were asked for"):
+    with pytest.raises(OptionError, match=r"data_set\.crops: .* at most 28 of 64 pixels"):
         DATASETS.build("photographs", size=64, crops=100)
-    with pytest.raises(OptionError, match=r"data_set\.size: the photograph 'cat' gives at most 0 of 400 pixels"):
+    with pytest.raises(OptionError, match=r"data_set\.size: .* at most 0 of 400"):
         DATASETS.build("photographs", size=400)
 
 
@@ -92,7 +92,7 @@ def test_packages_are_not_imported_to_read_their_images(monkeypatch: pytest.Monk
 
 
 def test_a_file_that_is_not_on_disk() -> None:
-    with pytest.raises(FileNotFoundError, match=r"skimage/data/nothing\.png is not on disk; it comes with the package scikit-image"):
+    with pytest.raises(FileNotFoundError, match="comes with the package scikit-image"):
         packaged_file("skimage", "data/nothing.png", "scikit-image")
     with pytest.raises(FileNotFoundError, match="no_such_package/x is not on disk"):
         packaged_file("no_such_package", "x", "no-such-package")

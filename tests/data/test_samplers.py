@@ -224,7 +224,7 @@ def test_wrong_arguments() -> None:
         sampler(torch.tensor([0, 1]), 0, 3, generator(0, "s"))
     with pytest.raises(ValueError, match=r"expected .* class ids"):
         sampler(torch.tensor([0.0, 1.0]), 1, 3, generator(0, "s"))
-    with pytest.raises(OptionError, match=r"sampler.ratio: expected a number in \[0, 1\], got 1.5"):
+    with pytest.raises(OptionError, match=r"sampler.ratio: expected a number in \[0, 1\]"):
         SAMPLERS.build("imbalanced", ratio=1.5)
-    with pytest.raises(OptionError, match=r"sampler\.count: expected a positive int, got 0"):
+    with pytest.raises(OptionError, match=r"sampler\.count: expected a positive int"):
         SAMPLERS.build("sub_classes", count=0)

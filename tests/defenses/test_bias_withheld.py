@@ -16,7 +16,7 @@ def test_biases_are_withheld_by_scope(classifier, batch, scope, withheld):
 
 
 def test_an_unknown_scope_is_refused():
-    with pytest.raises(ValueError, match=r"defense\.scope: expected one of 'head', 'linear', 'all', got 'none'"):
+    with pytest.raises(ValueError, match=r"defense\.scope: expected one of"):
         dm.defense("bias_withheld", scope="none")
 
 

@@ -21,5 +21,5 @@ def test_blur_agrees_with_scipy(client, sigma):
 
 
 def test_a_negative_sigma_is_refused():
-    with pytest.raises(ValueError, match=r"defense\.sigma: expected a finite number of at least 0, got -1"):
+    with pytest.raises(ValueError, match=r"defense\.sigma: expected a finite number of at least 0"):
         dm.defense("blur", sigma=-1.0)

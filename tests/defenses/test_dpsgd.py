@@ -124,18 +124,18 @@ def test_epsilon_at_the_known_point():
 
 def test_batch_norm_in_train_mode_is_refused(normed_classifier, batch):
     defense = dm.defense("dpsgd", max_norm=1.0, noise_multiplier=1.0)
-    with pytest.raises(dm.Refused, match=r"batch norm '1' mixes the batch: use eval mode or group norm"):
+    with pytest.raises(dm.Refused, match="batch norm '1' mixes the batch"):
         dm.observe(normed_classifier, batch, defenses=(defense,))
     assert dm.observe(normed_classifier.eval(), batch, defenses=(defense,)).update
 
 
 def test_local_steps_are_refused(classifier, batch):
-    with pytest.raises(dm.Refused, match=r"needs fedsgd training; this client runs fedavg"):
+    with pytest.raises(dm.Refused, match="this client runs fedavg"):
         dm.observe(classifier, batch, training=dm.FedAvg(), defenses=(dm.defense("dpsgd", max_norm=1.0, noise_multiplier=1.0),))
 
 
 def test_noise_without_a_bound_is_refused():
-    with pytest.raises(ValueError, match=r"defense\.noise_multiplier: expected 0 with an infinite max_norm, got 1"):
+    with pytest.raises(ValueError, match="expected 0 with an infinite max_norm"):
         dm.defense("dpsgd", max_norm=math.inf, noise_multiplier=1.0)
 
 
@@ -194,7 +194,7 @@ def test_a_tiny_bound_clips_and_does_not_empty(classifier, batch):
 
 def test_noise_beyond_the_numbers_is_blamed_on_the_defense(classifier, batch):
     defense = dm.defense("dpsgd", max_norm=1e30, noise_multiplier=1e12)
-    with pytest.raises(dm.Refused, match=r"^dpsgd: its noise on '0\.weight', of size .*, is beyond what torch\.float32 can hold"):
+    with pytest.raises(dm.Refused, match=r"beyond what torch\.float32 can hold"):
         dm.observe(classifier, batch, defenses=(defense,))
 
 

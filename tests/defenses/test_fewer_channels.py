@@ -53,10 +53,10 @@ def test_all_channels_are_the_identity_and_a_copy_keeps_the_rest_shut(classifier
 
 def test_a_model_without_convolutions_is_refused(batch):
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
-    with pytest.raises(dm.Refused, match=r"fewer_channels needs convolutions, and this model has none"):
+    with pytest.raises(dm.Refused, match="needs convolutions"):
         _sent(model, batch)
 
 
 def test_no_channels_at_all_are_refused():
-    with pytest.raises(ValueError, match=r"defense\.kept: expected a number in \(0, 1\], got 0"):
+    with pytest.raises(ValueError, match=r"defense\.kept: expected a number in \(0, 1\]"):
         dm.defense("fewer_channels", kept=0.0)

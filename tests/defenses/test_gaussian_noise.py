@@ -40,10 +40,10 @@ def test_noise_of_layers_is_independent():
 
 
 def test_a_negative_deviation_is_refused():
-    with pytest.raises(ValueError, match=r"defense\.std: expected a finite number of at least 0, got -1"):
+    with pytest.raises(ValueError, match=r"defense\.std: expected a finite number of at least 0"):
         dm.defense("gaussian_noise", std=-1.0)
 
 
 def test_noise_beyond_the_numbers_is_blamed_on_the_defense(classifier, batch):
-    with pytest.raises(dm.Refused, match=r"^gaussian_noise: its noise on '0\.weight', of size 1e\+308, is beyond what torch\.float32"):
+    with pytest.raises(dm.Refused, match=r"beyond what torch\.float32 can hold"):
         dm.observe(classifier, batch, defenses=(dm.defense("gaussian_noise", std=1e308),))

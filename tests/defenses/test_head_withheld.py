@@ -14,13 +14,13 @@ def test_head_withheld_keeps_the_proven_head_at_home(classifier, batch):
 
 def test_a_withheld_head_is_refused_to_methods_that_need_it(classifier, batch):
     exposure = dm.observe(classifier, batch, defenses=(dm.defense("head_withheld"),))
-    with pytest.raises(dm.Refused, match=r"needs the head gradient: the client withholds the last layer"):
+    with pytest.raises(dm.Refused, match="withholds the last layer"):
         dm.recover_labels(exposure, "idlg")
 
 
 def test_withholding_all_that_there_is_is_refused(batch):
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
-    with pytest.raises(dm.Refused, match=r"head_withheld: every layer that this model trains is withheld, so nothing is sent"):
+    with pytest.raises(dm.Refused, match="nothing is sent"):
         _sent(model, batch, "head_withheld")
 
 

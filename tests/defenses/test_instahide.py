@@ -31,7 +31,7 @@ def test_instahide_magnitudes_are_those_of_the_blend_and_half_the_signs_flip(cli
 
 
 def test_instahide_needs_enough_samples_and_a_possible_ceiling(client):
-    with pytest.raises(dm.Refused, match=r"instahide blends 7 samples; this batch has 6"):
+    with pytest.raises(dm.Refused, match="blends 7 samples"):
         _defended(client, "instahide", images=7)
     with pytest.raises(ValueError, match=r"defense\.largest: expected more than 1/2"):
         dm.defense("instahide", images=2, largest=0.5)

@@ -25,5 +25,5 @@ def test_a_negative_scale_is_refused():
 
 
 def test_noise_beyond_the_numbers_is_blamed_on_the_defense(classifier, batch):
-    with pytest.raises(dm.Refused, match=r"^laplace_noise: its noise on '0\.weight', of size 1e\+308, is beyond what torch\.float32"):
+    with pytest.raises(dm.Refused, match=r"beyond what torch\.float32 can hold"):
         dm.observe(classifier, batch, defenses=(dm.defense("laplace_noise", scale=1e308),))

@@ -25,5 +25,5 @@ def test_small_steps_approach_the_gradient(classifier, batch):
 
 def test_it_is_refused_after_dpsgd(classifier, batch):
     defenses = (dm.defense("dpsgd", max_norm=1.0, noise_multiplier=1.0), dm.defense("local_iterations", steps=2))
-    with pytest.raises(dm.Refused, match=r"needs fedsgd or fedavg training; this client runs clipped_sgd"):
+    with pytest.raises(dm.Refused, match="this client runs clipped_sgd"):
         dm.observe(classifier, batch, defenses=defenses)

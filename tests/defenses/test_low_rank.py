@@ -36,5 +36,5 @@ def test_vectors_pass_as_they_are():
 
 
 def test_rank_zero_is_refused():
-    with pytest.raises(ValueError, match=r"defense\.rank: expected a positive int, got 0"):
+    with pytest.raises(ValueError, match=r"defense\.rank: expected a positive int"):
         dm.defense("low_rank", rank=0)

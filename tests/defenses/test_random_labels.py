@@ -30,7 +30,7 @@ def test_random_labels_stay_with_the_probability_of_their_epsilon(client):
 
 def test_random_labels_of_soft_targets_are_refused(client):
     soft = replace(client, batch=dm.Batch(client.batch.inputs, torch.full((6, 10), 0.1)))
-    with pytest.raises(dm.Refused, match=r"random_labels randomises class ids; this batch has soft labels"):
+    with pytest.raises(dm.Refused, match="this batch has soft labels"):
         _defended(soft, "random_labels", epsilon=1.0)
 
 

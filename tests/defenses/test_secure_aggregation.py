@@ -62,11 +62,11 @@ def test_the_server_can_replay_the_mean(classifier, batch):
 
 
 def test_more_clients_than_samples_are_refused(classifier, batch):
-    with pytest.raises(dm.Refused, match=r"over 7 clients needs a sample for each; the batch has 6"):
+    with pytest.raises(dm.Refused, match="needs a sample for each"):
         _observed(classifier, batch, 7)
 
 
 def test_it_is_refused_after_a_defense_of_the_update(classifier, batch):
     defenses = (dm.defense("clipping", max_norm=1.0), dm.defense("secure_aggregation", clients=2))
-    with pytest.raises(dm.Refused, match=r"must be listed before the defenses of the update"):
+    with pytest.raises(dm.Refused, match="must be listed before"):
         dm.observe(classifier, batch, defenses=defenses)

@@ -26,5 +26,5 @@ def test_the_scaled_signs_are_the_best_multiple_of_the_signs():
 
 
 def test_an_unknown_option_is_refused():
-    with pytest.raises(ValueError, match=r"defense: unknown option 'scale'; did you mean 'scaled'\?"):
+    with pytest.raises(ValueError, match="did you mean 'scaled'"):
         dm.defense("sign", scale=1.0)

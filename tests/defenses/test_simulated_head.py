@@ -50,5 +50,5 @@ def test_refuses_without_the_head(classifier, batch):
 
 
 def test_a_head_whose_weight_is_shared_is_refused(tied, batch):
-    with pytest.raises(dm.Refused, match=r"^simulated_head needs a head whose weight is its own; 'head\.weight' is shared"):
+    with pytest.raises(dm.Refused, match=r"'head\.weight' is shared"):
         dm.observe(tied, batch, defenses=(dm.defense("simulated_head"),))

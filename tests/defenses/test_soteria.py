@@ -52,10 +52,10 @@ def test_the_most_telling_columns_and_nothing_else_are_zeroed(classifier, batch)
 
 
 def test_a_ratio_above_one_is_refused():
-    with pytest.raises(ValueError, match=r"defense\.ratio: expected a number in \[0, 1\], got 40"):
+    with pytest.raises(ValueError, match=r"defense\.ratio: expected a number in \[0, 1\]"):
         dm.defense("soteria", ratio=40)
 
 
 def test_a_head_whose_weight_is_shared_is_refused(tied, batch):
-    with pytest.raises(dm.Refused, match=r"^soteria needs a head whose weight is its own; 'head\.weight' is shared"):
+    with pytest.raises(dm.Refused, match=r"'head\.weight' is shared"):
         dm.observe(tied, batch, defenses=(dm.defense("soteria", ratio=0.5),))

@@ -20,5 +20,5 @@ def test_is_scipys_city_block_distance():
 
 
 def test_refuses_class_ids():
-    with pytest.raises(ValueError, match=r"label_l1: expected at least 2 dimensions, got shape \(3,\)"):
+    with pytest.raises(ValueError, match="label_l1: expected at least 2 dimensions"):
         METRICS.build("label_l1")(torch.zeros(3), torch.zeros(3))

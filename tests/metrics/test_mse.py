@@ -20,5 +20,5 @@ def test_takes_vectors_and_survives_a_diverged_attack():
 
 
 def test_refuses_to_broadcast():
-    with pytest.raises(ValueError, match=r"mse: expected as many recovered rows as true ones, got \(1, 3\) and \(2, 3\)"):
+    with pytest.raises(ValueError, match="mse: expected as many recovered rows"):
         METRICS.build("mse")(torch.zeros(1, 3), torch.zeros(2, 3))

@@ -144,7 +144,7 @@ def test_inputs_that_pooling_would_shrink_to_nothing_are_refused(name: str) -> N
 def test_unknown_choices_are_refused_by_name() -> None:
     with pytest.raises(OptionError, match=r"model\.activation: expected one of 'relu'.*got 'gelu'"):
         MODELS.build("lenet5", activation="gelu")
-    with pytest.raises(OptionError, match=r"model: unknown option 'clases'; did you mean 'classes'"):
+    with pytest.raises(OptionError, match="did you mean 'classes'"):
         MODELS.build("resnet18", clases=10)
     with pytest.raises(OptionError, match=r"no model named 'resnet19'"):
         MODELS.build("resnet19")

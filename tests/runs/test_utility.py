@@ -131,7 +131,7 @@ def test_refusals(subject):
     bare = AuditedClient(model=subject.model, batch=subject.batch)
     with pytest.raises(Refused, match="utility needs samples to train on"):
         measure_utility(bare, Protocol(), SHORT)
-    with pytest.raises(Refused, match="3 clients need a sample each; the pool has 2"):
+    with pytest.raises(Refused, match="3 clients need a sample each"):
         measure_utility(
             AuditedClient(model=subject.model, batch=subject.batch, pool=subject.batch, held_out=subject.batch), Protocol(), SHORT
         )

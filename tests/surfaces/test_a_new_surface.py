@@ -198,7 +198,7 @@ def test_a_grid_cell_counts_its_share_and_the_page_says_of_what(record):
 
 def test_nothing_of_it_stays():
     assert surface_names() == ("labels", "features", "inputs")
-    with pytest.raises(ValueError, match="expected a surface out of labels, features, inputs"):
+    with pytest.raises(ValueError, match="expected a surface out of"):
         parse_condition("brightness.brightness_gap.min < 0.05")
     with pytest.raises(TypeError, match="got BrightnessEstimate"):
         dm.score(BrightnessEstimate(brightness=torch.zeros(1)), dm.Batch(torch.zeros(1, 1), torch.zeros(1, dtype=torch.int64)))

@@ -171,7 +171,7 @@ def test_lpips_is_scored_where_its_weights_are(shared_data, monkeypatch):
 
 def test_what_cannot_be_compared_is_refused(digits):
     truth, found = first(digits, 2), reconstruction(digits.inputs[:2])
-    with pytest.raises(ValueError, match=r"found.inputs: expected samples of shape \(1, 8, 8\), got \(3, 4, 4\)"):
+    with pytest.raises(ValueError, match=r"found.inputs: expected samples of shape"):
         dm.score(reconstruction(torch.zeros(2, 3, 4, 4)), truth)
     with pytest.raises(ValueError, match="expected 1 or 1 means and stds"):
         dm.score(found, truth, normalization=dm.Normalization(mean=(0.1, 0.2), std=(1.0, 1.0)))

@@ -31,14 +31,14 @@ def test_an_estimate_is_scored_by_its_own_surface(found, truth, classifier):
 
 
 def test_what_is_no_estimate_of_any_surface_is_refused(found, truth):
-    with pytest.raises(TypeError, match="LabelEstimate, FeatureEstimate, Reconstruction, got Tensor"):
+    with pytest.raises(TypeError, match="Reconstruction, got Tensor"):
         dm.score(truth.inputs, truth)
-    with pytest.raises(TypeError, match="expected a Reconstruction like what is scored, got LabelEstimate"):
+    with pytest.raises(TypeError, match="expected a Reconstruction"):
         dm.score(found, truth, foreign=dm.LabelEstimate(counts=torch.tensor([1, 1]), labels=torch.tensor([0, 1])))
 
 
 def test_metrics_of_another_surface_and_unknown_ones_are_refused(found, truth):
-    with pytest.raises(ValueError, match="insacc scores labels, but what was recovered are inputs"):
+    with pytest.raises(ValueError, match="insacc scores labels"):
         dm.score(found, truth, metrics=["insacc"])
     with pytest.raises(ValueError, match="did you mean 'psnr'"):
         dm.score(found, truth, metrics=["pnsr"])
@@ -46,7 +46,7 @@ def test_metrics_of_another_surface_and_unknown_ones_are_refused(found, truth):
 
 def test_empty_batches_are_refused(found, truth):
     empty = dm.Batch(torch.zeros(0, 1, 8, 8), torch.zeros(0, dtype=torch.int64))
-    with pytest.raises(ValueError, match="truth: expected a Batch of at least one sample"):
+    with pytest.raises(ValueError, match="truth: expected a Batch"):
         dm.score(found, empty)
     with pytest.raises(ValueError, match="auxiliary: expected at least one sample"):
         dm.score(found, truth, auxiliary=empty)

@@ -117,7 +117,7 @@ def test_nothing_but_arrays_is_admitted(tmp_path: Path, content: bytes) -> None:
 def test_a_malicious_names_file_is_refused_too(tmp_path: Path) -> None:
     (tmp_path / "data_batch_1").write_bytes(batch(slice(None)))
     (tmp_path / "batches.meta").write_bytes(pickle.dumps({b"label_names": Runs(os.system, "true")}, 2))
-    with pytest.raises(ValueError, match=r"batches.meta: not a CIFAR batch, its pickle asks for posix.system"):
+    with pytest.raises(ValueError, match=r"its pickle asks for posix.system"):
         read_images(tmp_path)
 
 

@@ -134,7 +134,7 @@ def test_a_manifest_that_does_not_fit(tmp_path: Path, write: Writer, manifest: b
 
 def test_sizes_and_colours(tmp_path: Path, write: Writer) -> None:
     path = write(tmp_path, {"a/1.png": picture(7, (4, 8, 3)), "a/2.png": picture(8, (6, 6))})
-    with pytest.raises(ValueError, match=r"differ in size .such as .4, 8. and .6, 6..; pass a size"):
+    with pytest.raises(ValueError, match="differ in size"):
         read_images(path)
     found = read_images(path, size=4)
     assert found.images.shape == (2, 3, 4, 4)
@@ -170,7 +170,7 @@ def test_layouts_that_make_no_sense(tmp_path: Path, write: Writer, files: Mappin
 @pytest.mark.parametrize("name", ["../outside.png", "/etc/outside.png", "a/../../outside.png", "..\\outside.png", "C:/outside.png"])
 def test_names_that_point_outside_the_archive_are_refused_and_nothing_is_written(tmp_path: Path, name: str) -> None:
     path = as_zip(tmp_path, {"a/1.png": picture(1), name: picture(2)})
-    with pytest.raises(ValueError, match="a name that points outside the archive; it was not read"):
+    with pytest.raises(ValueError, match="points outside the archive"):
         read_images(path)
     assert list(tmp_path.iterdir()) == [path]
 
@@ -184,7 +184,7 @@ def test_reading_a_zip_writes_nothing(tmp_path: Path) -> None:
 def test_a_decompression_bomb_is_refused_by_its_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dosimeter.data.readers.zipped.LARGEST_MEMBER", 1000)
     path = as_zip(tmp_path, {"a/1.png": bytes(1001)})
-    with pytest.raises(ValueError, match=r"a/1\.png unpacks to 1001 bytes, more than the 1000 allowed"):
+    with pytest.raises(ValueError, match="more than the 1000 allowed"):
         read_images(path)
 
 

@@ -32,7 +32,7 @@ def test_a_missing_file_is_named(library, monkeypatch):
     monkeypatch.delenv("DOSIMETER_DATA", raising=False)
     with pytest.raises(FileNotFoundError, match=r"cifar10.npz: .* --data DIR or DOSIMETER_DATA"):
         Library().available("cifar10", None)
-    with pytest.raises(FileNotFoundError, match=r"weights/resnet20\*: this table needs these weights"):
+    with pytest.raises(FileNotFoundError, match="this table needs these weights"):
         library.weights("resnet20")
 
 

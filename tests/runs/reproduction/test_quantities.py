@@ -50,7 +50,7 @@ def test_errors_are_told_from_accuracies():
 def test_unknown_quantities_are_refused():
     check_quantity("count_3", "here")
     check_quantity("label_l1_where_below_1e-3", "here")
-    with pytest.raises(ValueError, match=r"here: no metric named 'insac'; did you mean 'insacc'"):
+    with pytest.raises(ValueError, match="did you mean 'insacc'"):
         check_quantity("insac", "here")
 
 

@@ -27,7 +27,7 @@ def test_a_class_with_too_few_images_is_filled_up_by_relabelled_ones(rng):
 
 
 def test_targets_fill_no_whole_batch(rng):
-    with pytest.raises(ValueError, match=r"targets.count: expected fewer than the 3 samples"):
+    with pytest.raises(ValueError, match=r"targets.count: expected fewer than"):
         draw_with_targets(LABELS, 4, Targets(count=3), 3, rng)
 
 
