@@ -1,4 +1,4 @@
-"""A set of labelled images, and the few things done to it whole."""
+"""A set of labelled images, and operations on the whole set."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dosimeter.data.pixels import convert_channels, square
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ImageSet:
-    """Labelled images as pixels in [0, 1]; checked when built, so that whoever holds one need not check again."""
+    """Labelled images as pixels in [0, 1], checked when built."""
 
     name: str
     images: Tensor  # (N, channels, H, W) float32 in [0, 1]
@@ -66,10 +66,10 @@ def fit(images: ImageSet, size: int | None, channels: int | None) -> ImageSet:
 
 
 def stratified_mask(labels: Tensor, size: int, rng: Generator) -> Tensor:
-    """A mask (N,) that holds for exactly `size` samples, of each class n_c for size · n_c / N of them to within one.
+    """A mask (N,) of exactly `size` samples, with size · n_c / N of each class to within one.
 
-    Written class after class, the samples are taken at even steps of N / size from a random offset: a run of n_c
-    positions then holds ⌊·⌋ or ⌈·⌉ of its share.
+    The samples are ordered by class and taken at even steps of N / size from a random offset. A class of n_c samples then
+    gets its share, rounded down or up.
     """
     total = len(labels)
     offset = torch.randint(total, (1,), generator=rng, device=rng.device).to(labels.device)

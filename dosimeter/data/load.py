@@ -1,4 +1,4 @@
-"""One way in: a bundled set by name, or the user's own images by path."""
+"""Images of a bundled set by name, or of the user by path."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ PHOTOGRAPHS = {
 }
 DISTRIBUTIONS = {"skimage": "scikit-image", "sklearn": "scikit-learn"}
 USUAL_CROPS = 64
-FLAT_CROP_DEVIATION = 0.02  # a crop whose pixels vary less (standard deviation) shows nothing: sky, or the dark around the retina
+FLAT_CROP_DEVIATION = 0.02  # a crop with a smaller standard deviation of pixels shows nothing, such as sky
 
 
 @DATASETS.register("photographs")

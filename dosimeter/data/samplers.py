@@ -18,7 +18,7 @@ from dosimeter.types import Refused
 
 @dataclass(frozen=True, kw_only=True)
 class CountingSampler(Sampler):
-    """Says how many samples of each class a batch has; which samples of a class is left to chance, and none comes twice."""
+    """A sampler that sets the number of samples of each class. Which samples of a class are drawn is random, without repeats."""
 
     @abstractmethod
     def label_counts(self, available: Tensor, batch_size: int, rng: Generator) -> Tensor:
@@ -47,7 +47,7 @@ class CountingSampler(Sampler):
 @SAMPLERS.register("random")
 @dataclass(frozen=True, kw_only=True)
 class Random(CountingSampler):
-    """Any samples, each as likely as the other."""
+    """Any samples, all equally likely."""
 
     def label_counts(self, available: Tensor, batch_size: int, rng: Generator) -> Tensor:
         return _at_random(available, batch_size, rng)
@@ -177,7 +177,7 @@ def _one_each(available: Tensor, allowed: Tensor, count: int, rng: Generator, na
 
 
 def _evenly(available: Tensor, chosen: Tensor, count: int, rng: Generator, name: str) -> Tensor:
-    """`count` samples spread over the classes of the mask; who gives one more is drawn among those that have one more."""
+    """`count` samples spread evenly over the classes of the mask. Random classes that have enough samples give one more."""
     share, extra = divmod(count, int(chosen.sum()))
     spare = chosen & (available > share)
     if bool((available[chosen] < share).any()) or int(spare.sum()) < extra:
@@ -203,7 +203,7 @@ def _one_class(available: Tensor, count: int, class_id: int | None, allowed: Ten
 
 
 def _choose(mask: Tensor, count: int, rng: Generator) -> Tensor:
-    """`count` of the classes where the mask holds, each as likely as the other: (count,)."""
+    """`count` random classes of the mask, all equally likely: (count,)."""
     classes = mask.nonzero().squeeze(1)
     return classes[torch.randperm(len(classes), generator=rng, device=rng.device)[:count]]
 
@@ -215,7 +215,7 @@ def _mask(like: Tensor, classes: Tensor) -> Tensor:
 
 
 def _round_half_up(number: float) -> int:
-    return math.floor(number + 0.5)  # halves up, where Python's round would go to the even side
+    return math.floor(number + 0.5)  # Python's round would take halves to the even side
 
 
 def _refusal(name: str, reason: str) -> Refused:

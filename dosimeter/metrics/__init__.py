@@ -1,4 +1,4 @@
-"""How close a recovery came to the truth; row i of the one is compared with row i of the other."""
+"""How close a recovery is to the truth. Row i of the one is compared with row i of the other."""
 
 from __future__ import annotations
 

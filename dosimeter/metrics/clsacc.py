@@ -17,8 +17,8 @@ from dosimeter.registry import METRICS
 class ClassAccuracy(Metric):
     """Classes in common over classes in either: the Jaccard similarity of two sets.
 
-    Zhang, "Unveiling the Shadows" (PhD thesis, PolyU 2025), section 3.6.1: ClsAcc. Unlike LeAcc it gives nothing for classes that are
-    rightly left out.
+    Zhang, "Unveiling the Shadows" (PhD thesis, PolyU 2025), section 3.6.1: ClsAcc. Unlike LeAcc, absent classes
+    do not count.
     """
 
     surface: ClassVar = "labels"

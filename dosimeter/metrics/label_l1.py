@@ -18,8 +18,8 @@ from dosimeter.registry import METRICS
 class LabelL1(Metric):
     """Sum over classes of the absolute error of a soft label.
 
-    0 is exact and 2 is all mass on the wrong classes. The published test of soft labels (Wang et al., "Towards Eliminating Hard
-    Label Constraints in Gradient Inversion Attacks", ICLR 2024) knows the attack's true inner scalar; this one asks for the label.
+    0 is exact; 2 puts all mass on wrong classes. The published test of soft labels (Wang et al., "Towards Eliminating Hard
+    Label Constraints in Gradient Inversion Attacks", ICLR 2024) uses the attack's true inner scalar; this metric needs the label alone.
     """
 
     surface: ClassVar = "labels"

@@ -18,7 +18,7 @@ from dosimeter.registry import METRICS
 class LabelNumberAccuracy(Metric):
     """Fraction of all classes whose number of samples is exact.
 
-    Ma et al., "Instance-wise Batch Label Restoration", ICLR 2023, section 4: LnAcc. Absent classes count here too.
+    Ma et al., "Instance-wise Batch Label Restoration", ICLR 2023, section 4: LnAcc. Absent classes count too.
     """
 
     surface: ClassVar = "labels"

@@ -20,7 +20,7 @@ from dosimeter.registry import METRICS
 
 WEIGHTS_VARIABLE = "DOSIMETER_LPIPS_WEIGHTS"
 SHIFT, SCALE = (-0.030, -0.088, -0.188), (0.458, 0.448, 0.450)  # of inputs in [-1, 1]
-SMALLEST_SIDE = 31  # pixels: with fewer the second pooling has nothing left to pool
+SMALLEST_SIDE = 31  # pixels: below, the second pooling has no input left
 LAYERS = ((4, 2, False), (1, 2, True), (1, 1, True), (1, 1, False), (1, 1, False))  # stride, padding, pooled before: AlexNet
 IN_TORCHVISION = (0, 3, 6, 8, 10)  # where those convolutions stand in torchvision's AlexNet
 IMAGES_AT_ONCE = 64  # images at a time

@@ -18,8 +18,8 @@ from dosimeter.registry import METRICS
 class MeanSquaredError(Metric):
     """Mean squared difference of an image's pixels.
 
-    Gauss's measure, on pixels in [0, 1]. Each image has its own value: averaging squared errors over a batch before anything
-    else lets the good images pay for the bad ones.
+    Gauss's measure, on pixels in [0, 1]. Each image has its own value, since a mean over the batch would hide single good or
+    bad images.
     """
 
     surface: ClassVar = "inputs"

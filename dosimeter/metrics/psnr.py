@@ -19,8 +19,8 @@ class PeakSignalToNoise(Metric):
     """Peak signal-to-noise ratio of each image, 10 log10(1 / MSE), for pixels in [0, 1].
 
     Huynh-Thu and Ghanbari, "Scope of validity of PSNR in image/video quality assessment", Electronics Letters 2008.
-    Departure: values stop at `cap`, so that an exact hit is a number and not infinity. Rounding to eight bits alone costs
-    all above 59 dB, so two recoveries beyond the default of 100 dB are equally exact.
+    Departure: values stop at `cap`, so that an exact recovery has a finite score. Rounding to eight bits alone limits PSNR to
+    59 dB, so that all recoveries at the default cap of 100 dB are equally exact.
     """
 
     surface: ClassVar = "inputs"

@@ -14,7 +14,7 @@ from dosimeter.metrics import check_paired
 from dosimeter.registry import METRICS
 
 WINDOW = 11  # pixels, with a Gaussian of σ = 1.5 (Wang et al., section III-B)
-SMALLEST_SIDE = 3  # pixels: on fewer no window sees any structure
+SMALLEST_SIDE = 3  # pixels: smaller windows see no structure
 STABILISERS = (0.01**2, 0.03**2)
 IMAGES_AT_ONCE = 64  # images at a time
 

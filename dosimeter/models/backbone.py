@@ -1,4 +1,4 @@
-"""A new head on a trained backbone: every weight from a file but those of the last layer, which stay as they were drawn."""
+"""A new head on a trained backbone: a file gives all weights except those of the last layer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dosimeter.models.loading import fill, read_state
 def load_backbone(model: nn.Module, path: Path, *, head: str) -> None:
     """Fill `model` from a weights file except for the layer `head`, whose weights in the file, if any, are left out.
 
-    As RGLA's target has it: a backbone trained on ImageNet under a new, random head for other classes.
+    RGLA attacks such a model: a backbone trained on ImageNet with a new, random head for other classes.
     """
     own = {name: tensor for name, tensor in model.state_dict().items() if name.startswith(f"{head}.")}
     if not own:

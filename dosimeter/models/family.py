@@ -1,4 +1,4 @@
-"""What several architectures share: a builder under several names, a skeleton, and small refusals."""
+"""What several architectures share: registration of builders, a common network class, and checks."""
 
 from __future__ import annotations
 
@@ -44,5 +44,5 @@ def require_size(size: int, least: int) -> None:
 
 
 def dropout_layer(probability: float) -> nn.Module:
-    """Dropout, or a layer in its place that draws nothing where the probability is 0."""
+    """Dropout, or an identity, which draws no random numbers, where the probability is 0."""
     return nn.Dropout(probability) if probability > 0 else nn.Identity()

@@ -1,4 +1,4 @@
-"""From a name, options, a weights file and a seed to a model; a file that would have to run code is refused."""
+"""Builds a model from a name, options, a weights file and a seed. A weights file that would run code is refused."""
 
 from __future__ import annotations
 
@@ -83,14 +83,14 @@ def load_weights(model: nn.Module, path: str | Path) -> None:
 
 
 def read_state(path: str | Path) -> dict[str, Tensor]:
-    """The state dict in a weights file, bare, and without what training scripts put before its names."""
+    """The state dict of a weights file, without wrappers and name prefixes of training scripts."""
     return _without_prefix(_unwrap(read_tensors(Path(path)), path))
 
 
 def fill(model: nn.Module, state: dict[str, Tensor], path: str | Path) -> None:
     """Load a state dict that came from `path`; every parameter must be there and fit."""
     expected = model.state_dict()
-    # Batch norm counts its batches only since torch 0.4.1, and only where its momentum is None does the count matter.
+    # Files from before torch 0.4.1 lack batch norm's count of batches, which matters only where the momentum is None.
     missing = [name for name in expected if name not in state and not name.endswith("num_batches_tracked")]
     unexpected = [name for name in state if name not in expected]
     misshapen = [name for name in state if name in expected and state[name].shape != expected[name].shape]

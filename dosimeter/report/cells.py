@@ -1,4 +1,4 @@
-"""A grid's cells: what leaks behind each list of defenses, surface by surface, and what it costs, read from the records."""
+"""The cells of a grid of defenses, read from the records: what leaks behind each list of defenses, and its cost."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class Cell:
     leaks: dict[str, float]  # surface -> the share that leaks, for the surfaces that were measured
     accuracy: float | None  # None where the training could not be run
     kept: float | None  # share of the undefended accuracy
-    guessing: float | None  # the accuracy of always saying the most frequent class
+    guessing: float | None  # the accuracy of always answering the most frequent class
     bytes_ratio: float | None
     time_ratio: float | None
     promises: list[str]  # ε in words
-    note: str  # why something is missing, or cannot be told
+    note: str  # why a number is missing, or a leak cannot be told from luck
 
     @property
     def leaking(self) -> list[str]:
@@ -36,7 +36,7 @@ class Cell:
 
 
 def cells_of(records: Sequence[Record]) -> list[Cell]:
-    """The settings whose cost was measured, in their order; the undefended one first where there is one."""
+    """One cell for each setting whose cost was measured, in the order of the records."""
     cells = []
     for setting in group_by_setting(records):
         costs = [record for record in setting.records if record.surface == UTILITY]
@@ -70,12 +70,12 @@ def leaked_share(surface: Surface[Any], records: Iterable[Record]) -> float | No
 
 
 def doubts(records: Sequence[Record]) -> list[str]:
-    """What looks leaked and cannot be told, surface by surface."""
+    """For each surface, a sentence where a leak cannot be told from luck, else an empty text."""
     return [surface.doubt(_by_method(surface.name, records)) for surface in surfaces()]
 
 
 def _by_method(surface: str, records: Iterable[Record]) -> list[list[Record]]:
-    """The records of each method, one a batch; a crashed one is left out."""
+    """The records of each method, one a batch, without crashes."""
     methods: dict[str, list[Record]] = {}
     for record in records:
         if record.surface == surface and record.outcome != Outcome.CRASHED:

@@ -1,4 +1,4 @@
-"""What comes first on the page: the verdict on each surface in plain words, in one sentence, and by setting; and the warnings."""
+"""The top of the page: the verdict on each surface, all verdicts in one sentence and by setting, and the warnings."""
 
 from __future__ import annotations
 

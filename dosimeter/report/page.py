@@ -65,7 +65,7 @@ def render(records: Sequence[Record], title: str | None = None) -> str:
 
 
 def write_report(folder: str | Path) -> Path:
-    """Rebuild `report.html` from the folder's records alone; the page appears whole or not at all."""
+    """Write `report.html` from the folder's records, completely or not at all."""
     path = Path(folder) / FILE_NAME
     write_text(path, render(read_records(folder)))
     return path
@@ -97,7 +97,7 @@ def _title(records: Sequence[Record]) -> str:
 
 
 def _hashes(records: Sequence[Record]) -> list[tuple[str, str]]:
-    """Fingerprints of the model and of the private batch, so that a page can be tied to what it speaks of."""
+    """Fingerprints of the model and of the private batch, which identify what was audited."""
     names = {"model_hash": "model", "batch_hash": "batch"}
     return list(dict.fromkeys((names[key], str(r.threat_model[key])) for key in names for r in records if r.threat_model.get(key)))
 

@@ -1,4 +1,4 @@
-"""Where each mark of a plot stands. Positions across are per cent, so that a plot fills any width and its text stays sharp."""
+"""The positions of all marks of a plot. Horizontal positions are per cent, so that a plot fits any width."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Tick:
 
 @dataclass(frozen=True, kw_only=True)
 class Scale:
-    """A linear or logarithmic axis; `at` gives a share of its length, held within its ends."""
+    """A linear or logarithmic axis. `at` gives a value's position as a share of the length, clamped to [0, 1]."""
 
     low: float
     high: float
@@ -64,7 +64,7 @@ class Strip:
     dots: list[float]  # per cent
     misses: int
     bands: list[Band]
-    summary: str  # for those who do not see the plot
+    summary: str  # for screen readers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +79,7 @@ class StripPlot:
 
 @dataclass(frozen=True, kw_only=True)
 class Column:
-    """One sample of the per-sample plot: its score and its nulls above one another."""
+    """One sample of the per-sample plot: its score and its nulls on one vertical line."""
 
     number: int
     across: float  # per cent
@@ -128,7 +128,7 @@ def sample_scale(rows: Sequence[tuple[Values, Nulls]], metric: str) -> Scale:
 def sample_plot(
     method: str, found: Values, nulls: Nulls, metric: str, scale: Scale, beats_nulls: Callable[[float | None, Values], bool]
 ) -> SamplePlot:
-    """Every sample's score above or below its own nulls; a stem joins it to the best of them. `beats_nulls` says which are marked."""
+    """Every sample's score beside its own nulls, joined to the best null by a stem. `beats_nulls` decides which scores are marked."""
     columns_of = _columns(nulls, metric)
     best = max if higher_is_better(metric) else min
     columns = []
@@ -224,7 +224,7 @@ def _logarithmic(values: Sequence[float]) -> Scale:
 
 
 def _round_step(extent: float) -> float:
-    """The distance of ticks, 1, 2 or 5 times a power of ten, that makes about four of `extent`."""
+    """The distance between ticks: 1, 2 or 5 times a power of ten, such that `extent` has about four."""
     raw = max(extent, 1e-9) / 4
     power = 10.0 ** math.floor(math.log10(raw))
     return next(step * power for step in (1, 2, 5, 10) if step * power >= raw * 0.999)

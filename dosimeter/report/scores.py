@@ -1,4 +1,4 @@
-"""Scores as the report writes them: the metric's digits, the unit beside, misses said."""
+"""Scores as the report writes them: with the metric's digits and unit. A missing score is `miss`."""
 
 from __future__ import annotations
 

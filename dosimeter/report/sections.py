@@ -1,4 +1,4 @@
-"""What follows surface by surface: every method with its numbers beside their nulls, its plot and its pictures."""
+"""The sections of the page, one a surface: every method with its scores beside the nulls, its plot and its pictures."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Table:
     rows: list[Row]
     plots: list[plots.StripPlot]
     metrics: list[str]
-    sentences: list[str]  # what the arithmetic allows, said before any attack ran
+    sentences: list[str]  # what the equations determine, whatever the attack
     unavailable: list[tuple[str, str]]  # metrics that could not be computed here, and why
 
 
@@ -166,7 +166,7 @@ def _row(pool: list[Record], found: dict[str, list], columns: dict[str, dict[str
 
 
 def _pool_seeds(records: Sequence[Record]) -> list[list[Record]]:
-    """Runs that differ in their draw alone, together."""
+    """Groups of records that differ only in their random draw."""
     pools: dict[str, list[Record]] = {}
     for record in records:
         identity = json.dumps([record.method, record.threat_model.get("labels"), _without_draw(record.config)], sort_keys=True, default=str)
@@ -221,7 +221,7 @@ def _measure(metric: str, values: list, columns: dict[str, dict[str, list]], nul
 
 
 def _facts(pool: Sequence[Record], found: dict[str, list], surface: Surface[Any]) -> list[str]:
-    """What is said of a method beside its numbers."""
+    """What the page says about a method beside its numbers."""
     first = pool[0]
     outcomes = dict.fromkeys(
         f"{record.outcome}: {OUTCOMES[record.outcome]}" if record.outcome in OUTCOMES else record.outcome for record in pool

@@ -1,4 +1,4 @@
-"""Settings: records that share a threat model stand together, and what is shared is said once."""
+"""Settings: records that share a threat model, and the lines that describe it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TOLD_ELSEWHERE = frozenset({"batch_size_declared", "accuracy_on", "model_hash", 
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """Records of one threat model, named by what tells it from the other settings on the page."""
+    """The records of one threat model, named by what differs from the other settings on the page."""
 
     name: str  # "" where there is one setting only
     records: list[Record]
@@ -34,7 +34,7 @@ class Line:
 
 
 def group_by_setting(records: Sequence[Record]) -> list[Setting]:
-    """Records by all of their threat model that is not the method's own, in order of appearance."""
+    """Records grouped by their threat model, apart from its parts that belong to the method, in order of appearance."""
     groups: dict[str, list[Record]] = {}
     for record in records:
         shared = {key: value for key, value in record.threat_model.items() if key not in OF_THE_METHOD | OF_THE_DRAW}
@@ -120,7 +120,7 @@ def _values(key: str, records: Sequence[Record]) -> list[str]:
 
 
 def _label_sources(records: Sequence[Record]) -> list[str]:
-    """Where the labels came from, with the methods that had them from there."""
+    """The sources of the labels, each with the methods that used it."""
     methods: dict[str, dict[str, None]] = {}
     for record in records:
         if surface_named(record.surface).takes_labels and (source := _value("labels", record.threat_model)):

@@ -1,4 +1,4 @@
-"""What each defense stops and what it costs: the leak-utility plane, its Pareto front, and what to switch on."""
+"""What each defense stops and costs: the plane of leak and accuracy, its Pareto front, and the advice."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from dosimeter.surfaces.surface import surface_names
 from dosimeter.types import Record
 
 LABEL_OVERLAP = (9.0, 14.0)  # per cent across and pixels down within which the numbers of two cells would overlap
-LEAST_LEARNED = 0.1  # of the way from guessing to perfect that the undefended training must come for its accuracy to be a measure
-LEAST_ACCURACY_KEPT = 0.9  # of the undefended accuracy that a defense must keep to be advised
+LEAST_LEARNED = 0.1  # between guessing (0) and perfect (1): an undefended training below this is no measure of accuracy
+LEAST_ACCURACY_KEPT = 0.9  # share of the undefended accuracy that an advised defense must keep
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +50,7 @@ class Tradeoff:
 
 
 def tradeoff(records: Sequence[Record]) -> Tradeoff | None:
-    """None where no record says what a defense costs."""
+    """The cells, planes and advice of a grid; None where no record has a defense's cost."""
     cells = cells_of(records)
     if not cells:
         return None
@@ -59,7 +59,7 @@ def tradeoff(records: Sequence[Record]) -> Tradeoff | None:
 
 
 def front(points: Sequence[tuple[float, float]]) -> list[int]:
-    """Which of (leak, accuracy) no other point betters: less leak at no less accuracy, or more accuracy at no more leak."""
+    """The indices of the Pareto front of (leak, accuracy): no other point has less leak and more accuracy, or one at equal other."""
     return [
         i
         for i, (leak, kept) in enumerate(points)
@@ -68,13 +68,13 @@ def front(points: Sequence[tuple[float, float]]) -> list[int]:
 
 
 def advice(cells: Sequence[Cell]) -> str:
-    """In a sentence: what to switch on for this model, what it stops, and what that costs; then what would stop more, and any doubt."""
+    """The advice in words: which defense to switch on, what it stops and costs, what would stop more, and any doubt."""
     undefended = next((cell for cell in cells if not cell.defended), None)
     return _recommendation(cells, undefended) + _training_caveat(undefended)
 
 
 def _training_caveat(undefended: Cell | None) -> str:
-    """A sentence where the training itself came to little, so that the accuracy kept says little; else nothing."""
+    """A sentence where the undefended training learned too little to measure accuracy by; else an empty text."""
     if undefended is None or undefended.accuracy is None or undefended.guessing is None:
         return ""
     if undefended.accuracy - undefended.guessing >= LEAST_LEARNED * (1 - undefended.guessing):
@@ -118,12 +118,12 @@ def _recommendation(cells: Sequence[Cell], undefended: Cell | None) -> str:
 
 
 def _open_surfaces(cell: Cell, worst: Sequence[str]) -> list[str]:
-    """The surfaces that leak behind a cell's defenses, and those that leak without and were not measured here."""
+    """The surfaces that leak behind a cell's defenses, and those that leak undefended and were not measured in the cell."""
     return [surface for surface in surface_names() if cell.leaks.get(surface, float(surface in worst)) > 0]
 
 
 def _stricter_choice(measured: Sequence[Cell], worst: Sequence[str], still_open: int) -> str:
-    """A sentence on the defense that leaves fewer surfaces open than the one advised, at a price that is not advised; else nothing."""
+    """A sentence on a costlier defense that leaves fewer surfaces open than the advised one; else an empty text."""
     cell = min(measured, key=lambda cell: (len(_open_surfaces(cell, worst)), -(cell.kept or 0.0)))
     left = _open_surfaces(cell, worst)
     if len(left) >= still_open:
@@ -144,7 +144,7 @@ def _price(cell: Cell) -> str:
 
 
 def _label_places(points: Sequence[Point]) -> list[tuple[float, float, str]]:
-    """Where the front's numbers are written; those of cells that stand close together share one place."""
+    """The positions of the front's numbers. Cells that stand close together share one position."""
     places: list[tuple[float, float, list[int]]] = []
     for point in sorted(points, key=lambda point: (point.across, point.down, point.number)):
         if places and point.across - places[-1][0] < LABEL_OVERLAP[0] and abs(point.down - places[-1][1]) < LABEL_OVERLAP[1]:

@@ -44,7 +44,7 @@ _PARTS: dict[str, Registry[Any]] = {"training": TRAININGS, "loss": LOSSES, "defe
 
 
 def display_name(record: Record) -> str:
-    """The method, and whether it takes the defenses into account."""
+    """The method's name, with `adaptive` where it counters the defenses."""
     return f"{record.method}, adaptive" if record.config.get("adaptive") else record.method
 
 
@@ -101,5 +101,5 @@ def _idea(registry: Registry[Any], name: str) -> str:
 
 
 def _of_metric(name: str, attribute: str, unknown: Any) -> Any:
-    """What a metric says of itself; records may hold metrics that are not installed here."""
+    """An attribute of a metric's class, or `unknown` for a metric that is not installed here."""
     return getattr(METRICS.entry(name), attribute, unknown) if name in METRICS else unknown

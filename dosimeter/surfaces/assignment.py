@@ -12,9 +12,9 @@ COLUMNS_AT_ONCE = 256  # columns at a time, so that one side may be a whole data
 def assign(recovered: Tensor, truth: Tensor, order: float = 2.0) -> Tensor:
     """The one-to-one matching of least total distance: for each truth the index of its recovered sample, or −1: (B,).
 
-    The distance is not squared: by the triangle inequality no worthless sample can then take an exact hit's partner, which
-    under squared distances a saturated image does. A recovered sample with a NaN or infinite entry is matched with nothing.
-    Where more samples than B were recovered, the B that fit best are taken, for an attack and its foreign null alike.
+    The distance is not squared. By the triangle inequality a bad sample then cannot take the partner of an exact one; with
+    squared distances a saturated image can. A recovered sample with a NaN or infinite entry has no partner. Where more than B
+    samples were recovered, the B that fit best are taken, for an attack and for its foreign null.
     """
     cost = distances(recovered, truth, order)  # (n, B)
     sound = cost.isfinite().all(1).nonzero().flatten()

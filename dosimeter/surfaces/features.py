@@ -23,12 +23,12 @@ from dosimeter.types import Batch, FeatureEstimate
 
 AUXILIARY_PIECE = 256  # auxiliary samples that go through the model at a time
 SHARE_OF_NULL = 0.5  # an error below this share of each null's, and of the zero vector's, counts as leaked
-LARGEST_CERTIFIED_ERROR = 1e-2  # a certificate promises at least this, or its own error bar where that is tighter
+LARGEST_CERTIFIED_ERROR = 1e-2  # a certificate is false beyond this error, or beyond its own error bar where that is smaller
 
 
 @SURFACES.register("features")
 class Features(Surface[FeatureEstimate]):
-    """What the model computes of each sample just before it decides."""
+    """What the model computes from each sample just before it decides."""
 
     position = 20
     estimate = FeatureEstimate
@@ -78,7 +78,7 @@ class Features(Surface[FeatureEstimate]):
 
 
 def beats_nulls(error: float | None, rivals: Values) -> bool:
-    """Whether a relative error is below half of each rival's and of 1, which the zero vector gets."""
+    """Whether a relative error is below half of each rival's, and below half of 1, the error of the zero vector."""
     known = [number(rival, math.inf) for rival in rivals]
     return number(error, math.inf) < SHARE_OF_NULL * min([1.0, *known])
 
@@ -104,7 +104,7 @@ def judge_features(found: Mapping[str, Values], nulls: Nulls, certified: int, re
 
 
 def score_features(found: FeatureEstimate, comparison: Comparison) -> Scores:
-    """Compare recovered features with those that the exposure's model computes of the truth."""
+    """Compare recovered features with those that the exposure's model computes from the private batch."""
     exposure, foreign, auxiliary, truth = comparison.exposure, comparison.foreign, comparison.auxiliary, comparison.truth
     if exposure is None:
         raise ValueError("exposure: scoring features needs the exposure they were recovered from, whose model gives the true ones")
@@ -148,10 +148,10 @@ def score_features(found: FeatureEstimate, comparison: Comparison) -> Scores:
 
 
 def false_certificates(found: FeatureEstimate, features: Tensor, targets: Tensor, assignment: Tensor) -> Tensor:
-    """Which recovered samples are certified and yet refuted by the truth: (n,) bool.
+    """Which recovered samples are certified and refuted by the truth: (n,) bool.
 
-    A certificate is false where its sample has no partner among the true `features` (B, H), a feature error above 1e-2 or
-    above its own error bar (plus what the model's floating point rounds away), or a label that is not the truth's largest.
+    A certificate is false where its sample has no partner among the true `features` (B, H), a feature error above
+    `LARGEST_CERTIFIED_ERROR` or its own error bar plus rounding, or a label that is not the truth's largest.
     """
     device = features.device
     matched = assignment >= 0

@@ -20,8 +20,8 @@ from dosimeter.surfaces.surface import SURFACES, Surface
 from dosimeter.surfaces.verdicts import Verdict
 from dosimeter.types import Batch, Normalization, Reconstruction
 
-MARGIN_DB = 3.0  # a picture must beat each of its nulls by as much to count as leaked
-PIXEL_SLACK = 1e-3  # how far past [0, 1] a true pixel may lie for rounding
+MARGIN_DB = 3.0  # an input counts as leaked if it beats each of its nulls by this margin
+PIXEL_SLACK = 1e-3  # rounding may move a true pixel this far outside [0, 1]
 
 
 @SURFACES.register("inputs")
@@ -91,14 +91,14 @@ class Inputs(Surface[Reconstruction]):
 
 
 def beats_nulls(psnr: float | None, rivals: Values) -> bool:
-    """Whether one input counts as leaked: its PSNR is above each null's by a margin that is seen. Without a null it is not."""
+    """Whether one input counts as leaked: its PSNR exceeds that of each null by the margin. Without a null it never does."""
     known = [number(rival) for rival in rivals if not math.isnan(number(rival))]
     value = number(psnr, -math.inf)
     return bool(known) and value > -math.inf and value >= max(known) + MARGIN_DB
 
 
 def judge_inputs(found: Mapping[str, Values], nulls: Nulls) -> tuple[Verdict, str]:
-    """Inputs leaked where one beats each of its own nulls, not where the average does by luck."""
+    """Inputs leaked where at least one input beats each of its own nulls. An average could do so by luck."""
     psnr = [number(value, -math.inf) for value in found["psnr"]]
     rivals = list(zip(*columns_of(nulls, "psnr")))
     best = [max(number(value, -math.inf) for value in column) for column in rivals]
@@ -116,7 +116,7 @@ def judge_inputs(found: Mapping[str, Values], nulls: Nulls) -> tuple[Verdict, st
 
 
 def score_inputs(found: Reconstruction, comparison: Comparison) -> Scores:
-    """Compare recovered pixels with the true ones; the method's own nulls are scored beside."""
+    """Compare recovered pixels, and the nulls, with the true pixels."""
     truth, auxiliary, foreign = comparison.truth, comparison.auxiliary, comparison.foreign
 
     def pixels(inputs: Tensor, path: str, scale: Normalization) -> Tensor:

@@ -1,4 +1,4 @@
-"""Medians, quantiles and intervals of scores in which a miss is the worst score and never left out."""
+"""Medians, quantiles and intervals of scores. A miss counts as the worst score."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ Values = Sequence[float | None] | Tensor
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """Scores of many samples in a few numbers; None where that number is a miss.
+    """Scores of many samples in a few numbers. None: that number is a miss.
 
-    Misses (None or nan) stay in: they rank below every score, so that an attack cannot gain by recovering less.
+    Misses (None or nan) rank below every score, so that an attack cannot gain by recovering less.
     """
 
     count: int  # misses included
     misses: int
     median: float | None
-    low: float | None  # the interval of the median; of one sample there is none
+    low: float | None  # of the median's interval; one sample has none
     high: float | None
     quantiles: tuple[float | None, float | None, float | None, float | None]  # 10, 25, 75 and 90 %, in ascending order of the value
 
@@ -35,9 +35,9 @@ class Summary:
 def summarize(values: Values, higher_is_better: bool) -> Summary:
     """Median, quantiles and the percentile bootstrap interval of the median (Efron 1979), the same in every run.
 
-    An infinite score on the worse side ranks with the misses; one on the better side is kept. Where a quantile falls between
-    a finite score and an infinite one it takes the worse of them. With two to five samples the interval is their whole range,
-    which holds the median with probability 1 − 2^(1−n) only: no interval at 95 % exists for so few.
+    An infinitely bad score ranks with the misses; an infinitely good one is kept. A quantile between a finite and an infinite
+    score takes the worse of the two. With two to five samples the interval is their whole range, which holds the median with
+    probability 1 − 2^(1−n) only: so few samples have no interval at 95 %.
     """
     scores = _advantage(values, higher_is_better)  # (n,), more is better, a miss is −∞
     if len(scores) == 0:

@@ -1,4 +1,4 @@
-"""The verdict on each surface out of the records of all its methods."""
+"""The verdict on each surface, from the records of all its methods."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dosimeter.types import Outcome, Record
 
 @dataclass(frozen=True, kw_only=True)
 class SurfaceVerdict:
-    """The verdict on one surface, carried by its most telling record."""
+    """The verdict on one surface, with the record that shows most."""
 
     surface: str
     verdict: Verdict
@@ -21,7 +21,7 @@ class SurfaceVerdict:
 
 
 def judge_surfaces(records: Iterable[Record]) -> list[SurfaceVerdict]:
-    """For each surface, the gravest verdict among its records, with that record's reason; a crashed method has none."""
+    """For each surface, the gravest verdict among its records, and its reason. Crashed methods do not count."""
     by_surface: dict[str, list[Record]] = {name: [] for name in surface_names()}
     for record in records:
         if record.outcome != Outcome.CRASHED and record.surface in by_surface:
@@ -30,7 +30,7 @@ def judge_surfaces(records: Iterable[Record]) -> list[SurfaceVerdict]:
 
 
 def gravity(record: Record) -> tuple[int, bool, float]:
-    """How much a record shows, to rank records of one surface: by verdict, by proof, then by score; larger is worse for the client."""
+    """A rank for records of one surface: by verdict, by proof, then by score. Larger is worse for the client."""
     proved = bool(record.details.get("certified"))
     return -list(Verdict).index(Verdict(record.verdict)), proved, surface_named(record.surface).advantage(record)
 

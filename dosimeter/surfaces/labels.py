@@ -24,8 +24,8 @@ from dosimeter.surfaces.verdicts import Verdict
 from dosimeter.types import Batch, LabelEstimate, Record
 
 GUESSED_BATCHES = (1_000, 10_000)  # label batches drawn for the null of label counts, fewer where there are many classes
-LARGEST_CHANCE = 0.05  # the probability of luck up to which labels count as leaked
-DOUBTFUL_SHARE = 0.25  # agreement, from guessing to perfect, that is worth a word where luck cannot be ruled out
+LARGEST_CHANCE = 0.05  # labels count as leaked up to this probability of luck
+DOUBTFUL_SHARE = 0.25  # from this agreement on, between guessing (0) and perfect (1), the report says that luck may explain it
 
 
 @SURFACES.register("labels")
@@ -62,7 +62,7 @@ class Labels(Surface[LabelEstimate]):
         return judge_labels(*scores.as_lists(), scores.details["chance"], found.certified, attempts, refuted)
 
     def beats_nulls(self, value: float | None, rivals: Values) -> bool:
-        """Never by the score alone: `chance` tells a leak from luck."""
+        """False: the score of labels alone shows no leak. `chance` tells a leak from luck."""
         return False
 
     def without_proof(self, found: LabelEstimate, message: str) -> LabelEstimate:
@@ -81,7 +81,7 @@ class Labels(Surface[LabelEstimate]):
         return facts
 
     def share(self, record: Record) -> float:
-        """How far the recovery is from guessing (0) to perfect (1)."""
+        """The agreement, between guessing (0) and perfect (1)."""
         if not record.metrics:
             return 0.0
         found, guessed = record.metrics["insacc"][0] or 0.0, record.nulls["prior"]["insacc"][0] or 0.0
@@ -91,7 +91,7 @@ class Labels(Surface[LabelEstimate]):
         return max((self._mean_share(batches) for batches in methods if is_beyond_luck(batches, len(methods))), default=0.0)
 
     def doubt(self, methods: Sequence[Sequence[Record]]) -> str:
-        """A sentence where the labels look recovered but the batches are too small to tell that from luck."""
+        """A sentence where the labels look recovered but the batches are too small to rule out luck."""
         if any(is_beyond_luck(batches, len(methods)) for batches in methods):
             return ""
         closest = max(methods, key=self._mean_share, default=[])
@@ -110,7 +110,7 @@ def judge_labels(
 ) -> tuple[Verdict, str]:
     """Labels leaked where they are proved, or recovered beyond chance. A proof that the truth refutes takes the verdict away.
 
-    `chance` is how often luck agrees as well as the estimate does. With several methods tried it is multiplied by their number
+    `chance` is the probability that luck agrees as well as the estimate. It is multiplied by the number of methods tried
     (Bonferroni), so that the best of many cannot win by luck.
     """
     share = f"{number(found['insacc'][0]):.0%} of the labels recovered (InsAcc), guessing gives {number(nulls['prior']['insacc'][0]):.0%}"
@@ -126,9 +126,9 @@ def judge_labels(
 
 
 def is_beyond_luck(batches: Sequence[Record], methods: int) -> bool:
-    """Whether the batches together show a leak: one is proved, or luck is refuted by all of them taken together.
+    """Whether the batches together show a leak: one is proved, or all of them together rule out luck.
 
-    Fisher's method on each batch's probability of luck, times the number of methods tried (Bonferroni).
+    The test is Fisher's method on each batch's probability of luck, times the number of methods tried (Bonferroni).
     """
     if any(record.details.get("false_certificates") for record in batches):
         return False
@@ -143,7 +143,7 @@ def is_beyond_luck(batches: Sequence[Record], methods: int) -> bool:
 
 
 def score_labels(found: LabelEstimate, comparison: Comparison) -> Scores:
-    """Compare the counts, and where labels are soft the samples too; the null draws whole batches from the prior."""
+    """Compare the label counts, and with soft labels also the samples. The null draws whole batches from the prior."""
     truth, auxiliary, foreign = comparison.truth, comparison.auxiliary, comparison.foreign
     device = found.counts.device
     batches = [batch.targets.to(device) for batch in (truth, auxiliary) if batch is not None]
@@ -152,7 +152,7 @@ def score_labels(found: LabelEstimate, comparison: Comparison) -> Scores:
     width = max(2, comparison.classes or 0, *narrow, *map(_classes, batches))
     wanted = _widen(as_distribution(batches[0], width, torch.float64), width)  # (B, C)
     true_counts = torch.bincount(wanted.argmax(1), minlength=width)  # (C,)
-    seen = torch.ones_like(wanted[0])  # (C,) one of each, so that a class that the auxiliary data lack is not impossible
+    seen = torch.ones_like(wanted[0])  # (C,) one of each class, so that a class without auxiliary data has a chance too
     if auxiliary is not None:
         seen = seen + _widen(as_distribution(batches[1], width, torch.float64), width).sum(0)
     prior = seen / seen.sum()
@@ -186,11 +186,11 @@ def score_labels(found: LabelEstimate, comparison: Comparison) -> Scores:
 
 
 def _chance(counts: Tensor, true_counts: Tensor, drawn: Tensor) -> float:
-    """How often luck agrees as well as the estimate does, by InsAcc: the larger of two p-values.
+    """The probability that luck agrees as well as the estimate, by InsAcc: the larger of two p-values.
 
-    Both keep the estimate, whose bias then does not matter. One draws the truth anew from the prior, so that knowing the
-    prior is no leak; the other renames the estimate's classes at random, so that knowing how labels repeat (all of one
-    class, each class once) is none either: only which classes they are counts. (k + 1)/(N + 1) each, which is never 0.
+    Both tests keep the estimate, so that its bias does not matter. One draws the truth from the prior: knowing the prior is
+    then no leak. The other permutes the estimate's classes at random: knowing how often labels repeat is then no leak either.
+    Each p-value is (k + 1)/(N + 1), which is never 0.
     """
     accuracy = InstanceAccuracy()
     reached = accuracy(counts, true_counts) - 1e-12
@@ -201,7 +201,7 @@ def _chance(counts: Tensor, true_counts: Tensor, drawn: Tensor) -> float:
 
 
 def _draw_counts(prior: Tensor, batch_size: int) -> Tensor:
-    """Counts of batches whose labels are drawn independently from the prior (C,), always the same ones: (N, C)."""
+    """Label counts of batches drawn from the prior (C,), the same in every run: (N, C)."""
     fewest, most = GUESSED_BATCHES
     draws = min(most, max(fewest, 2**24 // len(prior)))
     rng = generator(0, "label guesses", prior.device)
@@ -219,5 +219,5 @@ def _classes(targets: Tensor) -> int:
 
 
 def _widen(rows: Tensor, width: int) -> Tensor:
-    """Zeros for the classes that a narrower vector leaves out."""
+    """The rows, padded by zeros to `width` classes."""
     return pad(rows, (0, width - rows.shape[-1]))

@@ -1,4 +1,4 @@
-"""Truth, recovery and nulls of each sample as small PNG pictures, ready to stand in a record."""
+"""Truth, recovery and nulls of each sample as small PNG pictures for a record."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dosimeter.surfaces.assignment import assign
 from dosimeter.surfaces.scores import Scores
 from dosimeter.types import Batch, Reconstruction
 
-MOST_PICTURES = 16  # samples that a record shows
+MOST_PICTURES = 16  # of a record
 
 
 def picture_rows(

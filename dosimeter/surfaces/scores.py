@@ -1,4 +1,4 @@
-"""Scores and how they are made: what was recovered is matched one to one with the truth and set beside its nulls."""
+"""Scores: recovered samples are matched one to one with the truth, compared, and set beside their nulls."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Comparison:
 
     truth: Batch
     auxiliary: Batch | None = None
-    foreign: Any = None  # what the same method recovered from another client's gradient
+    foreign: Any = None  # what the same method recovers from another client's gradient
     exposure: Exposure | None = None
     normalization: Normalization | None = None  # overrides the estimate's own
     classes: int | None = None
@@ -41,7 +41,7 @@ class Comparison:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Scores(Mapping[str, Tensor]):
-    """Metric name -> one value a sample, in the truth's order, with the same of every null beside.
+    """Metric name -> one value a sample, in the truth's order; and the same for every null.
 
     A truth sample without a partner (fewer were recovered, or what was recovered is not finite) has assignment −1 and nan in
     every metric. It is a miss, and `intervals` ranks a miss below every score.
@@ -52,7 +52,7 @@ class Scores(Mapping[str, Tensor]):
     nulls: dict[str, dict[str, Tensor]]  # null name -> metric name -> as above
     assignment: Tensor | None  # (B,) index of the recovered sample or −1; None where only label counts were compared
     unavailable: dict[str, str] = field(default_factory=dict)  # metric name -> why it could not be computed
-    warnings: tuple[str, ...] = ()  # what makes the values mean less than they seem to
+    warnings: tuple[str, ...] = ()  # reasons to trust the values less
     details: dict[str, Any] = field(default_factory=dict)
 
     def __getitem__(self, name: str) -> Tensor:
@@ -86,9 +86,9 @@ def score_samples(
     metrics: Sequence[str | Metric] | None,
     own: Mapping[str, Tensor] | None = None,
 ) -> Scores:
-    """Match recovered samples (n, *shape) with the truth (B, *shape), compare them, and do the same with what needs no gradient.
+    """Match recovered samples (n, *shape) with the truth (B, *shape) and compare them; do the same for every null.
 
-    `blind` is the null where there is no auxiliary data, `own` are those that the method itself drew.
+    `blind` is the null without auxiliary data. `own` are the nulls that the method itself supplies.
     """
     if not truth.isfinite().all():
         raise ValueError(f"truth: has NaN or infinite {surface}, against which nothing can be scored")
@@ -130,7 +130,7 @@ def choose_metrics(
 
 
 def compare_samples(metrics: Mapping[str, Metric], recovered: Tensor, truth: Tensor, assignment: Tensor) -> dict[str, Tensor]:
-    """Each metric of each truth sample and its partner; nan without one: (B,)."""
+    """Each metric of each truth sample and its partner, nan without a partner: (B,)."""
     matched = assignment >= 0
     result = {name: torch.full((len(truth),), torch.nan, dtype=torch.float64, device=truth.device) for name in metrics}
     if matched.any():

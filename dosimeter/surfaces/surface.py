@@ -1,4 +1,4 @@
-"""What can leak. A surface owns every rule about itself: score, nulls, verdict, headline, share of a grid cell and words."""
+"""Surfaces: what can leak. A surface owns all rules about itself: scores, nulls, verdict, headline metric and words."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ Estimate = TypeVar("Estimate")
 
 
 class Surface(ABC, Generic[Estimate]):
-    """One kind of thing that an update can give away, and all that is said of it.
+    """One kind of private information that an update can leak, and all rules about it.
 
     A surface is one file in this package and its test. `score`, `judge`, the records, the report, the terminal, the gate and the
-    grid of defenses look it up: by the type of an estimate, or by the name that stands in a record.
+    grid of defenses find it by the type of an estimate or by its name in a record.
     """
 
     name: ClassVar[str] = ""  # set by the registry; stands in every record
@@ -49,7 +49,7 @@ class Surface(ABC, Generic[Estimate]):
 
     @abstractmethod
     def score(self, found: Estimate, comparison: Comparison) -> Scores:
-        """What was recovered beside the truth, and its nulls beside it."""
+        """The scores of an estimate and of its nulls against the truth."""
 
     @abstractmethod
     def judge(self, found: Estimate, scores: Scores, attempts: int) -> tuple[Verdict, str]:
@@ -69,15 +69,15 @@ class Surface(ABC, Generic[Estimate]):
         }[verdict]
 
     def without_proof(self, found: Estimate, message: str) -> Estimate:
-        """The estimate without its certificates, and why; for defenses that replace what the client trains on."""
+        """The estimate without its certificates, with the reason. For defenses that replace the client's samples."""
         return found
 
     def details(self, found: Estimate, exposure: Exposure, truth: Batch) -> dict[str, Any]:
-        """What the record holds of the estimate beside its scores, as plain JSON."""
+        """What the record says about the estimate beside its scores, as plain JSON."""
         return {}
 
     def shortfalls(self, details: Mapping[str, Any]) -> list[str]:
-        """Warnings that the method could have shown more."""
+        """Warnings that the method may have fallen short of what it can show."""
         return []
 
     def pictures(
@@ -87,26 +87,26 @@ class Surface(ABC, Generic[Estimate]):
         return []
 
     def facts(self, details: Mapping[str, Any]) -> list[str]:
-        """What the report says of a method beside its numbers, out of a record's details."""
+        """What the report says about a method beside its numbers, from a record's details."""
         return []
 
     def share(self, record: Record) -> float:
-        """The share of one record that leaks: of the samples, those that beat their nulls."""
+        """The share of a record's samples that beat their nulls."""
         values = record.metrics[self.headline]
         columns = columns_of(record.nulls, self.headline)
         rivals = list(zip(*columns)) or [()] * len(values)
         return sum(map(self.beats_nulls, values, rivals)) / len(values)
 
     def leaked_share(self, methods: Sequence[Sequence[Record]]) -> float:
-        """How much leaks in a grid cell: by the most telling method, the mean over its batches; 0 where none is shown to leak."""
+        """How much leaks in a grid cell: the mean over batches of the method that shows most; 0 where no leak is shown."""
         return max(sum(self.share(r) for r in batches if r.verdict == Verdict.LEAKED) / len(batches) for batches in methods)
 
     def doubt(self, methods: Sequence[Sequence[Record]]) -> str:
-        """A sentence where a grid cell looks leaked and its batches cannot tell; else nothing."""
+        """A sentence where a grid cell looks leaked but its batches do not suffice to tell; else an empty text."""
         return ""
 
     def advantage(self, record: Record) -> float:
-        """The median headline of a record, turned so that more is worse for the client; −∞ without scores."""
+        """The median headline of a record, with the sign such that more is worse for the client; −∞ without scores."""
         sign = 1 if METRICS.build(self.headline).higher_is_better else -1
         values = [number(value, -sign * math.inf) for value in record.metrics.get(self.headline, [])]
         return sign * median(values) if values else -math.inf

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-UTILITY = "utility"  # stands for a surface in the records that say what the defenses cost; they have no verdict
+UTILITY = "utility"  # in place of a surface in the records of a defense's cost, which have no verdict
 
 
 class Verdict(StrEnum):
@@ -13,4 +13,4 @@ class Verdict(StrEnum):
     LEAKED = "leaked"
     NOT_SHOWN = "not shown at this budget"
     IMPOSSIBLE = "impossible here"
-    NOT_MEASURED = "not measured"  # of a method that an error stopped: it has no say on its surface
+    NOT_MEASURED = "not measured"  # an error stopped the method, so it says nothing about its surface

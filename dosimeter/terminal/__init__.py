@@ -1,1 +1,1 @@
-"""What a person sees in the terminal: a progress bar on stderr, tables on stdout. Each command imports the module it prints with."""
+"""Terminal output: progress bars on stderr, tables on stdout. Each command imports only the module that it prints with."""

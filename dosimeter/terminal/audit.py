@@ -21,7 +21,7 @@ from dosimeter.types import Record
 
 
 def print_audit(result: Audit, report: Path) -> None:
-    """The verdict on every surface, with the methods or, of a grid of defenses, with the defenses; then where the report lies."""
+    """The verdict on every surface with its methods, or with the cells of a grid of defenses; then the report's path."""
     console = Console()
     costs = tradeoff(result.records)
     for verdict in result.verdicts:
@@ -38,7 +38,7 @@ def print_audit(result: Audit, report: Path) -> None:
 
 
 def _print_methods(console: Console, surface: str, records: list[Record]) -> None:
-    """The methods of one surface, the most telling first."""
+    """The methods of one surface, the gravest finding first."""
     table = Table(box=None, padding=(0, 2, 0, 2))
     table.add_column("method", no_wrap=True)
     for heading in (surface_named(surface).headline, "best null", "s"):
@@ -52,7 +52,7 @@ def _print_methods(console: Console, surface: str, records: list[Record]) -> Non
 
 
 def _print_tradeoff(console: Console, found: Tradeoff) -> None:
-    """A row a defense: how much of each surface leaks behind it, and what it costs."""
+    """One row a cell: how much of each surface leaks behind its defenses, and what they cost."""
     console.print()
     table = Table(box=None, padding=(0, 1, 0, 1))
     table.add_column("leaked behind, and cost", min_width=24)

@@ -59,7 +59,7 @@ def print_reproduction(result: Reproduction) -> None:
 
 
 def _print_whole(console: Console, table: Table) -> None:
-    """A table of which nothing is cut: folded on a terminal, as wide as it is where a pipe or a file reads it."""
+    """Print a table without truncation: folded on a terminal, at full width into a pipe or a file."""
     if not console.is_terminal:
         console = Console(width=console.measure(table, options=console.options.update(max_width=UNBOUNDED_WIDTH)).maximum)
     console.print(table)

@@ -1,4 +1,4 @@
-"""The user's own images by path: whatever the layout, the content decides which reader takes them."""
+"""The user's own images by path. The content of the path decides which reader is used."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ ACCEPTED = "an image folder, a .zip of images, a .npz with images and labels, id
 
 
 def read_images(path: str | Path, *, part: Part = "all", size: int | None = None, channels: int | None = None) -> ImageSet:
-    """The images at `path`, whatever their layout: the content decides, not the file's name.
+    """The images at `path`, in any known layout. The content decides, not the file's name.
 
-    Without `size` the images keep theirs (which must then be one); else the central square of each is resized. With
-    `channels` 1 or 3 they become gray or RGB.
+    With `size`, the central square of each image is resized; without it, all images must have the same size. With `channels`
+    1 or 3, images become gray or RGB.
     """
     path = Path(path).expanduser()
     if not path.exists():
