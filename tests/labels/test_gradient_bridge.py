@@ -12,7 +12,6 @@ from dosimeter.client.losses import CrossEntropy, Focal
 from dosimeter.client.observe import observe
 from dosimeter.interfaces import Exposure
 from dosimeter.labels.gradient_bridge import _constant_direction, _from_kept_entries
-from dosimeter.network.linear_stack import find_linear_stack
 from dosimeter.runs.server import recover_labels
 from dosimeter.types import Batch, Outcome, Refused
 
@@ -40,13 +39,6 @@ def withheld(exposure: Exposure, *names: str) -> Exposure:
 
 def overlap(first: Tensor, second: list[int]) -> float:
     return sum((Counter(first.tolist()) & Counter(second)).values()) / len(second)
-
-
-def test_the_chain_is_found_through_relus_and_stops_at_other_layers(expose):
-    exposure = expose(LABELS, model=stack(True, False))
-    assert [link.name for link in find_linear_stack(exposure, "4")] == ["0", "2", "4"]
-    tanh = nn.Sequential(nn.Linear(32, 16), nn.Tanh(), nn.Linear(16, 12), nn.ReLU(), nn.Linear(12, 10))
-    assert [link.name for link in find_linear_stack(expose(LABELS, model=tanh), "4")] == ["2", "4"]
 
 
 def test_a_bias_gradient_of_ever_active_units_gives_the_logit_gradient_exactly(expose, inputs):

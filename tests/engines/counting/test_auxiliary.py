@@ -1,0 +1,79 @@
+"""Features and gradients of the server's own samples, against loops over single samples."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+import dosimeter as dm
+from dosimeter.engines.counting import auxiliary
+from dosimeter.engines.counting.auxiliary import DUMMIES, Reference, class_gradients, logits_in_chunks, reference_at
+from dosimeter.network.head import Head, find_head
+
+
+@pytest.fixture
+def exposure(classifier, batch) -> dm.Exposure:
+    return dm.observe(classifier, batch, auxiliary=batch)
+
+
+def test_features_are_what_the_layer_receives(exposure, classifier, batch, rng):
+    reference = reference_at(exposure, "5", "available", rng)
+    torch.testing.assert_close(reference.features, classifier[:5](batch.inputs))
+    assert torch.equal(reference.labels, batch.targets)
+    soft = replace(exposure, auxiliary=dm.Batch(batch.inputs, torch.eye(10)[batch.targets]))
+    assert torch.equal(reference_at(soft, "5", "auxiliary", rng).labels, batch.targets)
+
+
+def test_without_auxiliary_data_there_are_dummies_or_a_refusal(exposure, rng):
+    bare = replace(exposure, auxiliary=None)
+    for given, source in ((exposure, "dummy"), (bare, "available")):
+        reference = reference_at(given, "5", source, rng)
+        assert reference.features.shape == (DUMMIES, 12)
+        assert reference.labels is None
+    with pytest.raises(dm.Refused, match="auxiliary data are not granted"):
+        reference_at(bare, "5", "auxiliary", rng)
+
+
+def test_in_train_mode_the_pieces_have_the_clients_batch_size(normed_classifier, batch, rng):
+    pairs = dm.Batch(batch.inputs[:2], batch.targets[:2])
+    exposure = dm.observe(normed_classifier.train(), pairs, auxiliary=batch)
+    found = reference_at(exposure, "4", "auxiliary", rng).features
+    expected = torch.cat([normed_classifier[:4](piece) for piece in batch.inputs.split(2)])
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_chunks_are_the_logits_in_order(exposure, rng, monkeypatch):
+    head = find_head(exposure)
+    features = torch.rand(7, 12, generator=rng)
+    monkeypatch.setattr(auxiliary, "CHUNK", 30)
+    pieces = [(rows, logits) for rows, logits in logits_in_chunks(head, features)]
+    assert [len(logits) for _, logits in pieces] == [3, 3, 1]
+    torch.testing.assert_close(torch.cat([logits for _, logits in pieces]), head.logits(features.double()))
+
+
+def gradients_by_hand(loss, head: Head, features, labels):
+    """Per class, the mean over the classes seen of the mean gradient of their samples."""
+    of_class = {int(j): loss.logit_gradient(head.logits(features[labels == j]), labels[labels == j]).mean(0) for j in labels.unique()}
+    own = torch.stack([of_class[j][j] if j in of_class else torch.tensor(torch.nan) for j in range(head.classes)])
+    others = [[g[j] for i, g in of_class.items() if i != j] for j in range(head.classes)]
+    return own, torch.stack([torch.stack(column).mean() for column in others])
+
+
+def test_class_gradients_are_the_means_of_single_samples(exposure, rng):
+    head, loss = find_head(exposure), dm.CrossEntropy()
+    features = torch.rand(9, 12, generator=rng, dtype=torch.float64)
+    labels = torch.tensor([0, 0, 1, 2, 2, 2, 5, 9, 9])
+    own, negative = class_gradients(loss, head, Reference(features=features, labels=labels))
+    wanted, wanted_negative = gradients_by_hand(loss, head, features, labels)
+    seen = torch.tensor([0, 1, 2, 5, 9])
+    torch.testing.assert_close(own[seen], wanted[seen].to(own))
+    torch.testing.assert_close(negative, wanted_negative.to(negative))
+    middle = head.logits(features).mean(0)
+    assert float(own[3]) == pytest.approx(float(middle.softmax(0)[3]) - 1)
+    doubled, _ = class_gradients(loss, head, Reference(features=features, labels=labels), torch.full((9,), 2.0))
+    torch.testing.assert_close(doubled, 2 * own)
+
+
+def test_a_single_class_is_refused(exposure):
+    with pytest.raises(dm.Refused, match="at least two classes"):
+        class_gradients(dm.CrossEntropy(), find_head(exposure), Reference(features=torch.rand(2, 12), labels=torch.tensor([3, 3])))
