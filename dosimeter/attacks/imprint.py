@@ -24,14 +24,13 @@ from dosimeter.types import Knowledge, LabelEstimate, Normalization, Outcome, Re
 class Imprint(ActiveAttack):
     """Inserts a linear layer whose rows sort samples into bins, and reads each sample that lies alone off the gradient.
 
-    Fowl et al., "Robbing the Fed: Directly Obtaining Private Data in Federated Learning with Modified Models", ICLR 2022: rows of one
-    linear functional with its quantiles as biases. Differences of adjacent rows' gradients give the samples (Eq. 6). `sparse` is their
-    variant whose rows answer inside their own bin alone.
-    Departures: several functionals share the rows (`functionals=("brightness",)` is published). Samples that share their bins are
-    separated by linear dependences. A sample is claimed only if 8-bit levels, another functional's bin or the model's derivative
-    confirm it. Quantiles are normal, with natural images' moments. The layer adds its mean answer to the input. Each `round` has other
-    bins.
-    Secure aggregation mixes all clients' samples. After local steps (FedAvg) none is claimed.
+    Fowl et al., "Robbing the Fed: Directly Obtaining Private Data in Federated Learning with Modified Models", ICLR 2022: the rows
+    compare one linear functional with its quantiles, and differences of adjacent rows' gradients give the samples (Eq. 6). `sparse` is
+    their variant whose rows answer inside their own bin alone.
+    Departures: several functionals share the rows (published: `functionals=("brightness",)`). Linear dependences separate samples that
+    share bins. A sample is claimed only if 8-bit levels, another bin or the model's derivative confirm it. Quantiles are those of
+    natural images. The layer adds its mean answer to the input. Each `round` has other bins.
+    Secure aggregation mixes all clients' samples. After local steps none is claimed.
     """
 
     needs: ClassVar[frozenset[Knowledge]] = frozenset({Knowledge.TAMPERED_MODEL})

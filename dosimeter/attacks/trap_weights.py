@@ -24,12 +24,12 @@ class TrapWeights(ActiveAttack):
     """Gives the first linear layer rows that fire for few samples, and reads those that fired for one alone.
 
     Boenisch et al., "When the Curious Abandon Honesty: Federated Learning Is Not Private", IEEE EuroS&P 2023: Section 4.1. Half of each
-    row's weights are negative, the other half has the same magnitudes scaled by s < 1. Inputs are the quotients of the rows' weight and
-    bias gradients.
-    Departures: convolutions get the layer inserted before them (the paper rewrites them to pass the image on). By default a natural
-    image fires one row in `expected`. A quotient is claimed only if two rows agree on it or it lies on 8-bit levels; mixtures do
-    neither. The next `round` has other rows.
-    Secure aggregation mixes all clients' samples. After local steps (FedAvg), rows that fire for one sample alone still work.
+    row's weights are negative, the other half has the same magnitudes scaled by s < 1. The quotients of weight and bias gradients are
+    inputs.
+    Departures: before convolutions the layer is inserted (the paper rewrites them). By default a natural image fires one row in
+    `expected`. A quotient is claimed only if two rows agree on it or it lies on 8-bit levels; mixtures do neither. Each `round` has
+    other rows.
+    Secure aggregation mixes all clients' samples. After local steps, rows that fire for one sample alone still work.
     """
 
     needs: ClassVar[frozenset[Knowledge]] = frozenset({Knowledge.TAMPERED_MODEL})

@@ -28,12 +28,12 @@ class RGLA(FeatureRecovery):
     """Finds the batch's logits by 20,000 steps of Adam on three equations, and reads the features off them.
 
     "RGLA: Reverse Gradient Leakage Attack using Inverted Cross-Entropy Loss Function": Algorithm 1, Eqs. (3)-(7), Propositions 1 and 2;
-    `initialisation` has the six of Table 7. The objective is
-        weight_term ‖∇W Wᵀ − Dᵀ(ŷ − b)‖² + bias_term ‖∇b − Dᵀ1‖² + loss_term (loss(ŷ) − estimate)², D = (softmax(ŷ) − y)/B.
-    `detached=True` is the released code: D is constant in the first term's derivative, the second term has no gradient, the third is
-    plain cross-entropy, and the step falls by `decay` every 1,000 steps.
-    Departures: features follow the labels' order, not that of the true logits. Clipping is not undone with a known norm. Non-positive
-    log arguments in Proposition 2 are dropped, as in the released code.
+    `initialisation` has the six of Table 7. The objective, with D = (softmax(ŷ) − y)/B, is
+        weight_term ‖∇W Wᵀ − Dᵀ(ŷ − b)‖² + bias_term ‖∇b − Dᵀ1‖² + loss_term (loss(ŷ) − estimate)².
+    `detached=True` is the released code: no derivative of D, hence none of the second term, plain cross-entropy in the third, and steps
+    that fall by `decay` every 1,000.
+    Departures: features follow the labels, not the true logits. Clipping is not undone with a known norm. Non-positive log arguments in
+    Proposition 2 are dropped, as in the released code.
     """
 
     needs = frozenset({Knowledge.HEAD_GRADIENT, Knowledge.BIAS_GRADIENT, Knowledge.LABELS, Knowledge.SOFTMAX_LOSS})

@@ -25,12 +25,11 @@ class Subspace(FeatureRecovery):
     """Takes the head's gradient apart into its samples exactly, with labels known or unknown, and certifies each.
 
     Ours; in no paper. ∇W = (1/B) Σ dᵢ fᵢᵀ has rank B if B ≤ min(C − 1, H). Its row space then holds every feature, its column space
-    every error dᵢ. So each sample has C − 1 − B equations of its own for B unknowns (engines/subspace/equations.py).
-    Levenberg–Marquardt solves them, and found samples are peeled off. From B > (C − 1)/2 the whole batch is fitted at once (joint.py).
-    No labels, batch size, bias or scale are needed.
+    every error. Each sample has C − 1 − B equations of its own (engines/subspace/equations.py). Found samples are peeled off. From B >
+    (C − 1)/2 the batch is fitted at once (joint.py). No labels, batch size, bias or scale are needed.
     `targets`: "declared" by the loss, "smoothed", "mixed" in pairs, or "any". Labels may be partial (-1: unknown) or soft.
-    A certified sample has an error bar of at most 1e-2 (eight standard deviations), is isolated, stands for a whole number of samples,
-    and is non-negative where features are.
+    A certified sample has an error bar (eight deviations) of at most 1e-2, is isolated, has a whole multiplicity, and is non-negative
+    where features are.
     """
 
     needs = frozenset({Knowledge.HEAD_GRADIENT, Knowledge.SOFTMAX_LOSS})

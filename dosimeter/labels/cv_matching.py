@@ -26,10 +26,10 @@ class CVMatching(LabelRecovery):
     """Counts the classes with negative rows so that counts times the mean sorted feature match the sorted rows best.
 
     HFGInv (high-fidelity gradient inversion in distributed learning, AAAI 2024), Stage I, Eqs. (4)-(8). Classes whose row has a
-    negative mean are present. Sorted auxiliary features vary least at the `positions` of smallest coefficient of variation. There the
-    counts v ≥ 1, Σ v = N, maximise the cosine of v h̄ᵀ and the sorted |rows|. `solver="evolution"` is the paper's search.
-    Departures: `solver="exact"` finds the best counts. Both solvers keep lower bounds on the counts (`bounds.py`), since the best
-    cosine is often wrong; `bounded=False` keeps v ≥ 1.
+    negative mean are present. At the `positions` where sorted auxiliary features vary least, the counts v ≥ 1, Σ v = N, maximise the
+    cosine of v h̄ᵀ and the sorted |rows|. `solver="evolution"` is the paper's search.
+    Departures: `solver="exact"` finds the best counts. Both keep lower bounds (`bounds.py`), since the best cosine is often wrong;
+    `bounded=False` keeps v ≥ 1.
     `certified`: signs prove every count, and the update is the batch's own gradient. `confidence`: the share of samples whose class
     proved bounds tell.
     """

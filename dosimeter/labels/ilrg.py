@@ -31,11 +31,11 @@ class ILRG(LabelRecovery):
     """Counts each class by solving linear equations in the gradients of the head's weight and bias.
 
     Ma et al., "Instance-wise Batch Label Restoration via Gradients in Federated Learning", ICLR 2023: Eqs. (1)-(7), Algorithm 1.
-    Departures: the equations take the client's loss, Σ_j k_j ∂ℓ(z_j, j)/∂z_i = K ∇b_i (for cross-entropy Eq. 6), and give shares k/K,
-    so that K can be inferred. Counts are completed to the batch size. Embeddings that diverge (∇b near zero) become the mean feature.
-    If few classes are present, `refinements` rounds solve without Approximation 2. `as_published=True` undoes these last three and
-    rounds as the paper does. Only the `candidates` classes with the smallest bias gradients are kept (below Eq. 7).
-    `details`: embeddings (n, H), probabilities (n, n) and classes (n,), one row a candidate class.
+    Departures: the client's loss is used, Σ_j k_j ∂ℓ(z_j, j)/∂z_i = K ∇b_i (for cross-entropy Eq. 6). Shares k/K are solved for, so K
+    can be inferred. Counts sum to the batch size. Embeddings that diverge become the mean feature. With few classes present,
+    `refinements` rounds solve without Approximation 2. `as_published=True` undoes these last three and rounds as the paper does. Only
+    the `candidates` classes with the smallest bias gradients are kept (below Eq. 7).
+    `details`: embeddings (n, H), probabilities (n, n), classes (n,), one row a candidate.
     """
 
     needs = frozenset({Knowledge.HEAD_GRADIENT, Knowledge.BIAS_GRADIENT})

@@ -27,10 +27,10 @@ class RLG(LabelRecovery):
 
     Dang et al., "Revealing and Protecting Labels in Distributed Training", NeurIPS 2021, Section 3, as told by Ma et al., ICLR 2023,
     Section 2.2: ∇Wᵀ = P Σ Q, and class c is present iff some r has r·q_c < 0 and r·q_j ≥ 0 for all j ≠ c. Features may have any sign.
-    The gradient's rank must be below min(classes − 1, features).
-    Departures: the rank is the numerical one (the released code takes the true batch size). The present classes share the batch by
-    their rows' lengths. Only the `candidates` longest rows are tried. `as_published=True` stops at presence and accepts a full rank,
-    where every class can be separated.
+    The rank must be below min(classes − 1, features).
+    Departures: the rank is numerical (the released code takes the true batch size). Present classes share the batch by their rows'
+    lengths. Only the `candidates` longest rows are tried. `as_published=True` stops at presence and accepts a full rank, where every
+    class separates.
     """
 
     needs = frozenset({Knowledge.HEAD_GRADIENT, Knowledge.SOFTMAX_LOSS})

@@ -27,13 +27,13 @@ from dosimeter.types import Knowledge, LabelEstimate, Refused
 class SoftScalar(LabelRecovery):
     """Recovers the soft label of a single sample by a search over one scalar, without any bias.
 
-    Wang et al., "Towards Eliminating Hard Label Constraints in Gradient Inversion Attacks", ICLR 2024: Eqs. (2)-(5). One sample's
-    gradient is (p − y) fᵀ. Each row is the feature times a scalar, which fixes the label. The right label is of the `family`.
+    Wang et al., "Towards Eliminating Hard Label Constraints in Gradient Inversion Attacks", ICLR 2024: Eqs. (2)-(5). In one sample's
+    gradient (p − y) fᵀ each row is the feature times a scalar, which fixes the label. The right label is of the `family`.
     `search="published"`: L-BFGS, then a particle swarm, with the released code's constants.
-    Departures of `search="grid"`: a shared bias gradient gives the scalar (`use_bias=False` ignores it), else a grid and Gauss-Newton
-    do. The distance from the family is relative to the scalar. Mixup and one-hot want zeros.
-    `soft`: the label that the loss aimed at. `certified` holds if it is of the family and the gradient is unchanged. `details`: scalar
-    (λ_r), features (1, H), error_bar (L1).
+    Departures of `search="grid"`: a shared bias gradient gives the scalar (`use_bias`), else a grid and Gauss-Newton. The distance from
+    the family is relative to the scalar. Mixup and one-hot want zeros.
+    `soft` is what the loss aimed at. `certified`: it is of the family, and the gradient is unchanged. `details`: scalar (λ_r), features
+    (1, H), error_bar (L1).
     """
 
     needs = frozenset({Knowledge.HEAD_GRADIENT, Knowledge.SINGLE_SAMPLE, Knowledge.SOFTMAX_LOSS})

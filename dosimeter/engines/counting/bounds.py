@@ -84,12 +84,12 @@ def _by_auxiliary(head: Head, features: Tensor, size: int, temperature: float) -
 def _by_elimination(head: Head, least: Tensor, size: int, mass: Tensor) -> Tensor:
     """Add the classes that signs do not show, of samples whose classes are all different: (C,).
 
-    The column space of ∇W contains every dᵢ = pᵢ − yᵢ. Only the label's entry of dᵢ is negative. Take a sample j of an unseen class,
-    and eliminate its entries at all seen classes: d_j + Σ αᵢ dᵢ. Here αᵢ ≥ 0, since each entry to cancel is positive and dᵢ is negative
-    there. So again only label j's entry is negative. It is minus the sum of all others, hence the largest. With several such j,
-    pivoting finds the basis rows that span the largest volume.
-    An answer is trusted if its signs are right and the remaining samples give its class little probability (`mass`, (C,)). Otherwise it
-    may be the difference of two samples of one class.
+    The column space of ∇W contains every dᵢ = pᵢ − yᵢ. Only the label's entry of dᵢ is negative. Take a sample j of an unseen class and
+    eliminate its entries at all seen classes: d_j + Σ αᵢ dᵢ. Each cancelled entry is positive, so αᵢ ≥ 0, and again only label j's
+    entry is negative. It is minus the sum of all others, hence the largest. With several such j, pivoting finds the basis rows of
+    largest volume.
+    An answer needs the right signs, and little probability of its class elsewhere (`mass`, (C,)). Otherwise it may be the difference of
+    two samples of one class.
     """
     assert head.weight_gradient is not None
     seen = torch.nonzero(least > 0).flatten()

@@ -44,11 +44,11 @@ class Decoder(nn.Module):
     """Feature (n, H) -> pixels in [0, 1] (n, channels, height, width).
 
     Xue et al., "Fast Generation-Based Gradient Leakage Attacks against Highly Compressed Gradients", INFOCOM 2023: each stage has a
-    transposed convolution of stride 2 and three residual convolutions. Five stages lead from 7 to 224 pixels, a sigmoid ends them.
-    Departures: there are as many stages as the sizes ask for, and fewer where `finest` says that the auxiliary images hold no finer
-    detail. Features are standardised with the auxiliary data's moments. A 1x1 convolution, which saves three quarters of the weights,
-    and three residual convolutions come first. A linear layer spreads a pooled feature over a small grid. Too large an output is scaled
-    down before the last convolution, too small a one is scaled up after it.
+    transposed convolution of stride 2 and three residual convolutions. Five stages lead from 7 to 224 pixels, then a sigmoid.
+    Departures: the sizes determine the number of stages; `finest` removes those beyond the auxiliary images' detail. Features are
+    standardised with the auxiliary data's moments. A 1x1 convolution, which saves three quarters of the weights, and three residual
+    convolutions come first. A linear layer spreads pooled features over a small grid. Too large outputs shrink before the last
+    convolution, too small ones grow after it.
     """
 
     mean: Tensor

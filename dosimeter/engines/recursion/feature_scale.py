@@ -42,9 +42,9 @@ def scale_feature(
     """Every scale s that fits f = s v, with ∇W = u σ vᵀ and softmax(s W v + b) − y = (σ/s) u (soft-labels Eqs. 2-4), in float64.
 
     A given `label` (C,) fixes y. Otherwise y is one-hot or smoothed (all entries but one are equal) or a mixture of two classes (all
-    but two are zero), Eq. 5. The form with fewer free entries comes first. If neither fits, a smoothed mixture is tried. Two classes
-    always fit a soft label, so theirs is taken to be hard. The misfit is relative to ‖softmax − y‖, which vanishes at the trivial
-    solution s → ∞. If no s fits, the nearest is returned. One batched grid over s replaces the paper's L-BFGS and particle swarm.
+    but two are zero), Eq. 5, the form with fewer free entries first, then a smoothed mixture. Of two classes the label is taken to be
+    hard, since every soft one fits. The misfit is relative to ‖softmax − y‖, which vanishes as s → ∞. If no s fits, the nearest is
+    returned. One batched grid replaces the paper's L-BFGS and particle swarm.
     """
     u, size, v = _rank_one(weight_gradient.double())
     if float(v.sum()) < 0:

@@ -1,13 +1,12 @@
 """How far a solution can be from the truth: an error bar from the noise, the conditioning and the residual.
 
-Noise E on the weighted gradient turns its column space by (I − UUᵀ) E V S⁻¹ and its row space by (I − VVᵀ) Eᵀ U S⁻¹, to first
-order. Let σ be the size of one entry of E. A sample with coordinates t and error e = Uᵀ w∘d then has
+To first order, noise E on the weighted gradient turns its column space by (I − UUᵀ) E V S⁻¹ and its row space by (I − VVᵀ) Eᵀ U S⁻¹.
+With σ the size of one entry of E, a sample with coordinates t and error e = Uᵀ w∘d has
 
     equations that are off by               σ ‖S⁻¹ e‖ per class, and by w p σ ‖t‖ ‖W(I − VVᵀ)‖ through the logits,
     a feature that leaves the row space by  σ ‖t‖ per coordinate.
 
-The inverse of the slopes at the solution carries the errors of the equations into the feature. A residual larger than expected
-raises σ.
+The inverse slopes at the solution carry the equations' errors into the feature. A larger residual raises σ.
 """
 
 from __future__ import annotations

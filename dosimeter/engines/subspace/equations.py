@@ -1,16 +1,12 @@
 """The equations that one sample satisfies on its own: its feature in the gradient's row space, its error in the column space.
 
-Notation: z = W f + b, ∇W = (1/B) Σ dᵢ fᵢᵀ with dᵢ = softmax(zᵢ) − yᵢ, and diag(w) ∇W = U S Vᵀ (spectrum.py). A feature is written
-f = V S t, so t says which mixture of the gradient's rows it is. Then for every true sample
+Notation: z = W f + b, ∇W = (1/B) Σ dᵢ fᵢᵀ with dᵢ = softmax(zᵢ) − yᵢ, and diag(w) ∇W = U S Vᵀ (spectrum.py). A feature is f = V S t: t
+mixes the gradient's rows. Then for every true sample
 
     (I − U Uᵀ) w∘d(t) = 0              C − 1 − B equations for B unknowns, free of the other samples
     tᵢ · eⱼ = B δᵢⱼ,  eⱼ = Uᵀ w∘dⱼ      which ties the samples to each other
 
-The second line is f G⁺ d for a sum of outer products. By it, a found sample can be peeled off although no scale is known.
-
-`labels` holds numbers for what a sample aims at: a class, a row of `targets` for given soft labels, or first · C + second for a pair of
-classes whose blend is unknown. An unknown blend y = (1 − μ) e_a + μ e_b uses up one equation: μ minimises the residual of the others,
-which is a linear problem, and d and its slopes follow μ (variable projection, Golub & Pereyra 1973).
+By the second line, a found sample can be peeled off although no scale is known.
 """
 
 from __future__ import annotations
@@ -25,7 +21,12 @@ from dosimeter.engines.subspace.spectrum import Spectrum
 
 @dataclass(frozen=True, kw_only=True)
 class Equations:
-    """A head, its gradient's spectrum, and what its loss aims at."""
+    """A head, its gradient's spectrum, and what its loss aims at.
+
+    Functions take `labels`, one number a sample: a class, a row of `targets` for given soft labels, or first · C + second for a pair of
+    classes whose blend is unknown. An unknown blend y = (1 − μ) e_a + μ e_b uses up one equation. μ minimises the residual of the
+    others, which is a linear problem, and d and its slopes follow μ (variable projection, Golub & Pereyra 1973).
+    """
 
     spectrum: Spectrum
     weight: Tensor  # (C, H) divided by the loss's temperature

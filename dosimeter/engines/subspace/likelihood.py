@@ -1,14 +1,12 @@
 """The most likely features behind a distorted gradient, each with its spread. They are guesses: nothing is proved.
 
-The model: a feature is the prior mean times the sample's gain, plus a deviation that the whole batch shares, plus the sample's own,
+A feature is the prior mean times the sample's gain, plus a deviation of the whole batch, plus the sample's own:
 
     f_ih = g_i π_h + q_h (δ_h + ε_ih),   δ_h ~ N(0, u),   ε_ih ~ N(0, v)        π and q: feature_prior.py
 
-and the gradient is ∇W = (1/B) Σ dᵢ fᵢᵀ with dᵢ = softmax(W fᵢ + b) − yᵢ. Some of its entries are known up to noise, of others only
-bounds are known (distortion.py). Expectation maximisation finds g, u and v along with the features; nothing is tuned to a data set.
-Given the errors dᵢ, each column of the features has a Gaussian posterior of B dimensions, and the bounds on a label's row cut its
-marginals. The errors follow from the features, so the two alternate. Behind a ReLU the model is that of the value before it, and the
-feature is the positive part.
+Behind a ReLU this holds for the value before it. Of ∇W = (1/B) Σ dᵢ fᵢᵀ some entries are known up to noise, others by bounds
+(distortion.py). Expectation maximisation finds g, u, v and the features. Given the errors dᵢ, each feature column has a Gaussian
+posterior, whose marginals the bounds cut. The errors follow from the features, so the two alternate.
 """
 
 from __future__ import annotations

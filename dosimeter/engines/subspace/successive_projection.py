@@ -20,10 +20,10 @@ def extreme_starts(
     """Coordinates (n, B) and labels (n,) of starts, beyond the samples found at `t` (k, B) with `errors` (k, B) and `labels`.
 
     A class without samples has the row Σ pᵢ fᵢ / B and the bias entry Σ pᵢ / B. Their quotient is a mean of the features. With a
-    confident head, one sample has all of the class's probability, and the quotient is its feature: an extreme point among all
-    quotients. From these, three steps alternate. The features give the errors by ∇W = Dᵀ F / B, the errors give the labels, and
-    softmax(W f + b) − y gives new features. They converge because a confident softmax hardly depends on its logits.
-    Without a bias gradient, or with soft targets, there are no starts.
+    confident head one sample has nearly all of the probability, and the quotient is its feature: an extreme point. From these, three
+    steps alternate: features give errors by ∇W = Dᵀ F / B, errors give labels, and softmax(W f + b) − y gives new features. A confident
+    softmax hardly depends on its logits, so they converge.
+    There are no starts without a bias gradient or with soft targets.
     """
     nothing = t.new_empty(0, equations.rank), labels[:0]
     if equations.bias_target is None or equations.targets is not None or equations.blends:
