@@ -13,7 +13,6 @@ from torch import nn
 import dosimeter as dm
 from dosimeter.config import construct, describe
 from dosimeter.interfaces import ActiveAttack, Attack, Defense, FeatureRecovery, LabelRecovery, Loss, Metric, Training
-from dosimeter.listing import REGISTRIES, catalogue
 from dosimeter.registry import ATTACKS, DEFENSES, FEATURES, LABELS, LOSSES, METHODS, METRICS, TRAININGS, Registry, options_of
 from dosimeter.types import Knowledge, Refused
 
@@ -179,11 +178,3 @@ def test_every_interface_has_its_registry():
     assert {"idlg", "ilrg"} <= set(LABELS)
     assert {"dlg", "inverting_gradients"} <= set(ATTACKS)
     assert {"gaussian_noise", "clipping", "pruning"} <= set(DEFENSES)
-
-
-def test_the_catalogue_is_complete_and_plain():
-    entries = catalogue(list(REGISTRIES))
-    assert {(entry["kind"], entry["name"]) for entry in entries} == {
-        (kind, name) for kind, registry in REGISTRIES.items() for name in registry
-    }
-    json.dumps(entries, allow_nan=False)
