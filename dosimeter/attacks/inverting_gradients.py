@@ -36,8 +36,8 @@ class InvertingGradients(MatchingAttack):
     Geiping et al., "Inverting Gradients: How easy is it to break privacy in federated learning?", NeurIPS 2020: Eq. (4), cosine
     distance plus total variation. Adam's step of .1 is cut to a tenth at 3/8, 5/8 and 7/8 of the steps. Signed steps improve faster at
     first; plain steps end lower.
-    Departures: total variation weighs at most a tenth of the distance at the start. Restarts are compared by the whole objective.
-    `polish` is ours.
+    Departures: total variation weighs at most a tenth of the distance at the start. Restarts are compared by their objective. `polish`
+    is ours.
     `features` adds Wang et al., "Towards Eliminating Hard Label Constraints in Gradient Inversion Attacks", ICLR 2024, Eq. (8): β is
     `feature_weight`, α `head_weight`; "labels" takes the label recovery's features.
     """

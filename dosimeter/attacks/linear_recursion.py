@@ -33,9 +33,9 @@ class LinearRecursion(Attack):
     Wang, Liang and He, "Towards Eliminating Hard Label Constraints in Gradient Inversion Attacks", ICLR 2024: Section 4.2, Eqs.
     (6)-(7), from the feature of Eqs. (2)-(5). With a bias, first-layer quotients ∇W_l / ∇b_l are inputs (Aono et al., IEEE TIFS 2018),
     in batches where one sample fires alone (Pan et al., USENIX Security 2022).
-    Departures: Eq. (7) uses every row, by least squares. A soft label's form fixes the scale. The input must reproduce the feature and
-    lie in the data range. If several scales are left, or with two classes and no label, the outcome is ambiguous. In batches a second
-    neuron or 8-bit levels confirm a quotient. Without bias, secure aggregation is refused.
+    Departures: Eq. (7) uses every row, by least squares. A soft label's form fixes the scale. Inputs must reproduce the feature, then
+    lie in the data range. Several such scales, or two classes without label, are ambiguous. In batches a second neuron or 8-bit levels
+    confirm quotients. Without bias, secure aggregation is refused.
     """
 
     needs: ClassVar[frozenset[Knowledge]] = frozenset()  # the first layer's gradient, or that of every layer

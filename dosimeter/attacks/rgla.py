@@ -42,7 +42,7 @@ class RGLA(DecodingAttack):
         return FEATURES.build(self.features, **options)(exposure, labels, own)
 
     def _check(self, exposure: Exposure, labels: LabelEstimate | None) -> None:
-        """What the published recovery needs beyond the other one."""
+        """Check what the published recovery needs beyond `subspace`."""
         if labels is None:
             raise Refused('rgla with features="rgla" needs labels: pass labels=, or take features="subspace", which does without')
         if find_head(exposure).bias_gradient is None:

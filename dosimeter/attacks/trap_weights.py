@@ -24,11 +24,9 @@ class TrapWeights(ActiveAttack):
     """Gives the first linear layer rows that fire for few samples, and reads those that fired for one alone.
 
     Boenisch et al., "When the Curious Abandon Honesty: Federated Learning Is Not Private", IEEE EuroS&P 2023: Section 4.1. Half of each
-    row's weights are negative, the other half has the same magnitudes scaled by s < 1. The quotients of weight and bias gradients are
-    inputs.
+    row's weights are negative, the others have their magnitudes times s < 1. The quotients of weight and bias gradients are inputs.
     Departures: before convolutions the layer is inserted (the paper rewrites them). By default a natural image fires one row in
-    `expected`. A quotient is claimed only if two rows agree on it or it lies on 8-bit levels; mixtures do neither. Each `round` has
-    other rows.
+    `expected`. Two agreeing rows or 8-bit levels must confirm a quotient; mixtures have neither. Each `round` has other rows.
     Secure aggregation mixes all clients' samples. After local steps, rows that fire for one sample alone still work.
     """
 

@@ -28,11 +28,11 @@ class SoftScalar(LabelRecovery):
     """Recovers the soft label of a single sample by a search over one scalar, without any bias.
 
     Wang et al., "Towards Eliminating Hard Label Constraints in Gradient Inversion Attacks", ICLR 2024: Eqs. (2)-(5). In one sample's
-    gradient (p − y) fᵀ each row is the feature times a scalar, which fixes the label. The right label is of the `family`.
+    gradient (p − y) fᵀ each row is the feature times a scalar, which fixes the label; the right one is of the `family`.
     `search="published"`: L-BFGS, then a particle swarm, with the released code's constants.
     Departures of `search="grid"`: a shared bias gradient gives the scalar (`use_bias`), else a grid and Gauss-Newton. The distance from
     the family is relative to the scalar. Mixup and one-hot want zeros.
-    `soft` is what the loss aimed at. `certified`: it is of the family, and the gradient is unchanged. `details`: scalar (λ_r), features
+    `soft` is what the loss aimed at. `certified` if that is of the family and the gradient unchanged. `details`: scalar (λ_r), features
     (1, H), error_bar (L1).
     """
 

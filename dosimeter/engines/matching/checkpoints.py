@@ -19,7 +19,7 @@ SAME_UPDATE = 1e-3  # of a layer's norm: updates no further apart are one update
 
 
 class Checkpoint:
-    """The checkpoint of one run, under a name that depends on everything that the run depends on but the update.
+    """The checkpoint of one run. Its name depends on all inputs of the run except the update.
 
     A GPU computes the last bits of a gradient differently each time. So the file holds a sketch of the update, and a run resumes
     where the sketches agree. Outside of `save_checkpoints` nothing is written.
@@ -77,7 +77,7 @@ def write_preview(samples: Tensor, normalization: Normalization, file: Path) -> 
 
 
 def _fingerprint(exposure: Exposure, recipe: Recipe, start: Tensor, targets: Tensor | None) -> str:
-    """Of the recipe, the protocol, the model, the labels and the start, the last of which stands for the seed."""
+    """A hash of the recipe, the protocol, the model, the labels and the start. The start stands for the seed."""
     public = exposure.public
     protocol = (public.training, public.loss, public.train_mode, public.normalization)
     problem = (dataclasses.replace(recipe, seconds=None), protocol, tuple(exposure.update), exposure.model.state_dict(), targets, start)
@@ -85,13 +85,13 @@ def _fingerprint(exposure: Exposure, recipe: Recipe, start: Tensor, targets: Ten
 
 
 def _sketch(update: Update) -> Tensor:
-    """Of every layer its norm and its product with a fixed vector: (layers, 2)."""
+    """Every layer's norm, and its product with a fixed vector: (layers, 2)."""
     layers = [change.detach().flatten().double().cpu() for change in update.values()]
     return torch.stack([torch.stack([layer.norm(), layer @ torch.arange(len(layer), dtype=torch.float64).cos()]) for layer in layers])
 
 
 def _parts(value: object) -> Iterator[str | Tensor]:
-    """All that a value is made of, tensors to the last bit: `repr` would round and shorten them."""
+    """The parts of a value, with every bit of its tensors. `repr` would round and shorten tensors."""
     if isinstance(value, Tensor):
         yield f"{value.dtype} {tuple(value.shape)}"
         yield value

@@ -53,10 +53,10 @@ def choose(problem: Problem, variables: Tensor) -> Evaluator:
 
 
 def reason_against_batching(problem: Problem, variables: Tensor) -> str:
-    """Why two restarts side by side would not have the gradients that each has alone, tried in double precision, or nothing.
+    """Why restarts must not share one forward pass: together, two have other gradients than alone. Empty if they may.
 
     `torch.func.vmap` silently gives wrong second derivatives through layer norm, instance norm and batch norm in train mode. A model
-    that draws random numbers differs from call to call.
+    that draws random numbers differs from call to call. So two restarts are tried, in double precision.
     """
     one_by_one = "restarts ran one by one, as"
     double = in_double_precision(problem)

@@ -1,4 +1,4 @@
-"""The fast paths: the functional form captured in a CUDA graph, as it is or, first, compiled."""
+"""The fast paths: the functional form is recorded as a CUDA graph, with or without compiling it first."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class _Recorded:
 
 @contextmanager
 def _no_garbage_collected() -> Iterator[None]:
-    """Collect an earlier attack's garbage before the recording: to free device memory in the middle of one breaks it."""
+    """Collect garbage before a recording and not during it: freeing device memory breaks a recording."""
     gc.collect()
     collecting = gc.isenabled()
     gc.disable()

@@ -45,7 +45,7 @@ class FeatureTerm:
     note: str = ""
 
     def layer_weights(self, head_weight: float | None) -> dict[str, float] | None:
-        """α of Eq. (8) for the head's own gradient; 0 where features stand in for it and nothing else is asked for."""
+        """α of Eq. (8), the weight of the head's own gradient. By default it is 0, since the features replace that gradient."""
         if not self.priors:
             return None
         return dict.fromkeys(self.head_parameters, 0.0 if head_weight is None else head_weight)
@@ -57,7 +57,7 @@ class FeatureTerm:
 def feature_term(
     method: str | None, exposure: Exposure, labels: LabelEstimate | None, rng: Generator, *, weight: float, distance: Distance
 ) -> FeatureTerm:
-    """Recover features with `method` and make a term of those that are certified; where there are none the note says so.
+    """Recover features with `method` and make a term of the certified ones. If there are none, the note says so.
 
     The recovery draws from a stream of its own, so that asking for features does not move the attack's starting point.
     """

@@ -16,7 +16,7 @@ from dosimeter.types import LabelEstimate, Refused
 
 @dataclass(frozen=True, kw_only=True)
 class Guess:
-    """The fixed part of a guess, and how its moving part lies in one row of numbers a restart."""
+    """The fixed part of a guess. The moving part is one row of numbers for each restart: see `unpack`."""
 
     shape: tuple[int, ...]  # (B, *input shape)
     classes: int
@@ -37,7 +37,7 @@ class Guess:
         return inputs.flatten(1) if logits is None else torch.cat([inputs.flatten(1), logits.flatten(1)], 1)
 
     def clamp_to_range(self, variables: Tensor) -> Tensor:
-        """Inputs back into the data range, (R, D)."""
+        """Clamp the inputs to the data range: (R, D)."""
         inputs, logits = self.unpack(variables)
         return self.pack(inputs.clamp(self.low, self.high), logits)
 

@@ -21,7 +21,7 @@ Buffers = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Terms:
-    """What changes from step to step while the shapes stay: tensors only, so that a compiled form can take them."""
+    """What changes from step to step. All are tensors of fixed shapes, so that a compiled form can take them."""
 
     matching: Tensor  # () 1 where the update is matched, 0 before that
     priors: Tensor  # (P,) the weight of each prior
@@ -67,10 +67,10 @@ class Objective:
         return other
 
     def rearrange(self, *, end_to_end: bool = False, channels_last: bool = False) -> Objective:
-        """The same objective with layers whose second derivatives cost least in a functional form; values stay.
+        """The same objective with layers whose second derivatives are cheapest in a functional form. Values stay the same.
 
-        `end_to_end` compares all layers as one vector, where the distance allows it: a GPU waits for hundreds of kernels on one layer each.
-        `channels_last` lays out the convolutions' weights as GPUs like them.
+        `end_to_end` compares all layers as one vector, where the distance allows it: on a GPU, one kernel for each layer is slow.
+        `channels_last` stores the convolutions' weights in the order that is fastest on GPUs.
         """
         other = copy.copy(self)
         other.model = copy.deepcopy(self.model)
@@ -114,7 +114,7 @@ class Objective:
         return self.recipe.distance(guess, target, terms.layers, sizes)
 
     def _distance_end_to_end(self, update: Update, names: Sequence[str], terms: Terms) -> Tensor:
-        """The same over one vector. A layer's weight w is a factor √w on its entries on both sides; a mask is a factor of 0 or 1."""
+        """The distance over one vector. A layer's weight w becomes a factor √w on its entries in guess and target, a mask one of 0 or 1."""
         guess, target = (_wide(self._lay_end_to_end([side[name] for name in names])) for side in (update, self.target))
         sizes = torch.stack([self.sizes[name] for name in names])
         factors = None if terms.masks is None else self._lay_end_to_end(terms.masks)
@@ -128,7 +128,7 @@ class Objective:
         return self.recipe.distance([guess], [target], None, None if terms.masks is not None else sizes.sum()[None])
 
     def _lay_end_to_end(self, tensors: Sequence[Tensor]) -> Tensor:
-        """Layers end to end, each in the order of its entries in memory: most then need no copy of their own."""
+        """All layers in one vector, each in its order in memory, which saves most copies."""
         return torch.cat([(t.permute(0, 2, 3, 1) if self.channels_last and t.ndim == 4 else t).reshape(-1) for t in tensors])
 
     def soft_targets(self, logits: Tensor) -> Tensor:
@@ -150,7 +150,7 @@ class Objective:
 
 
 def _wide(tensor: Tensor) -> Tensor:
-    """At least single precision: sums over a whole update overflow and cancel in less."""
+    """In single precision at least. In half precision, sums over a whole update overflow and cancel."""
     return tensor if tensor.dtype == torch.float64 else tensor.float()
 
 

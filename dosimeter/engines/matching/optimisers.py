@@ -147,7 +147,7 @@ def _require_memory(needed: int, device: torch.device) -> None:
 
 
 def _median(rows: Tensor) -> Tensor:
-    """(R, D) -> (R, 1), the lower median of each row; on a GPU by sorting, since PyTorch's selection gives a row to one block."""
+    """(R, D) -> (R, 1), the lower median of each row; on a GPU by sorting, since PyTorch's median uses one block for a whole row."""
     if not rows.is_cuda:
         return rows.median(dim=1, keepdim=True).values
     return rows.sort(dim=1).values[:, (rows.shape[1] - 1) // 2, None]

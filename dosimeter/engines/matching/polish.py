@@ -31,7 +31,7 @@ def polish(
     seconds: float | None = None,
     path: Path = "auto",
 ) -> Reconstruction:
-    """L-BFGS on the squared error of the update, from a guess that is near; the guess itself where that leads nowhere.
+    """L-BFGS on the squared error of the update, from a near guess. Returns the guess itself if that does not help.
 
     Near a solution the error falls by orders of magnitude. Where the error falls by less, the guess lies in another valley, or only noise
     is left to fit. The priors then say more about the inputs than the rest of the error.

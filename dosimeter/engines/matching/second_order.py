@@ -1,4 +1,4 @@
-"""Convolutions and batch norms in forms whose second derivatives cost no more than they must; numbers and names stay."""
+"""Convolutions and batch norms in forms with cheaper second derivatives. Values and parameter names stay the same."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Settings = tuple[list[int], list[int], list[int], int]  # stride, padding, dilat
 def lighten(model: nn.Module, *, grouped_only: bool) -> None:
     """Give plain convolutions, and plain batch norms in eval mode, their cheaper forms, in place; or grouped convolutions alone.
 
-    Eager double backward wins only with groups: it cannot see that nobody asks for a slope at the kernel, and takes one.
+    In eager double backward only grouped convolutions gain: it computes the slope at the kernel although nobody needs it.
     """
     for module in model.modules():
         if _is_plain_convolution(module, grouped_only):
@@ -56,9 +56,9 @@ class Convolution(nn.modules.conv._ConvNd):
 
 
 class FixedNorm(nn.modules.batchnorm._BatchNorm):
-    """A batch norm over running statistics as what it is then: one factor and one shift a channel.
+    """A batch norm over running statistics: one factor and one shift a channel.
 
-    PyTorch differentiates its own twice by a formula that is made for train mode and has no batching rule.
+    PyTorch's second derivative of batch norm is the formula of train mode, which has no batching rule.
     """
 
     def forward(self, input: Tensor) -> Tensor:

@@ -47,7 +47,7 @@ def begin(problem: Problem, rng: Generator, start: Tensor | None = None) -> Stat
 
 
 def forget_best_objective(state: State) -> None:
-    """The objective is made of other parts from here on: earlier values do not compare."""
+    """Forget the best values: the objective now has other parts, and earlier values cannot be compared."""
     state.best_objective.fill_(torch.inf)
     state.improved_at, state.improved_to = state.step, torch.inf
 
@@ -109,7 +109,7 @@ def to_tensors(state: State, rng: Generator) -> dict[str, Tensor]:
 
 
 def restore(state: State, rng: Generator, tensors: dict[str, Tensor]) -> None:
-    """Go on where `to_tensors` was taken, bit for bit."""
+    """Continue from what `to_tensors` saved, bit for bit."""
     device = state.variables.device
     state.variables, state.best, state.best_objective, state.alive = (
         tensors[name] for name in ("variables", "best", "best objective", "alive")

@@ -1,4 +1,4 @@
-"""What every evaluation of an attack stands in: random numbers of its own, a precision, and layers with two derivatives."""
+"""The settings of every evaluation of an attack: its own random numbers, a precision, and layers with two derivatives."""
 
 from __future__ import annotations
 

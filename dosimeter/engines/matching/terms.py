@@ -55,7 +55,7 @@ class TermSchedule:
         return [self.problem.objective.target[name] for name in names]
 
     def _constant(self, *values: float) -> Tensor:
-        """Numbers on the device. They are sent once, since every sending waits for all that runs there."""
+        """Numbers on the device. They are copied there once, since every copy waits until the device is idle."""
         if values not in self._constants:
             self._constants[values] = self.problem.guess.low.new_tensor(values)
         return self._constants[values]
