@@ -19,7 +19,14 @@ COMPUTED = {  # equations of each paper that the code must name
     "ilrg": [(i,) for i in range(1, 8)],
     "soft-labels": [(i,) for i in range(2, 9)],
     "hfginv": [(i,) for i in range(3, 13)],
-    "thesis": [(3, 19), *((4, i) for i in range(14, 22)), (5, 12), (5, 14), *((5, i) for i in range(16, 25))],
+    "thesis": [
+        (3, 12),
+        (3, 19),
+        *((4, i) for i in range(13, 22)),
+        *((5, i) for i in range(9, 13)),
+        (5, 14),
+        *((5, i) for i in range(16, 25)),
+    ],
 }
 
 

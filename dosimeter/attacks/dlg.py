@@ -26,10 +26,10 @@ class DLG(MatchingAttack):
     """Moves dummy inputs and dummy labels until their gradient is the client's.
 
     Zhu, Liu and Han, "Deep Leakage from Gradients", NeurIPS 2019: Eq. (1), Algorithm 1. L-BFGS with step 1 and no line search, from
-    normal noise. Labels are softmaxes of logits. A step is one gradient evaluation; the paper's is up to 20.
+    normal noise. Labels are softmaxes of logits. The paper's step is up to 20 of ours.
     Departures: the best of `restarts` starts is returned. Given labels stay fixed (Zhao et al., "iDLG", 2020) unless `joint_labels`.
     The run stops at a relative distance of `found`. If `patience` steps gain less than a tenth, or no start is finite, fresh starts
-    follow. `restarts=1, patience=None` is the paper's run.
+    follow. `restarts=1, patience=None` is published.
     `features` adds Wang et al., "Towards Eliminating Hard Label Constraints in Gradient Inversion Attacks", ICLR 2024, Eq. (8): β is
     `feature_weight`, α `head_weight`.
     """

@@ -40,11 +40,11 @@ class GradFilt(FilteringAttack):
 
     Zhang, Guo and Li, "GradFilt: Class-wise Targeted Data Reconstruction from Gradients in Federated Learning", WWW 2024; thesis
     chapter 5: separation (Eqs. 5.9-5.12), label restoration (Eq. 5.14), calibration (Eqs. 5.16-5.22), matching under the cosine
-    distance (Eq. 5.23). Many samples need `gradfilt_imprint`.
-    Departures: the calibration's signs and multi-target rows are corrected (see `calibrate`). Ω is 1,000 and α is 1, which the thesis
-    leaves open. If no layer is narrower than an input, each target class's mean feature is matched, else the update, with least squares
-    at the end. `matched="update"` is Eq. (5.23) plus total variation. Batch norm in train mode and local steps make the separation
-    inexact.
+    distance (Eq. 5.23). See also `gradfilt_imprint`.
+    Departures: the calibration's signs and multi-target rows are corrected (see `calibrate`). The thesis leaves Ω and α open (here
+    1,000 and 1). If no layer is narrower than an input, each target class's mean feature is matched, else the update, with least
+    squares at the end. `matched="update"` is Eq. (5.23) plus total variation. Batch norm in train mode and local steps make the
+    separation inexact.
     """
 
     steps: PositiveInt = 4800

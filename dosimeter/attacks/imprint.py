@@ -26,10 +26,10 @@ class Imprint(ActiveAttack):
 
     Fowl et al., "Robbing the Fed: Directly Obtaining Private Data in Federated Learning with Modified Models", ICLR 2022: the rows
     compare one linear functional with its quantiles, and differences of adjacent rows' gradients give the samples (Eq. 6). `sparse` is
-    their variant whose rows answer only in their bin.
-    Departures: several functionals share the rows (published: `functionals=("brightness",)`). Linear dependences separate samples that
-    share bins. 8-bit levels, another bin or the model's derivative must confirm a sample. Quantiles are normal, with natural images'
-    moments. The layer adds its mean answer to the input. Each `round` has other bins.
+    their variant.
+    Departures: several functionals share the rows (published: `functionals=("brightness",)`). Linear dependences separate shared bins.
+    8-bit levels, another bin or the model's derivative must confirm a sample. Quantiles are normal, with natural images' moments. The
+    layer adds its mean answer to the input. Each `round` has other bins.
     Secure aggregation mixes all clients' samples. After local steps none is claimed.
     """
 

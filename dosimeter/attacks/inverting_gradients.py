@@ -39,7 +39,7 @@ class InvertingGradients(MatchingAttack):
     Departures: total variation weighs at most a tenth of the distance at the start. Restarts are compared by their objective. `polish`
     is ours.
     `features` adds Wang et al., "Towards Eliminating Hard Label Constraints in Gradient Inversion Attacks", ICLR 2024, Eq. (8): β is
-    `feature_weight`, α `head_weight`; "labels" takes the label recovery's features.
+    `feature_weight`, α `head_weight`; "labels" takes the label recovery's.
     """
 
     needs: ClassVar[frozenset[Knowledge]] = frozenset({Knowledge.LABELS})

@@ -32,10 +32,10 @@ class LinearRecursion(Attack):
 
     Wang, Liang and He, "Towards Eliminating Hard Label Constraints in Gradient Inversion Attacks", ICLR 2024: Section 4.2, Eqs.
     (6)-(7), from the feature of Eqs. (2)-(5). With a bias, first-layer quotients ∇W_l / ∇b_l are inputs (Aono et al., IEEE TIFS 2018),
-    in batches where one sample fires alone (Pan et al., USENIX Security 2022).
+    in batches for neurons that one sample fires (Pan et al., USENIX Security 2022).
     Departures: Eq. (7) uses every row, by least squares. A soft label's form fixes the scale. Inputs must reproduce the feature, then
-    lie in the data range. Several such scales, or two classes without label, are ambiguous. In batches a second neuron or 8-bit levels
-    confirm quotients. Without bias, secure aggregation is refused.
+    lie in the data range. Several such scales, or two classes without label, are ambiguous. A second neuron or 8-bit levels confirm
+    quotients. Without bias, secure aggregation is refused.
     """
 
     needs: ClassVar[frozenset[Knowledge]] = frozenset()  # the first layer's gradient, or that of every layer

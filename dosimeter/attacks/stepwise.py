@@ -23,12 +23,12 @@ from dosimeter.types import Knowledge, LabelEstimate, Reconstruction
 @ATTACKS.register("stepwise")
 @dataclass(frozen=True, kw_only=True)
 class Stepwise(MatchingAttack):
-    """Matches the deepest layers first and then more and more, hides random entries at every step, and adds the priors last.
+    """Matches the deepest layers first and adds others, hides random entries at every step, and adds the priors last.
 
     Ye et al., "High-Fidelity Gradient Inversion in Distributed Learning" (HFGInv), AAAI 2024, Stage II: Eqs. (9)-(12). Cosine distance
     under fresh dropout masks. Total variation starts after 1/5 (T₁), batch-norm statistics after 1/3 (T₂) of the steps. `variant` is
     the paper (sign, isotropic total variation) or its released code (soft sign, L1 variation, first two batch norms weighted 1.3 and
-    3). The stem and the first block are never matched.
+    3). Stem and first block are never matched.
     Departures: onsets are fractions of `steps`. A ninth of the layers enters at once. Total variation is a mean, batch-norm statistics
     are in the norm's units. Gradients are not doubled at first, which Adam undoes.
     """

@@ -28,11 +28,11 @@ class Soteria(Defense):
     """Zeroes the columns of the head's gradient whose features say most about the input.
 
     Sun et al., "Soteria: Provable Defense against Privacy Leakage in Federated Learning from Representation Perspective", CVPR 2021.
-    Let r be the input of the last linear layer. The ⌊ratio · H⌋ features with the largest |r_i| / ‖∂r_i/∂X‖, for ‖r_i (∂r_i/∂X)⁻¹‖, are
+    Let r be the input of the last linear layer. The ⌊ratio · H⌋ features with the largest |r_i| / ‖∂r_i/∂X‖ (for ‖r_i (∂r_i/∂X)⁻¹‖) are
     zeroed in ∇W = Σ (p − y) rᵀ. Scores are summed over the batch.
-    List it after the defenses of data and model, whose outcome it scores.
-    Departure: `probes` random sign vectors v estimate all norms, as E (∂r_i/∂X · v)² = ‖∂r_i/∂X‖², without one backward pass a feature.
-    In train mode, batch norm makes each feature depend on all samples; the estimate includes those slopes.
+    List it after the defenses of data and model.
+    Departure: `probes` random sign vectors v estimate all norms, as E (∂r_i/∂X · v)² = ‖∂r_i/∂X‖², without a backward pass each. In
+    train mode, batch norm makes each feature depend on all samples; the estimate includes those slopes.
     """
 
     side: ClassVar = "update"

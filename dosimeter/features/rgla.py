@@ -30,8 +30,8 @@ class RGLA(FeatureRecovery):
     "RGLA: Reverse Gradient Leakage Attack using Inverted Cross-Entropy Loss Function": Algorithm 1, Eqs. (3)-(7), Propositions 1 and 2;
     `initialisation` has the six of Table 7. The objective, with D = (softmax(ŷ) − y)/B, is
         weight_term ‖∇W Wᵀ − Dᵀ(ŷ − b)‖² + bias_term ‖∇b − Dᵀ1‖² + loss_term (loss(ŷ) − estimate)².
-    `detached=True` is the released code: no derivative of D, hence none of the second term, plain cross-entropy in the third, and steps
-    that fall by `decay` every 1,000.
+    `detached=True` is the released code: no derivative of D, hence none of the second term, plain cross-entropy, and a `decay` of the
+    step every 1,000 steps.
     Departures: features follow the labels, not the true logits. Clipping is not undone with a known norm. Non-positive log arguments in
     Proposition 2 are dropped, as in the released code.
     """

@@ -24,10 +24,10 @@ from dosimeter.types import FeatureEstimate, Knowledge, LabelEstimate, Outcome
 class Subspace(FeatureRecovery):
     """Takes the head's gradient apart into its samples exactly, with labels known or unknown, and certifies each.
 
-    Ours; in no paper. ∇W = (1/B) Σ dᵢ fᵢᵀ has rank B if B ≤ min(C − 1, H). Its row space then holds every feature, its column space
-    every error. Each sample has C − 1 − B equations of its own (engines/subspace/equations.py). Beyond B = (C − 1)/2, joint.py fits the
-    batch at once. No labels, batch size, bias or scale are needed.
-    `targets`: "declared" by the loss, "smoothed", "mixed" in pairs, or "any". Labels may be partial (-1: unknown) or soft.
+    Ours; in no paper. ∇W = (1/B) Σ dᵢ fᵢᵀ has rank B if B ≤ min(C − 1, H). Its row space holds every feature, its column space every
+    error. Each sample has C − 1 − B equations of its own (engines/subspace/equations.py). Beyond B = (C − 1)/2, joint.py fits the batch
+    at once. No labels, batch size, bias or scale are needed.
+    `targets`: "declared", "smoothed", "mixed" in pairs, or "any". Labels may be partial (-1: unknown) or soft.
     A certified sample has an error bar (eight deviations) of at most 1e-2, is isolated, has a whole multiplicity, and is non-negative
     where features are.
     """

@@ -24,10 +24,10 @@ class GradientBridge(LabelRecovery):
 
     Zhang's thesis, Chapter 4 (GDBR): Theorems 3 and 4, Eqs. (4.13)-(4.21). The products of Eqs. (4.14) and (4.17) are read as
     divisions, as the theorems need. From `layer` (by default the last shared one) to the head, layers are linear with ReLUs between,
-    the first perhaps a convolution to 1x1.
+    the first maybe a 1x1-output convolution.
     Departures: a shared bias gradient is the gradient at z, else ∇W v with x·v ≈ 1 on auxiliary samples. Gradients are divided by how
-    often a unit is active, which also weighs the equations. `as_published=True` restores the thesis. Dummies are uniform pixels. Counts
-    sum to the batch size.
+    often a unit is active, which weighs the equations. `as_published=True` restores the thesis. Dummies are uniform pixels. Counts sum
+    to the batch size.
     `details`: logit_gradient (C,), the mean gradient at the logits.
     """
 

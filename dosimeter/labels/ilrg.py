@@ -34,7 +34,7 @@ class ILRG(LabelRecovery):
     Departures: the client's loss is used, Σ_j k_j ∂ℓ(z_j, j)/∂z_i = K ∇b_i (for cross-entropy Eq. 6). Shares k/K are solved for, so K
     can be inferred. Counts sum to the batch size. Embeddings that diverge become the mean feature. With few classes present,
     `refinements` rounds solve without Approximation 2. `as_published=True` undoes these last three and rounds as the paper does. Only
-    the `candidates` classes with the smallest bias gradients are kept (below Eq. 7).
+    the `candidates` smallest bias gradients are kept (below Eq. 7).
     `details`: embeddings (n, H), probabilities (n, n), classes (n,), one row a candidate.
     """
 

@@ -20,12 +20,12 @@ from dosimeter.types import Knowledge, LabelEstimate
 class LLG(LabelRecovery):
     """Counts each class by how often one sample's average impact fits into its gradient row sum.
 
-    Wainakh et al., "User-Level Label Leakage from Gradients in Federated Learning", PoPETs 2022, Algorithm 1: one sample for each
-    negative row, then one more at a time for the row that is smallest less its impact.
+    Wainakh et al., "User-Level Label Leakage from Gradients in Federated Learning", PoPETs 2022, Algorithm 1: each
+    negative row gets a sample, then the rest go one by one to the smallest row less its impact.
     Departures: the second stage is solved at once, and every class has probability 1/C. With mean feature sum σ a row sums to
     σ (1/C − n/B). If N negative rows hold all samples, they sum to σ (N/C − 1), which gives σ and the offset σ/C. The paper has
-    (1 + 1/C) for 1 / (1 − N/C) and no offset (`as_published=True`). A present class's positive row makes σ too small; llg_star
-    measures it.
+    (1 + 1/C) for 1 / (1 − N/C) and no offset (`as_published=True`). A present class's positive row makes σ too
+    small (see llg_star).
     """
 
     needs = frozenset({Knowledge.HEAD_GRADIENT, Knowledge.SOFTMAX_LOSS, Knowledge.BATCH_SIZE})

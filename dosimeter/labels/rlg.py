@@ -29,8 +29,7 @@ class RLG(LabelRecovery):
     Section 2.2: ∇Wᵀ = P Σ Q, and class c is present iff some r has r·q_c < 0 and r·q_j ≥ 0 for all j ≠ c. Features may have any sign.
     The rank must be below min(classes − 1, features).
     Departures: the rank is numerical (the released code takes the true batch size). Present classes share the batch by their rows'
-    lengths. Only the `candidates` longest rows are tried. `as_published=True` stops at presence and accepts a full rank, where every
-    class separates.
+    lengths. Only the `candidates` longest rows are tried. `as_published=True` stops at presence and accepts a full rank.
     """
 
     needs = frozenset({Knowledge.HEAD_GRADIENT, Knowledge.SOFTMAX_LOSS})

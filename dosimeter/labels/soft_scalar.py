@@ -32,8 +32,8 @@ class SoftScalar(LabelRecovery):
     `search="published"`: L-BFGS, then a particle swarm, with the released code's constants.
     Departures of `search="grid"`: a shared bias gradient gives the scalar (`use_bias`), else a grid and Gauss-Newton. The distance from
     the family is relative to the scalar. Mixup and one-hot want zeros.
-    `soft` is what the loss aimed at. `certified` if that is of the family and the gradient unchanged. `details`: scalar (λ_r), features
-    (1, H), error_bar (L1).
+    `soft` is what the loss aimed at. `certified` holds for unchanged gradients of that family. `details`: scalar (λ_r), features (1,
+    H), error_bar (L1).
     """
 
     needs = frozenset({Knowledge.HEAD_GRADIENT, Knowledge.SINGLE_SAMPLE, Knowledge.SOFTMAX_LOSS})

@@ -29,7 +29,7 @@ def score(
     - inputs, features: `mean` of the auxiliary data, and `nearest`, the auxiliary sample nearest to the truth. Without auxiliary data
       `gray`, the mid-gray image, or `zero`.
     - labels: `prior`, random labels of the auxiliary distribution (uniform without).
-    - all: `foreign`, what the method recovered from another gradient.
+    - all: `foreign`, recovered from another gradient.
     - inputs: `found.nulls`, what a method's own prior draws.
 
     `normalization` overrides the one in `found`. `auxiliary` defaults to what `exposure` grants. Features need `exposure`, since its

@@ -44,12 +44,12 @@ def decode_bins(
 
     A bin holds (U, S) = Σ δ_i (x_i, 1). If it holds one sample, x = U/S. Any of these confirms x:
 
-    - Its pixels lie on many of a picture's 256 levels. Mixtures lie between levels.
+    - Its pixels lie on many of a picture's 256 levels, unlike mixtures.
     - Another functional's bin has the same content, and the model roughly gives x the weight S (`replay`).
     - The model gives x exactly the weight S.
 
     If some samples lie on levels, one off them is a mixture, unless noise hides its levels. Confirmed samples are subtracted from all
-    bins. If none is alone, `separate_shared_bins` separates those that share all bins. Only levels or the exact weight confirm these.
+    bins. `separate_shared_bins` separates those that share all bins. Only levels or the exact weight confirm these.
     """
     bins = _Bins(layer, weight_gradient, bias_gradient, normalization, shape)
     whole = float(bins.contents.norm())

@@ -84,7 +84,7 @@ def _by_auxiliary(head: Head, features: Tensor, size: int, temperature: float) -
 def _by_elimination(head: Head, least: Tensor, size: int, mass: Tensor) -> Tensor:
     """Add the classes that signs do not show, of samples whose classes are all different: (C,).
 
-    The column space of ∇W contains every dᵢ = pᵢ − yᵢ. Only the label's entry of dᵢ is negative. Take a sample j of an unseen class and
+    The column space of ∇W contains every dᵢ = pᵢ − yᵢ. Only the label's entry of dᵢ is negative. For a sample j of an unseen class,
     eliminate its entries at all seen classes: d_j + Σ αᵢ dᵢ. Each cancelled entry is positive, so αᵢ ≥ 0, and again only label j's
     entry is negative. It is minus the sum of all others, hence the largest. With several such j, pivoting finds the basis rows of
     largest volume.

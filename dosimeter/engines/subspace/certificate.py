@@ -6,7 +6,7 @@ With σ the size of one entry of E, a sample with coordinates t and error e = U�
     equations that are off by               σ ‖S⁻¹ e‖ per class, and by w p σ ‖t‖ ‖W(I − VVᵀ)‖ through the logits,
     a feature that leaves the row space by  σ ‖t‖ per coordinate.
 
-The inverse slopes at the solution carry the equations' errors into the feature. A larger residual raises σ.
+The inverse slopes carry these errors into the feature. A larger residual raises σ.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The most likely features behind a distorted gradient, each with its spread. They are guesses: nothing is proved.
 
-A feature is the prior mean times the sample's gain, plus a deviation of the whole batch, plus the sample's own:
+A feature is the prior mean times the sample's gain, plus the batch's deviation and the sample's own:
 
     f_ih = g_i π_h + q_h (δ_h + ε_ih),   δ_h ~ N(0, u),   ε_ih ~ N(0, v)        π and q: feature_prior.py
 

@@ -22,8 +22,7 @@ def extreme_starts(
     A class without samples has the row Σ pᵢ fᵢ / B and the bias entry Σ pᵢ / B. Their quotient is a mean of the features. With a
     confident head one sample has nearly all of the probability, and the quotient is its feature: an extreme point. From these, three
     steps alternate: features give errors by ∇W = Dᵀ F / B, errors give labels, and softmax(W f + b) − y gives new features. A confident
-    softmax hardly depends on its logits, so they converge.
-    There are no starts without a bias gradient or with soft targets.
+    softmax hardly depends on its logits, so they converge. There are none without a bias gradient or with soft targets.
     """
     nothing = t.new_empty(0, equations.rank), labels[:0]
     if equations.bias_target is None or equations.targets is not None or equations.blends:
