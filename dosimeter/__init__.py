@@ -26,9 +26,20 @@ if TYPE_CHECKING:
     from dosimeter.interfaces import Client, Exposure, Public
     from dosimeter.registry import attack, defense, feature_recovery, label_recovery
     from dosimeter.runs.audit import Audit, audit
-    from dosimeter.runs.server import reconstruct, recover_features, recover_labels
+    from dosimeter.runs.server import reconstruct, recover_features, recover_labels, recover_maps
     from dosimeter.surfaces.scoring import score
-    from dosimeter.types import Batch, FeatureEstimate, Knowledge, LabelEstimate, Normalization, Outcome, Reconstruction, Record, Refused
+    from dosimeter.types import (
+        Batch,
+        FeatureEstimate,
+        Knowledge,
+        LabelEstimate,
+        MapEstimate,
+        Normalization,
+        Outcome,
+        Reconstruction,
+        Record,
+        Refused,
+    )
 
 _HOMES = {
     "dosimeter.runs.audit": ("Audit", "audit"),
@@ -38,7 +49,7 @@ _HOMES = {
     "dosimeter.inspection.inspect": ("inspect",),
     "dosimeter.client.losses": ("BinaryCrossEntropy", "CrossEntropy", "Focal"),
     "dosimeter.surfaces.scoring": ("score",),
-    "dosimeter.runs.server": ("reconstruct", "recover_features", "recover_labels"),
+    "dosimeter.runs.server": ("reconstruct", "recover_features", "recover_labels", "recover_maps"),
     "dosimeter.client.training": ("FedAvg", "FedSGD"),
     "dosimeter.interfaces": ("Client", "Exposure", "Public"),
     "dosimeter.types": (
@@ -46,6 +57,7 @@ _HOMES = {
         "FeatureEstimate",
         "Knowledge",
         "LabelEstimate",
+        "MapEstimate",
         "Normalization",
         "Outcome",
         "Reconstruction",
@@ -68,6 +80,7 @@ __all__ = [
     "Focal",
     "Knowledge",
     "LabelEstimate",
+    "MapEstimate",
     "Normalization",
     "Outcome",
     "Public",
@@ -87,6 +100,7 @@ __all__ = [
     "reconstruct",
     "recover_features",
     "recover_labels",
+    "recover_maps",
     "score",
 ]
 

@@ -135,6 +135,31 @@ class FeatureEstimate:
 
 
 @dataclass(frozen=True, kw_only=True)
+class MapLayer:
+    """What was tried on one convolution, and why its maps were not read where they were not."""
+
+    name: str
+    positions: int  # of one sample's map
+    most_samples: int  # the largest batch that the layer's channels can hold
+    certified: int  # samples
+    reason: str  # "" where the maps were read
+
+
+@dataclass(frozen=True, kw_only=True)
+class MapEstimate:
+    """Recovered inputs of one convolution, the samples in no particular order."""
+
+    maps: Tensor  # (B, C, H, W)
+    layer: str
+    layers: tuple[MapLayer, ...]  # all that were tried, in the order in which the model runs them
+    batch_size: int  # as recovered from the gradient: samples that differ from one another and leave a trace
+    certified: Tensor  # (B,) bool
+    error_bars: Tensor  # (B,) bound on the relative error of each map
+    outcome: Outcome = Outcome.COMPLETED
+    message: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Reconstruction:
     """Recovered inputs, in the model's own scale."""
 

@@ -12,7 +12,7 @@ from dosimeter.engines.needs import check_needs
 from dosimeter.interfaces import Attack, Exposure, FeatureRecovery, LabelRecovery, Public
 from dosimeter.randomness import generator, global_seed
 from dosimeter.registry import ATTACKS, FEATURES, LABELS
-from dosimeter.types import FeatureEstimate, LabelEstimate, Reconstruction
+from dosimeter.types import FeatureEstimate, LabelEstimate, MapEstimate, Reconstruction
 
 Labels = LabelEstimate | Tensor | None
 
@@ -41,6 +41,14 @@ def reconstruct(exposure: Exposure, method: str | Attack, *, labels: Labels = No
     attack = ATTACKS.resolve(method, **options)
     check_exposure(exposure)
     return run_attack(exposure, attack, labels, seed)
+
+
+def recover_maps(exposure: Exposure, layer: str | None = None, *, seed: int = 0) -> MapEstimate:
+    """Recover the activation maps of the whole batch at a convolution's input; without `layer`, the first one that shows them all."""
+    from dosimeter.engines.shifts.recover import recover_maps as read_maps
+
+    check_exposure(exposure)
+    return read_maps(exposure, layer, seed=seed)
 
 
 def run_label_recovery(exposure: Exposure, recovery: LabelRecovery, seed: int) -> LabelEstimate:

@@ -1,0 +1,191 @@
+"""The maps of a whole batch, up to one mixing of its samples, from the gradient of one convolution.
+
+The gradient at kernel offset o is G_o = Dᵀ S_o A. A (n, in) holds the layer's inputs at all n = B·H·W positions of the batch, D (n, out)
+the slopes behind the layer. S_o shifts the grid by o and drops what leaves it. Where n is at most the number of channels on either side,
+the common row space of the G_o is that of A. In its coordinates a position q is a vector v_q, and R_o v_q = R_c v_(q−o), with c the centre.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dosimeter.engines.subspace.spectrum import noise_edge
+
+Offset = tuple[int, int]
+
+CENTRE: Offset = (0, 0)
+ROUNDING_SLACK = 8.0  # a product rounds each of many partial sums, so the floor lies above one rounding unit
+LEAST_GAP = 10.0  # between the last singular value of the signal and the first of the noise
+LEAST_CORNER_GAP = 10.0  # between the corners' kernel and the rest
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rank:
+    """How many positions a gradient holds, and how clearly that shows."""
+
+    positions: int  # n = B·H·W
+    left: int  # n, or n − 1 behind a batch norm in train mode, whose slopes sum to zero
+    smallest_kept: float  # singular value, over the largest
+    largest_dropped: float  # singular value, over the largest; 0 where none is left
+    noise: float  # standard deviation of one entry of the gradient
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """A batch's maps in their spatial order, up to one mixing matrix of the samples."""
+
+    maps: Tensor  # (B, H·W, in)
+    disagreement: Tensor  # (B, H·W, in) between the maps spread from opposite corners, in the same mixing
+    rank: Rank
+    corner_gap: float  # singular values around the kernel of the shifts that drop a corner
+
+
+class NoLayout(ValueError):
+    """Why a gradient does not show its maps: too many positions, no gap in its spectrum, or no grid."""
+
+
+def read_layout(gradient: Tensor, height: int, width: int, *, unit: float, batch_size: int | None = None) -> Layout:
+    """(out, in, k, k) -> the maps of the layer's input, for an odd kernel with stride 1 that keeps the grid's size.
+
+    Two passes spread from the top left and from the bottom right corner. Their errors grow away from where they begin,
+    so each position takes more from the nearer one.
+    """
+    gradient = gradient.to(torch.float64)
+    spectrum = _Spectrum.of(gradient)
+    rank = find_rank(spectrum, gradient, height * width, unit=unit, batch_size=batch_size)
+    first, corner_gap = _spread(gradient, spectrum, rank, height, width)
+    turned, _ = _spread(gradient.flip((2, 3)), spectrum, rank, height, width)  # the spaces of a turned kernel are the same
+    second = _in_mixing_of(first, turned.flip(1))
+    nearer = torch.linspace(1, 0, height * width, dtype=first.dtype, device=first.device)[None, :, None]
+    return Layout(maps=nearer * first + (1 - nearer) * second, disagreement=first - second, rank=rank, corner_gap=corner_gap)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Spectrum:
+    """The common row and column spaces of a kernel's matrices G_o."""
+
+    right_values: Tensor  # (in,) of the G_o stacked below one another
+    right: Tensor  # (in, in) rows
+    left_values: Tensor  # (out,) of the G_o beside one another
+    left: Tensor  # (out, out) columns
+
+    @classmethod
+    def of(cls, gradient: Tensor) -> _Spectrum:
+        outputs, inputs = gradient.shape[:2]
+        right_values, right = _right_singular(gradient.permute(2, 3, 0, 1).reshape(-1, inputs))
+        left_values, left = _right_singular(gradient.permute(1, 2, 3, 0).reshape(-1, outputs))
+        return cls(right_values=right_values, right=right, left_values=left_values, left=left.T)
+
+
+def _right_singular(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """Singular values and right singular vectors of a tall matrix, by way of its triangular factor."""
+    if matrix.shape[0] > matrix.shape[1]:
+        matrix = torch.linalg.qr(matrix, mode="r").R
+    _, values, right = torch.linalg.svd(matrix, full_matrices=False)
+    return values, right
+
+
+def find_rank(spectrum: _Spectrum, gradient: Tensor, area: int, *, unit: float, batch_size: int | None) -> Rank:
+    """The number of positions, a multiple of the grid's area; refuses where the spectrum does not show one."""
+    outputs, inputs = gradient.shape[:2]
+    most = min(outputs, inputs) // area
+    if batch_size is not None and batch_size > most:
+        raise NoLayout(
+            f"{batch_size} samples have {batch_size * area} positions, and a gradient of {inputs} by {outputs} channels holds at most "
+            f"{min(outputs, inputs)}"
+        )
+    values, left = spectrum.right_values, spectrum.left_values
+    if most == 0 or float(values[0]) == 0:
+        raise NoLayout(f"one map has {area} positions, more than the {min(outputs, inputs)} that this layer's channels can hold")
+    rounding = unit * float(gradient.square().mean().sqrt())
+    edge = ROUNDING_SLACK * noise_edge(rounding, gradient.numel() // inputs, inputs)
+    above = int((values > edge).sum())
+    if above % area or not above or above // area > most or (batch_size is not None and above != batch_size * area):
+        declared = "" if batch_size is None else f", where {batch_size} samples have {batch_size * area}"
+        raise NoLayout(f"{above} directions stand above the rounding, which is no whole number of {area} positions{declared}")
+    dropped = float(values[above] / values[0]) if above < len(values) else 0.0
+    kept = float(values[above - 1] / values[0])
+    if kept < LEAST_GAP * dropped:
+        raise NoLayout(f"no gap in the spectrum behind {above} directions: {kept:.2g} and then {dropped:.2g} of the largest")
+    left_edge = ROUNDING_SLACK * noise_edge(rounding, gradient.numel() // outputs, outputs)
+    left_rank = min(int((left > left_edge).sum()), above)
+    if left_rank < above - 1:
+        raise NoLayout(f"the slopes behind the layer have rank {left_rank}, fewer than its {above} positions")
+    tail = values[above:]
+    spare = (gradient.numel() // inputs - above) * len(tail)
+    noise = max(rounding / 4, float((tail.square().sum() / max(spare, 1)).sqrt()))
+    return Rank(positions=above, left=left_rank, smallest_kept=kept, largest_dropped=dropped, noise=noise)
+
+
+def _spread(gradient: Tensor, spectrum: _Spectrum, rank: Rank, height: int, width: int) -> tuple[Tensor, float]:
+    """The maps that follow from the top left corners, row by row: (B, H·W, in), and the gap of the corners' kernel."""
+    n, samples = rank.positions, rank.positions // (height * width)
+    values, right = spectrum.right_values[:n], spectrum.right[:n]
+    left = spectrum.left[:, : rank.left].T  # not whitened: every row has the same noise
+    reach = gradient.shape[2] // 2, gradient.shape[3] // 2
+    offsets = [(dy, dx) for dy in range(-reach[0], reach[0] + 1) for dx in range(-reach[1], reach[1] + 1)]
+    along = right.T / values * values[0]  # (in, n)
+    moved = {o: left @ gradient[:, :, o[0] + reach[0], o[1] + reach[1]] @ along for o in offsets}  # R_o (r, n)
+    corner, gap = _corners(moved, samples)
+    place = _walk_the_grid(moved, corner, height, width)
+    basis = torch.cat([place[y, x] for y in range(height) for x in range(width)], 1)  # (n, n): position by position, B columns each
+    maps = torch.linalg.solve(basis, (values / values[0])[:, None] * right)  # (H·W·B, in)
+    return maps.reshape(height * width, samples, -1).transpose(0, 1).contiguous(), gap
+
+
+def _corners(moved: dict[Offset, Tensor], samples: int) -> tuple[Tensor, float]:
+    """The top left corners of the samples: what every shift towards larger y or x drops. (n, B) and the kernel's gap."""
+    dropping = torch.cat([operator for offset, operator in moved.items() if offset[0] > 0 or offset[1] > 0])
+    sizes, right = _right_singular(dropping)
+    n = right.shape[1]
+    gap = float(sizes[n - samples - 1] / sizes[n - samples]) if samples < n else math.inf
+    if gap < LEAST_CORNER_GAP:
+        raise NoLayout("the shifts of the kernel show no corner: the gradient is not that of such a grid")
+    return right[n - samples :].T, gap
+
+
+def _walk_the_grid(moved: dict[Offset, Tensor], corner: Tensor, height: int, width: int) -> dict[Offset, Tensor]:
+    """Every position's vectors (n, B), each by least squares from the neighbours that are known and from those outside the grid.
+
+    R_o v_q = R_c v_(q−o) for each known neighbour q − o, the same with the roles exchanged, and R_o v_q = 0 for each
+    neighbour outside.
+    """
+    square = {offset: operator.T @ operator for offset, operator in moved.items()}
+    onto_centre = {offset: operator.T @ moved[CENTRE] for offset, operator in moved.items()}
+    place, factors = {CENTRE: corner}, {}
+    for position in ((y, x) for y in range(height) for x in range(width)):
+        if position == CENTRE:
+            continue
+        outside, known, right_side = [], [], torch.zeros_like(corner)
+        for offset in moved:
+            neighbour = position[0] - offset[0], position[1] - offset[1]
+            if not (0 <= neighbour[0] < height and 0 <= neighbour[1] < width):
+                outside.append(offset)
+            elif neighbour in place:
+                known.append(offset)
+                opposite = -offset[0], -offset[1]
+                right_side = right_side + onto_centre[offset] @ place[neighbour] + onto_centre[opposite].T @ place[neighbour]
+        kind = tuple(outside), tuple(known)
+        if kind not in factors:
+            normal = sum(square[offset] for offset in (*outside, *known)) + len(known) * square[CENTRE]
+            factors[kind] = _scaled_factor(normal)
+        scale, triangle = factors[kind]
+        place[position] = scale[:, None] * torch.cholesky_solve(scale[:, None] * right_side, triangle)
+    return place
+
+
+def _scaled_factor(normal: Tensor) -> tuple[Tensor, Tensor]:
+    """A Cholesky factor after scaling to a unit diagonal, and that scaling."""
+    scale = normal.diagonal().rsqrt()
+    scaled = scale[:, None] * normal * scale
+    return scale, torch.linalg.cholesky(scaled + 4 * torch.finfo(normal.dtype).eps * len(normal) * torch.eye(len(normal)).to(normal))
+
+
+def _in_mixing_of(maps: Tensor, others: Tensor) -> Tensor:
+    """`others`, which is the same up to a mixing of its samples, in the mixing of `maps`."""
+    flat, rest = maps.flatten(1).T, others.flatten(1).T  # (H·W·in, B)
+    return (rest @ torch.linalg.lstsq(rest, flat).solution).T.reshape(maps.shape)

@@ -1,0 +1,143 @@
+"""From one layer's gradient to its samples' maps, with certificates and error bars."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dosimeter.client.training import sends_one_gradient
+from dosimeter.engines.shifts.convolutions import ConvolutionLayer, find_convolutions
+from dosimeter.engines.shifts.layout import Layout, NoLayout, read_layout
+from dosimeter.engines.shifts.scales import Scales, find_scales, shifted_maps, slopes_of
+from dosimeter.engines.shifts.unmixing import unmix
+from dosimeter.engines.subspace.spectrum import rounding_unit
+from dosimeter.interfaces import Exposure, Public
+from dosimeter.types import MapEstimate, MapLayer, Outcome, Refused
+
+LARGEST_MISFIT = 1e-3  # of the layer's gradient by shifts of the maps, relative
+LARGEST_ERROR_BAR = 1e-2
+LAYOUT_SLACK = 8.0  # two passes over the grid share a part of their error
+SCALE_SLACK = 4.0
+ZERO_NOISES = 50.0  # entries within as many standard deviations of zero are the ReLU's zeros
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerMaps:
+    """The inputs of one convolution, sample by sample, in no particular order."""
+
+    maps: Tensor  # (B, in, H, W)
+    slopes: Tensor  # (B, out, H, W) of the loss behind the convolution
+    certified: Tensor  # (B,) bool
+    error_bars: Tensor  # (B,) relative
+    misfit: float  # of the layer's gradient
+    scale_source: str
+    layout: Layout
+
+
+def recover_maps(exposure: Exposure, layer: str | None = None, *, seed: int = 0) -> MapEstimate:
+    """The activation maps of the whole batch at the input of a convolution, in their spatial order.
+
+    Ours. The gradient of a convolution is Dᵀ S_o A, with S_o the shifts of the grid (see `layout`). Its spectrum tells the batch size,
+    its shifts the layout, the zeros of the ReLU the samples (see `unmixing`), and bias gradients their scale (see `scales`).
+    Without `layer`, layers are tried from the input on, until all samples of one are certified. A certificate holds for one gradient of
+    one batch whose entries nobody changed.
+    """
+    convolutions = find_convolutions(exposure)
+    chosen = [one for one in convolutions if layer in (None, one.name)]
+    if not chosen:
+        names = ", ".join(one.name for one in convolutions) or "none"
+        raise Refused(f"maps: the client sent no gradient of a convolution {layer!r}; there are: {names}")
+    doubt = _doubt(exposure.public)
+    best: tuple[ConvolutionLayer, LayerMaps] | None = None
+    tried: list[MapLayer] = []
+    for one in chosen:
+        found, reason = None, ""
+        try:
+            found = recover_layer(exposure, one, batch_size=exposure.public.batch_size, seed=seed)
+        except NoLayout as refusal:
+            reason = str(refusal)
+        certified = 0 if found is None or doubt else int(found.certified.sum())
+        tried.append(MapLayer(name=one.name, positions=one.positions, most_samples=one.most_samples, certified=certified, reason=reason))
+        if found is not None and (best is None or int(found.certified.sum()) > int(best[1].certified.sum())):
+            best = one, found
+        if found is not None and bool(found.certified.all()):
+            break
+    if best is None:
+        reasons = "; ".join(f"{one.name}: {one.reason}" for one in tried)
+        raise Refused(f"no convolution shows its maps: {reasons}")
+    where, found = best
+    certified = torch.zeros_like(found.certified) if doubt else found.certified
+    return MapEstimate(
+        maps=found.maps,
+        layer=where.name,
+        layers=tuple(tried),
+        batch_size=len(found.maps),
+        certified=certified,
+        error_bars=found.error_bars,
+        outcome=Outcome.COMPLETED if bool(certified.all()) else Outcome.PARTIAL,
+        message=doubt,
+    )
+
+
+def _doubt(public: Public) -> str:
+    """Why nothing is certified here, "" where the update is one gradient as training gave it."""
+    if not sends_one_gradient(public.training):
+        return f"guesses only: the update sums gradients of {public.training.name}'s local steps"
+    changing = [one.name for one in public.defenses if one.distorts() or one.scaling() in ("layers", "unknown")]
+    if changing:
+        return f"guesses only: {', '.join(changing)} may change the gradient's entries"
+    return ""
+
+
+def recover_layer(exposure: Exposure, layer: ConvolutionLayer, *, batch_size: int | None, seed: int = 0) -> LayerMaps:
+    """Read the maps of one layer; refuses with the reason where its gradient does not show them."""
+    if layer.obstacle:
+        raise NoLayout(layer.obstacle)
+    unit = rounding_unit(layer.gradient)
+    layout = read_layout(layer.gradient, layer.height, layer.width, unit=unit, batch_size=batch_size)
+    if not layer.non_negative and len(layout.maps) > 1:
+        raise NoLayout("the layer's inputs can be negative, so nothing tells its samples apart")
+    mixtures, errors = layout.maps.flatten(1), layout.disagreement.flatten(1)
+    samples = unmix(mixtures, errors, seed)
+    if len(samples.mixing) < len(mixtures):
+        raise NoLayout(f"{len(samples.mixing)} of {len(mixtures)} samples come out of the mixture, and the rest leaves them undetermined")
+    maps = (samples.mixing @ mixtures).reshape(layout.maps.shape)
+    errors = (samples.mixing @ errors).reshape(layout.maps.shape)
+    if layer.non_negative:
+        noise = errors.square().mean((1, 2), keepdim=True).sqrt()
+        maps = torch.where(maps > ZERO_NOISES * noise, maps, 0)
+    slopes = slopes_of(layer, maps)
+    misfit = _misfit(layer, maps, slopes)
+    scales = find_scales(exposure, layer, maps, slopes)
+    if scales is None:
+        raise NoLayout("no bias gradient of the update tells how large the maps are")
+    bars = _error_bars(maps, errors, scales, unit)
+    return LayerMaps(
+        maps=_grid(maps * scales.factors[:, None, None], layer),
+        slopes=_grid(slopes / scales.factors[:, None, None], layer),
+        certified=samples.certain.to(bars.device) & (bars < LARGEST_ERROR_BAR) & (misfit < LARGEST_MISFIT),
+        error_bars=bars,
+        misfit=misfit,
+        scale_source=scales.source,
+        layout=layout,
+    )
+
+
+def _misfit(layer: ConvolutionLayer, maps: Tensor, slopes: Tensor) -> float:
+    """How far shifts of these maps are from explaining the whole kernel's gradient, relative."""
+    shifted = shifted_maps(layer, maps)  # (n, k·k·in)
+    wanted = layer.gradient.to(maps).permute(2, 3, 1, 0).flatten(0, 2)  # (k·k·in, out)
+    return float((shifted.T @ slopes.flatten(0, 1) - wanted).norm() / wanted.norm())
+
+
+def _error_bars(maps: Tensor, errors: Tensor, scales: Scales, unit: float) -> Tensor:
+    """Relative, from the disagreement of two passes, the spread of the factor and the rounding: (B,)."""
+    layout = LAYOUT_SLACK * errors.flatten(1).norm(dim=1) / maps.flatten(1).norm(dim=1)
+    return (layout.square() + (SCALE_SLACK * scales.errors).square() + (16 * unit) ** 2).sqrt()
+
+
+def _grid(values: Tensor, layer: ConvolutionLayer) -> Tensor:
+    """(B, H·W, channels) -> (B, channels, H, W)."""
+    return values.transpose(1, 2).reshape(len(values), -1, layer.height, layer.width)

@@ -1,0 +1,115 @@
+"""The factor of each sample's map, from the gradients of the biases around its convolution.
+
+Unmixing gives A_b up to a factor s_b, and the slopes D_b up to 1/s_b. Sums of slopes stand in the update as gradients of biases: the
+convolution's own, and that of a norm behind it in eval mode. Carried back through the convolution and the ReLU before it, the slopes
+also sum to the bias gradient of the layer in front. Each is a linear system in the 1/s_b with one equation a channel. A system that
+does not belong here has no solution, and its residual shows it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import conv_transpose2d
+
+from dosimeter.engines.shifts.convolutions import ConvolutionLayer
+from dosimeter.interfaces import Exposure
+
+LARGEST_MISFIT = 1e-2  # relative residual up to which a system is taken to belong
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scales:
+    """The factors, what told them, and how well it fits."""
+
+    factors: Tensor  # (B,) s_b
+    errors: Tensor  # (B,) relative
+    source: str  # the parameter whose gradient told them
+    misfit: float
+
+
+def slopes_of(layer: ConvolutionLayer, maps: Tensor) -> Tensor:
+    """The slopes behind the layer that belong to maps (B, H·W, in), by least squares over all offsets: (B, H·W, out)."""
+    samples, area, _ = maps.shape
+    shifted = shifted_maps(layer, maps)
+    gradient = layer.gradient.to(maps).permute(2, 3, 1, 0).flatten(0, 2)  # (k·k·in, out)
+    return torch.linalg.solve(shifted @ shifted.T, shifted @ gradient).reshape(samples, area, -1)
+
+
+def shifted_maps(layer: ConvolutionLayer, maps: Tensor) -> Tensor:
+    """S_o A for every offset o, beside one another: (n, k·k·in)."""
+    return torch.cat([_shift(maps, layer, dy, dx) for dy, dx in _offsets(layer)], 2).flatten(0, 1)
+
+
+def find_scales(exposure: Exposure, layer: ConvolutionLayer, maps: Tensor, slopes: Tensor) -> Scales | None:
+    """The factors that some bias gradient of the update tells; None where none does."""
+    behind = slopes.sum(1)  # (B, out)
+    front = _carried_back(layer, maps, slopes)  # (B, in)
+    best = None
+    for name, module in exposure.model.named_modules():
+        change = exposure.update.get(f"{name}.bias" if name else "bias")
+        if change is None or change.ndim != 1:
+            continue
+        change = change.to(slopes)
+        for sums in (behind, front):
+            gain = _gain(module, sums is behind, name == layer.name)
+            if gain is None or len(change) != sums.shape[1]:
+                continue
+            found = _solve(sums, change * gain.to(sums), name)
+            if found is not None and (best is None or found.misfit < best.misfit):
+                best = found
+    return best
+
+
+def _gain(module: nn.Module, behind: bool, own: bool) -> Tensor | None:
+    """The factor a channel between a slope at the module's bias and one at the convolution's output; None where there is none."""
+    bias = getattr(module, "bias", None)
+    if not isinstance(bias, Tensor):
+        return None
+    if not behind:
+        return torch.ones_like(bias)  # the ReLU's slope itself
+    if own:
+        return torch.ones_like(bias)
+    if isinstance(module, nn.modules.batchnorm._BatchNorm) and not module.training and module.running_var is not None:
+        weight = torch.ones_like(bias) if module.weight is None else module.weight
+        return (weight / (module.running_var + module.eps).sqrt()).detach()
+    return None
+
+
+def _solve(sums: Tensor, wanted: Tensor, name: str) -> Scales | None:
+    """1/s from Σ_b sums_b / s_b = wanted."""
+    if float(wanted.norm()) == 0:
+        return None
+    size = sums.norm(dim=1).clamp_min(torch.finfo(sums.dtype).tiny)  # (B,)
+    system = (sums / size[:, None]).T  # (channels, B)
+    inverse = torch.linalg.lstsq(system, wanted[:, None]).solution[:, 0]
+    residual = float((system @ inverse - wanted).norm() / wanted.norm())
+    if residual > LARGEST_MISFIT or len(system) <= system.shape[1] or not bool((inverse > 0).all()):
+        return None
+    spread = torch.linalg.pinv(system).norm(dim=1) * residual * wanted.norm() / (len(wanted) - len(inverse)) ** 0.5
+    return Scales(factors=size / inverse, errors=spread / inverse, source=f"{name}.bias" if name else "bias", misfit=residual)
+
+
+def _carried_back(layer: ConvolutionLayer, maps: Tensor, slopes: Tensor) -> Tensor:
+    """The sum over positions of the slopes in front of the ReLU that made the maps: (B, in)."""
+    weight = layer.module.weight.detach().to(slopes)
+    grid = slopes.transpose(1, 2).reshape(len(slopes), -1, layer.height, layer.width)
+    padding = weight.shape[2] // 2, weight.shape[3] // 2
+    back = conv_transpose2d(grid, weight, padding=padding).flatten(2).transpose(1, 2)  # (B, H·W, in)
+    return (back * (maps > 0)).sum(1)
+
+
+def _offsets(layer: ConvolutionLayer) -> list[tuple[int, int]]:
+    reach = [side // 2 for side in layer.module.kernel_size]
+    return [(dy, dx) for dy in range(-reach[0], reach[0] + 1) for dx in range(-reach[1], reach[1] + 1)]
+
+
+def _shift(maps: Tensor, layer: ConvolutionLayer, dy: int, dx: int) -> Tensor:
+    """(S_o A)_q = A_(q+o), zero where q + o leaves the grid."""
+    grid = maps.reshape(len(maps), layer.height, layer.width, -1)
+    rows, columns = (torch.arange(side, device=maps.device) + step for side, step in ((layer.height, dy), (layer.width, dx)))
+    inside = ((rows >= 0) & (rows < layer.height))[:, None] & ((columns >= 0) & (columns < layer.width))[None]
+    moved = grid[:, rows.clamp(0, layer.height - 1)][:, :, columns.clamp(0, layer.width - 1)]
+    return (moved * inside[None, :, :, None]).reshape(maps.shape)

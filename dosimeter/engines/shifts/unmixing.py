@@ -1,0 +1,160 @@
+"""Samples out of their mixtures: maps behind a ReLU are non-negative and mostly zero, and no mixture of them is.
+
+B mixtures of B maps span a space of dimension B. A vector c of that space is a sample's direction where Q c is non-negative and zero on
+many rows. Those directions are the edges of the cone {c : Q c ≥ 0}: linear programs in B variables lead to them, one each.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.optimize import linprog
+from torch import Tensor
+
+Array = NDArray[np.float64]
+
+ZERO_NOISES = 30.0  # an entry counts as zero within as many standard deviations
+NEGATIVE_NOISES = 50.0  # an entry below zero by more refutes a direction
+LEAST_ZEROS = 4  # zeros for each sample of the batch, at least: a wrong edge has one less than there are samples
+LEAST_WITNESSES = 12  # zeros that fix a direction where it is weakest
+VISIBLE_NOISES = 100.0  # rows smaller than as many standard deviations say nothing
+LEAST_NOISE = 3e-7  # of an entry: a few units of single precision
+ERROR_SLACK = 4.0  # the errors are an estimate, and larger where entries are large
+SHARPENINGS = 6  # rounds of weighing anew
+ROUNDS = 40  # of adding the rows that a linear program's answer violates
+MOST_ROWS = 3000  # in a linear program
+ROWS_KEPT = 1500
+
+
+@dataclass(frozen=True, kw_only=True)
+class Samples:
+    """Samples found in a mixture, each up to a positive factor."""
+
+    mixing: Tensor  # (m, B) how each sample is made of the mixtures
+    zeros: Tensor  # (m,) entries of each that are zero to the noise
+    witnesses: Tensor  # (m,) zeros that fix the direction where it is weakest
+    certain: Tensor  # (m,) bool: enough of both, and nowhere negative
+
+
+def unmix(mixtures: Tensor, errors: Tensor, seed: int = 0) -> Samples:
+    """(B, entries) mixtures of non-negative sparse maps, with an estimate of their errors, -> how each map is mixed of them."""
+    samples, entries = mixtures.shape
+    orthonormal, triangle = np.linalg.qr(mixtures.cpu().numpy().T)  # (entries, B), (B, B)
+    back = np.linalg.inv(triangle / np.sqrt(entries))  # (B, B)
+    mixed = _Mixed(rows=orthonormal * np.sqrt(entries), errors=errors.cpu().numpy().T @ back)
+    directions = [np.sign(mixed.rows.sum(0))] if samples == 1 else _Search(mixed, np.random.default_rng(seed)).edges()
+    found = [mixed.describe(direction) for direction in directions]
+    return Samples(
+        mixing=torch.from_numpy(np.array(directions).reshape(-1, samples) @ back.T).to(mixtures),
+        zeros=torch.tensor([one.zeros for one in found], dtype=torch.int64),
+        witnesses=torch.tensor([one.witnesses for one in found], dtype=torch.int64),
+        certain=torch.tensor([one.certain for one in found], dtype=torch.bool),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Direction:
+    """What the entries Q c of one direction say."""
+
+    zeros: int
+    witnesses: int  # zeros that speak where the others say least
+    certain: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Mixed:
+    """The mixtures' space: Q, whose rows are entries, scaled so that Q c has a root mean square of 1 for unit c, and its errors."""
+
+    rows: Array  # (entries, B)
+    errors: Array  # (entries, B)
+
+    def noise(self, direction: Array) -> float:
+        """The standard deviation of an entry of Q c."""
+        return float(np.hypot(ERROR_SLACK * np.sqrt(np.mean((self.errors @ direction) ** 2)), LEAST_NOISE))
+
+    def describe(self, direction: Array) -> _Direction:
+        heights, noise, samples = self.rows @ direction, self.noise(direction), len(direction)
+        zero = self.rows[np.abs(heights) < ZERO_NOISES * noise]
+        fair = float(heights.min()) >= -NEGATIVE_NOISES * noise
+        if samples == 1:
+            return _Direction(zeros=len(zero), witnesses=len(zero), certain=fair)
+        if len(zero) == 0:
+            return _Direction(zeros=0, witnesses=0, certain=False)
+        _, vectors = np.linalg.eigh(zero.T @ zero)
+        weakest = vectors[:, 1]  # the first is the direction itself
+        witnesses = int((np.abs(zero @ weakest) > VISIBLE_NOISES * self.noise(weakest)).sum())
+        speaking = int((np.linalg.norm(zero, axis=1) > VISIBLE_NOISES * noise).sum())
+        enough = speaking >= LEAST_ZEROS * samples and witnesses >= LEAST_WITNESSES
+        return _Direction(zeros=speaking, witnesses=witnesses, certain=fair and enough)
+
+    def sharpen(self, direction: Array) -> Array:
+        """The direction that its zeros alone determine: the least singular vector of the rows, those near zero weighed most."""
+        for _ in range(SHARPENINGS):
+            heights = self.rows @ direction
+            weights = (1 + (heights / (ZERO_NOISES * self.noise(direction) / 5)) ** 2) ** -2  # Geman & McClure's
+            _, vectors = np.linalg.eigh(self.rows.T @ (weights[:, None] * self.rows))
+            direction = vectors[:, 0] * np.sign(heights @ (self.rows @ vectors[:, 0]))
+        return direction
+
+
+class _Search:
+    """The edges of the cone {c : Q c ≥ 0}, found one by one."""
+
+    def __init__(self, mixed: _Mixed, rng: np.random.Generator) -> None:
+        self.mixed, self.rng = mixed, rng
+        middle = mixed.rows.mean(0)
+        self.noise = mixed.noise(middle / np.linalg.norm(middle))
+        size = np.linalg.norm(mixed.rows, axis=1)
+        self.rows = mixed.rows[size > VISIBLE_NOISES * self.noise]
+        self.middle = self.rows.mean(0)  # inside the cone that the rows span
+        samples = self.rows.shape[1]
+        self.active = self.rows[rng.choice(len(self.rows), min(len(self.rows), 50 * samples), replace=False)]
+
+    def edges(self) -> list[Array]:
+        samples = self.rows.shape[1]
+        found: list[Array] = []
+        for _ in range(6 * samples + 20):
+            if len(found) == samples:
+                break
+            start = self._new_edge(found)
+            if start is None:
+                continue
+            direction = self.mixed.sharpen(start)
+            if self.mixed.describe(direction).certain and all(abs(direction @ other) < 1 - 1e-6 for other in found):
+                found.append(direction)
+        return found
+
+    def _new_edge(self, found: list[Array]) -> Array | None:
+        """An edge other than those found: a random objective that is zero on them is negative on one of the others, or its opposite is."""
+        objective = self.rng.standard_normal(self.rows.shape[1])
+        if found:
+            known = np.array(found).T
+            objective = objective - known @ np.linalg.lstsq(known, objective, rcond=None)[0]
+        objective /= np.linalg.norm(objective)
+        for sign in (1.0, -1.0):
+            edge = self._lowest(sign * objective)
+            if edge is not None and abs(objective @ edge) > 1e-3:
+                return edge
+        return None
+
+    def _lowest(self, objective: Array) -> Array | None:
+        """The unit vector along the vertex of least objective, where rows c ≥ −noise and the mean of rows c is 1."""
+        direction = None
+        for _ in range(ROUNDS):
+            slack = np.full(len(self.active), 10 * self.noise)
+            answer = linprog(objective, -self.active, slack, self.middle[None], [1.0], bounds=(None, None), method="highs")
+            if answer.status:
+                return None
+            direction = answer.x / np.linalg.norm(answer.x)
+            heights = self.rows @ direction
+            violated = np.flatnonzero(heights < -12 * self.noise)
+            if len(violated) == 0:
+                return direction
+            worst = violated[np.argsort(heights[violated])[: 10 * self.rows.shape[1]]]
+            self.active = np.concatenate([self.active, self.rows[worst]])
+            if len(self.active) > MOST_ROWS:
+                self.active = self.active[np.argsort(self.active @ direction)[:ROWS_KEPT]]
+        return direction

@@ -1,0 +1,98 @@
+"""Maps of a whole batch from one convolution's gradient: exact and certified on real digits, refused where channels do not suffice."""
+
+import pytest
+import torch
+from torch import nn
+
+import dosimeter as dm
+from dosimeter.engines.shifts.layout import NoLayout, read_layout
+from dosimeter.engines.shifts.unmixing import unmix
+
+
+def small_net(norm: str) -> nn.Module:
+    """Two strided convolutions down to a grid of 2 by 2, then two that keep it, each with 48 channels."""
+
+    def block(inputs: int, stride: int) -> list[nn.Module]:
+        norms = {"batch": nn.BatchNorm2d(48), "group": nn.GroupNorm(4, 48), "none": nn.Identity()}
+        return [nn.Conv2d(inputs, 48, 3, stride, 1, bias=norm == "none"), norms[norm], nn.ReLU()]
+
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        layers = [*block(1, 2), *block(48, 2), *block(48, 1), *block(48, 1)]
+        return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(48, 10))
+
+
+def true_inputs(model: nn.Module, layer: str, inputs: torch.Tensor) -> torch.Tensor:
+    return model[: int(layer)](inputs).detach().double()
+
+
+@pytest.mark.parametrize(("norm", "mode"), [("batch", "eval"), ("batch", "train"), ("group", "eval"), ("none", "eval")])
+@pytest.mark.parametrize("samples", [1, 5])
+def test_every_sample_is_certified_and_right_within_its_bar(digits, norm, mode, samples):
+    images, labels = digits
+    model = small_net(norm).train(mode == "train")
+    if mode == "train" and samples == 1:
+        pytest.skip("batch norm in train mode needs more than one sample to say anything")
+    exposure = dm.observe(model, dm.Batch(images[20 : 20 + samples], labels[20 : 20 + samples]), declare_batch_size=False)
+    found = dm.recover_maps(exposure)
+    assert found.batch_size == samples
+    assert found.certified.all()
+    truth = true_inputs(small_net(norm).train(mode == "train"), found.layer, images[20 : 20 + samples])
+    distances, partners = torch.cdist(found.maps.flatten(1), truth.flatten(1)).min(1)
+    assert sorted(partners.tolist()) == list(range(samples))
+    errors = distances / truth.flatten(1).norm(dim=1)[partners]
+    assert (errors < 1e-3).all()
+    assert (errors < found.error_bars + 1e-6).all()
+
+
+def test_too_many_samples_for_the_channels_are_refused_with_the_reason(digits):
+    images, labels = digits
+    exposure = dm.observe(small_net("none").eval(), dm.Batch(images[:13], labels[:13]))
+    with pytest.raises(dm.Refused, match="13 samples have 52 positions"):
+        dm.recover_maps(exposure)
+    with pytest.raises(dm.Refused, match="no gradient of a convolution 'nowhere'"):
+        dm.recover_maps(exposure, layer="nowhere")
+
+
+def test_behind_a_defense_that_changes_entries_nothing_is_certified(digits):
+    images, labels = digits
+    rounded = dm.defense("quantisation", bits=31)
+    exposure = dm.observe(small_net("none").eval(), dm.Batch(images[:4], labels[:4]), defenses=(rounded,))
+    try:
+        found = dm.recover_maps(exposure)
+    except dm.Refused:
+        return
+    assert not found.certified.any()
+    assert "quantisation" in found.message
+
+
+def test_layout_of_a_planted_gradient():
+    """G_o = Dᵀ S_o A for random A and D: the maps come back up to one mixing of the samples."""
+    rng = torch.Generator().manual_seed(5)
+    maps, slopes = (torch.randn(2, 3, 3, 24, generator=rng, dtype=torch.float64) for _ in range(2))
+    padded = torch.nn.functional.pad(maps, (0, 0, 1, 1, 1, 1))
+    gradient = torch.stack(
+        [
+            torch.stack([torch.einsum("byxo,byxi->oi", slopes, padded[:, dy : dy + 3, dx : dx + 3]) for dx in range(3)], -1)
+            for dy in range(3)
+        ],
+        -2,
+    )
+    layout = read_layout(gradient, 3, 3, unit=1e-16)
+    flat, truth = layout.maps.flatten(1).T, maps.reshape(2, -1).T
+    assert torch.allclose(flat @ torch.linalg.lstsq(flat, truth).solution, truth, atol=1e-8)
+    with pytest.raises(NoLayout, match=r"no corner|no whole number"):
+        read_layout(torch.randn(24, 24, 3, 3, generator=rng, dtype=torch.float64), 3, 3, unit=1e-16)
+
+
+def test_unmixing_finds_sparse_maps_and_no_others():
+    rng = torch.Generator().manual_seed(6)
+    truth = torch.randn(4, 600, generator=rng, dtype=torch.float64).clamp_min(0)
+    mixtures = torch.randn(4, 4, generator=rng, dtype=torch.float64) @ truth
+    found = unmix(mixtures, torch.zeros_like(mixtures))
+    assert found.certain.all()
+    assert len(found.mixing) == 4
+    directions, wanted = (x / x.norm(dim=1, keepdim=True) for x in (found.mixing @ mixtures, truth))
+    assert torch.allclose((directions @ wanted.T).max(1).values, torch.ones(4, dtype=torch.float64), atol=1e-9)
+    dense = torch.randn(4, 4, generator=rng, dtype=torch.float64) @ (truth + 1)
+    assert len(unmix(dense, torch.zeros_like(dense)).mixing) == 0
