@@ -58,7 +58,7 @@ def scale_feature(
     def labels(scales: Tensor) -> Tensor:
         return softmax(scales[:, None] * slope + offset, 1) - (size / scales)[:, None] * u
 
-    def scaled(form: LabelForm) -> list[ScaledFeature]:
+    def find_scales(form: LabelForm) -> list[ScaledFeature]:
         minima = _minimise(lambda s: _misfit(labels(s), form) * (s / size).abs(), grid)
         return [
             ScaledFeature(feature=scale * v, error=size / scale * u, label=labels(scale[None])[0], misfit=float(misfit))
@@ -66,9 +66,9 @@ def scale_feature(
         ]
 
     noise = 1e-5 if weight_gradient.dtype == torch.float32 else 1e-9
-    found = [one for form in _label_forms(len(slope), label, u) for one in scaled(form)]
+    found = [one for form in _label_forms(len(slope), label, u) for one in find_scales(form)]
     if label is None and len(slope) >= FREE_PAIR_CLASSES and not any(one.misfit <= noise for one in found):
-        found += scaled(LabelForm(free=2))
+        found += find_scales(LabelForm(free=2))
     fitting: list[ScaledFeature] = []
     for one in (one for one in found if one.misfit <= noise):
         if all(float((one.feature - other.feature).norm()) > DISTINCT_SCALES * float(other.feature.norm()) for other in fitting):
