@@ -13,12 +13,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dosimeter.engines.subspace.spectrum import noise_edge
+from dosimeter.engines.subspace.spectrum import ROUNDING_SLACK, noise_edge
 
 Offset = tuple[int, int]
 
 CENTRE: Offset = (0, 0)
-ROUNDING_SLACK = 8.0  # a product rounds each of many partial sums, so the floor lies above one rounding unit
 LEAST_GAP = 10.0  # between the last singular value of the signal and the first of the noise
 LEAST_CORNER_GAP = 10.0  # between the corners' kernel and the rest
 

@@ -54,16 +54,21 @@ def test_too_many_samples_for_the_channels_are_refused_with_the_reason(digits):
         dm.recover_maps(exposure, layer="nowhere")
 
 
-def test_behind_a_defense_that_changes_entries_nothing_is_certified(digits):
+@pytest.mark.parametrize(
+    ("name", "options", "certified"),
+    [
+        ("quantisation", {"bits": 31}, False),  # so many bits that the maps still come back
+        ("clipping", {"max_norm": 1e-3, "mode": "layer"}, False),
+        ("clipping", {"max_norm": 1e-3}, True),  # one factor for all layers leaves the scale of the maps as it is
+    ],
+)
+def test_behind_a_defense_that_changes_entries_nothing_is_certified(digits, name, options, certified):
     images, labels = digits
-    rounded = dm.defense("quantisation", bits=31)
-    exposure = dm.observe(small_net("none").eval(), dm.Batch(images[:4], labels[:4]), defenses=(rounded,))
-    try:
-        found = dm.recover_maps(exposure)
-    except dm.Refused:
-        return
-    assert not found.certified.any()
-    assert "quantisation" in found.message
+    exposure = dm.observe(small_net("none").eval(), dm.Batch(images[:4], labels[:4]), defenses=(dm.defense(name, **options),))
+    found = dm.recover_maps(exposure)
+    assert len(found.maps) == 4
+    assert found.certified.tolist() == [certified] * 4
+    assert (name in found.message) != certified
 
 
 def test_layout_of_a_planted_gradient():
