@@ -111,7 +111,8 @@ class LabelEstimate:
     labels: Tensor  # (B,) int64, each class repeated as often as counted, in ascending order
     soft: Tensor | None = None  # (B, C)
     scores: Tensor | None = None  # (C,) the larger, the likelier the class is present
-    certified: bool = False  # proved from the gradient alone
+    certified: bool = False  # proved from the gradient alone, under `premises`
+    premises: tuple[str, ...] = ()  # what the proof takes for granted and the update cannot refute; one short sentence each
     confidence: float | None = None  # in [0, 1], where the method has one
     outcome: Outcome = Outcome.COMPLETED
     message: str = ""
@@ -130,6 +131,7 @@ class FeatureEstimate:
     soft: Tensor | None = None  # (n, C)
     batch_size: int | None = None  # as recovered from the gradient
     complete: bool = False  # the samples explain the whole gradient
+    premises: tuple[str, ...] = ()  # what the certificates take for granted and the update cannot refute; one short sentence each
     outcome: Outcome = Outcome.COMPLETED
     message: str = ""
 
@@ -166,6 +168,7 @@ class Reconstruction:
     inputs: Tensor  # (n, *shape)
     labels: Tensor  # (n,) class ids or (n, C) soft labels that the attack settled on
     objective: float  # the attack's own objective at `inputs`, prior included
+    premises: tuple[str, ...] = ()  # what the attack's claims take for granted and the update cannot refute; one short sentence each
     normalization: Normalization = field(default_factory=Normalization)
     outcome: Outcome = Outcome.COMPLETED
     message: str = ""
