@@ -1,0 +1,77 @@
+"""The campaign for false proofs counts what it is meant to count."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = str(Path(__file__).resolve().parents[1] / "benchmarks")
+
+
+@pytest.fixture
+def campaign(monkeypatch):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    import certificates
+
+    yield certificates
+    for name in ("certificates", "head_cases", *(name for name in sys.modules if name.startswith("certificate_kinds"))):
+        sys.modules.pop(name, None)
+
+
+def rows_of(campaign, *certified_true_recovered, premises=()):
+    from certificate_kinds.kind import Row
+
+    return [Row(certified=a, true=b, recovered=c, premises=premises) for a, b, c in certified_true_recovered]
+
+
+def kind_of(campaign, rows, breaks=""):
+    from certificate_kinds.kind import Kind
+
+    return Kind(name="labels/some: kind", draw=lambda seed: rows, breaks=breaks)
+
+
+def test_a_false_certificate_is_counted_and_a_true_recovery_without_one_lowers_the_share(campaign):
+    rows = rows_of(campaign, (True, True, True), (True, False, False), (False, False, True))
+    result = campaign.measure(kind_of(campaign, rows), 3, rows)
+    assert (result["certified"], result["false"], result["recovered"]) == (2, 1, 2)
+    assert campaign.share(campaign.summarise([result], {})["kinds"]["labels/some: kind"]) == 0.5
+
+
+def test_only_the_broken_premise_excuses_a_false_certificate(campaign):
+    for premise, false in (("the batch size is 8, as declared", 0), ("the update is one gradient", 1)):
+        rows = rows_of(campaign, (True, False, False), premises=(premise,))
+        result = campaign.measure(kind_of(campaign, rows, breaks="batch size"), 3, rows)
+        assert result["false"] == false
+        assert result["excused"] == 1 - false
+    rows = rows_of(campaign, (True, False, False), premises=("the batch size is 8, as declared",))
+    assert campaign.measure(kind_of(campaign, rows), 3, rows)["false"] == 1
+
+
+def test_a_crash_is_a_row_and_not_the_end(campaign, monkeypatch):
+    def crash(seed):
+        raise ZeroDivisionError("by design")
+
+    from certificate_kinds.kind import Kind
+
+    monkeypatch.setattr(campaign, "_kinds_here", lambda data: {"some: kind": Kind(name="some: kind", draw=crash)})
+    result = campaign.run_draw("some: kind", 0, None, 10)
+    assert result["errors"] == 1
+    assert "by design" in result["note"]
+
+
+def test_merged_summaries_add_up(campaign):
+    one = campaign.summarise([{"kind": "a", "seed": 0, "draws": 1, "certified": 2}], {"b": "no data"})
+    other = campaign.summarise([{"kind": "b", "seed": 0, "draws": 1, "certified": 1}, {"kind": "a", "seed": 1, "draws": 1}], {})
+    merged = campaign.merge([one, other])
+    assert merged["kinds"]["a"]["draws"] == 2
+    assert merged["kinds"]["a"]["certified"] == 2
+    assert merged["skipped"] == {}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+def test_no_false_certificate_in_a_few_draws_of_every_kind(campaign):
+    kinds = {name: kind for name, kind in campaign.all_kinds(None).items() if not kind.skipped}
+    summary = campaign.summarise((campaign.run_draw(name, seed, None, 120) for name in kinds for seed in (7001, 7002)), {})
+    assert summary["notes"] == []
+    assert all(counts["false"] == 0 for counts in summary["kinds"].values())
