@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from dosimeter.types import (
         Batch,
         FeatureEstimate,
+        Impossible,
         Knowledge,
         LabelEstimate,
         MapEstimate,
@@ -55,6 +56,7 @@ _HOMES = {
     "dosimeter.types": (
         "Batch",
         "FeatureEstimate",
+        "Impossible",
         "Knowledge",
         "LabelEstimate",
         "MapEstimate",
@@ -78,6 +80,7 @@ __all__ = [
     "FedAvg",
     "FedSGD",
     "Focal",
+    "Impossible",
     "Knowledge",
     "LabelEstimate",
     "MapEstimate",

@@ -13,7 +13,15 @@ Update = dict[str, Tensor]  # by parameter name; a layer that the client withhol
 
 
 class Refused(ValueError):
-    """A method that cannot work here: the message says why and what would make it work."""
+    """A method that does not run here: the message says why and what would make it run. It proves nothing about other methods."""
+
+
+class Impossible(Refused):
+    """A proof that no method can work here. `theorem` is the sentence that proves it."""
+
+    def __init__(self, reason: str, *, theorem: str) -> None:
+        super().__init__(f"{reason}: {theorem}")
+        self.reason, self.theorem = reason, theorem
 
 
 class Outcome(StrEnum):
@@ -25,7 +33,8 @@ class Outcome(StrEnum):
     DIVERGED = "diverged"  # the optimisation left the finite numbers
     SINGULAR = "singular"  # the equations do not determine the answer
     CRASHED = "crashed"  # a defect in the method or in the model's own code; the next audit tries again
-    IMPOSSIBLE = "impossible"  # refused before it ran: rank, dimension or threat model forbid it
+    NOT_ATTEMPTED = "not attempted"  # the method does not run here; another one may well succeed
+    IMPOSSIBLE = "impossible"  # a theorem, which the estimate names, forbids it to every method
 
 
 class Knowledge(StrEnum):
@@ -115,6 +124,7 @@ class LabelEstimate:
     premises: tuple[str, ...] = ()  # what the proof takes for granted and the update cannot refute; one short sentence each
     confidence: float | None = None  # in [0, 1], where the method has one
     outcome: Outcome = Outcome.COMPLETED
+    theorem: str = ""  # why no method can do it, where the outcome is impossible
     message: str = ""
     details: Mapping[str, Tensor] = field(default_factory=dict)  # what the method computed on the way, by name
 
@@ -133,6 +143,7 @@ class FeatureEstimate:
     complete: bool = False  # the samples explain the whole gradient
     premises: tuple[str, ...] = ()  # what the certificates take for granted and the update cannot refute; one short sentence each
     outcome: Outcome = Outcome.COMPLETED
+    theorem: str = ""  # why no method can do it, where the outcome is impossible
     message: str = ""
 
 
@@ -158,6 +169,7 @@ class MapEstimate:
     certified: Tensor  # (B,) bool
     error_bars: Tensor  # (B,) bound on the relative error of each map
     outcome: Outcome = Outcome.COMPLETED
+    theorem: str = ""  # why no method can do it, where the outcome is impossible
     message: str = ""
 
 
@@ -171,6 +183,7 @@ class Reconstruction:
     premises: tuple[str, ...] = ()  # what the attack's claims take for granted and the update cannot refute; one short sentence each
     normalization: Normalization = field(default_factory=Normalization)
     outcome: Outcome = Outcome.COMPLETED
+    theorem: str = ""  # why no method can do it, where the outcome is impossible
     message: str = ""
     restarts: tuple[float, ...] = ()  # the objective that each restart reached
     distance: float | None = None  # the matching distance alone, where the attack has one

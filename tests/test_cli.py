@@ -10,6 +10,7 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from dosimeter.cli import main
+from dosimeter.engines.needs import ZERO_THEOREM, ZERO_UPDATE
 from dosimeter.version import __version__
 
 FAST = ["labels=ilrg", "data.name=digits", "data.batch_size=2"]
@@ -179,7 +180,7 @@ def test_why_an_attack_could_not_run_is_said(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     words = own_network("certain_net", CERTAIN)
     assert main(words) == 2
-    assert capsys.readouterr().err == "dosimeter: the update is zero in every layer: it says nothing about the inputs\n"
+    assert capsys.readouterr().err == f"dosimeter: {ZERO_UPDATE}: {ZERO_THEOREM}\n"
 
 
 CERTAIN = """

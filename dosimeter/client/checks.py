@@ -60,8 +60,19 @@ def check_batch(model: nn.Module, batch: Batch, path: str, loss: Loss | None = N
     if targets.ndim == 0 or len(targets) != len(inputs):
         raise ValueError(f"{path}.targets: expected {len(inputs)}, one for each input, got shape {tuple(targets.shape)}")
     classes = count_classes(model, inputs[:1].repeat_interleave(2, 0))
+    if loss is not None:
+        check_loss(loss, classes)
     _check_targets(targets, classes, f"{path}.targets", loss)
     return classes
+
+
+def check_loss(loss: Loss, classes: int) -> None:
+    """Refuse a softmax loss over one logit, whose probability is always 1."""
+    if classes == 1 and loss.shift_invariant:
+        raise ValueError(
+            f"loss: {loss.name} over one logit has the gradient zero for every sample, so nothing is trained; "
+            "use binary_cross_entropy (PyTorch's BCEWithLogitsLoss), or give the model two logits"
+        )
 
 
 def _check_targets(targets: Tensor, classes: int, path: str, loss: Loss | None) -> None:

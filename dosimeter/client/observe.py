@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from dosimeter.client.checks import check_batch, check_exposure, check_model, count_classes, defense_list, warn_outside_bounds
+from dosimeter.client.checks import check_batch, check_exposure, check_loss, check_model, count_classes, defense_list, warn_outside_bounds
 from dosimeter.client.losses import CrossEntropy
 from dosimeter.client.training import FedSGD
 from dosimeter.interfaces import Client, Defense, Exposure, Loss, Public, Training
@@ -15,7 +15,7 @@ from dosimeter.network.head import copy_of
 from dosimeter.options import PositiveInt, check_value
 from dosimeter.randomness import generator, global_seed
 from dosimeter.registry import DEFENSES, LOSSES, TRAININGS
-from dosimeter.types import Batch, Normalization, Refused, Update
+from dosimeter.types import Batch, Impossible, Normalization, Update
 
 
 def observe(
@@ -53,7 +53,7 @@ def observe(
         update = transform(update)
     if not update:
         names = ", ".join(defense.name for defense in defenses)
-        raise Refused(f"{names}: every layer that this model trains is withheld, so nothing is sent")
+        raise Impossible(f"{names}: every layer that this model trains is withheld", theorem="what is not sent tells nothing")
     public = Public(
         input_shape=tuple(client.batch.inputs.shape[1:]),
         classes=classes,
@@ -96,11 +96,13 @@ def receive(
         raise TypeError(f"update: expected tensors by parameter name, got {type(update).__name__}")
     check_model(model)
     model = copy_of(model)
+    classes, loss = count_classes(model, torch.zeros(2, *shape).to(next(model.parameters()))), LOSSES.resolve(loss or CrossEntropy())
+    check_loss(loss, classes)
     public = Public(
         input_shape=shape,
-        classes=count_classes(model, torch.zeros(2, *shape).to(next(model.parameters()))),
+        classes=classes,
         batch_size=batch_size,
-        loss=LOSSES.resolve(loss or CrossEntropy()),
+        loss=loss,
         training=TRAININGS.resolve(training or FedSGD()),
         train_mode=model.training,
         normalization=normalization or Normalization(),

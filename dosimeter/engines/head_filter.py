@@ -62,7 +62,7 @@ class FilteringAttack(ActiveAttack):
         if restored.message:
             note += f" ({restored.message})"
         if len(of_targets.labels) == 0:
-            outcome = Outcome.IMPOSSIBLE if restored.outcome is Outcome.COMPLETED else restored.outcome
+            outcome = Outcome.NOT_ATTEMPTED if restored.outcome is Outcome.COMPLETED else restored.outcome
             return exposure.without_inputs(outcome, note)
         found, on_number = self.recover(exposure, calibrated, of_targets, rng)
         note += on_number

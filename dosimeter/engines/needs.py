@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from dosimeter.interfaces import Exposure, Method
 from dosimeter.network.head import find_head
-from dosimeter.types import Knowledge, LabelEstimate, Refused
+from dosimeter.types import Impossible, Knowledge, LabelEstimate, Refused
 
+ZERO_UPDATE = "the update is zero in every layer"
+ZERO_THEOREM = "all batches that give a zero update look the same, so no method can tell them apart"
 NEEDS_WITH_ARTICLE = {Knowledge.HEAD_GRADIENT, Knowledge.BIAS_GRADIENT, Knowledge.BATCH_SIZE}
+
+
+def check_possible(exposure: Exposure) -> None:
+    """Refuse an exposure from which no method can recover anything, with the theorem that says so."""
+    if not any(bool(change.any()) for change in exposure.update.values()):
+        raise Impossible(ZERO_UPDATE, theorem=ZERO_THEOREM)
 
 
 def check_needs(method: Method, exposure: Exposure, labels: LabelEstimate | None) -> None:

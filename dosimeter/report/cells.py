@@ -10,7 +10,7 @@ from typing import Any
 from dosimeter.numbers import significant
 from dosimeter.report.settings import describe_part, group_by_setting
 from dosimeter.surfaces.surface import Surface, surfaces
-from dosimeter.surfaces.verdicts import UTILITY
+from dosimeter.surfaces.verdicts import UTILITY, Verdict, verdict_of
 from dosimeter.types import Outcome, Record
 
 
@@ -64,9 +64,10 @@ def cells_of(records: Sequence[Record]) -> list[Cell]:
 
 
 def leaked_share(surface: Surface[Any], records: Iterable[Record]) -> float | None:
-    """How much of a surface leaks, as the surface counts it; None where no method was run."""
+    """How much of a surface leaks, as the surface counts it; None where no method ran and no theorem says that there is nothing."""
     methods = _by_method(surface.name, records)
-    return surface.leaked_share(methods) if methods else None
+    attempted = any(verdict_of(record) is not Verdict.NOT_ATTEMPTED for batches in methods for record in batches)
+    return surface.leaked_share(methods) if attempted else None
 
 
 def doubts(records: Sequence[Record]) -> list[str]:

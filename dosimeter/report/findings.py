@@ -19,7 +19,7 @@ class Finding:
 
     surface: str
     verdict: str
-    state: str  # leaked, not-shown, impossible or not-measured: what the style sheet colours by
+    state: str  # leaked, not-shown, not-attempted, impossible or not-measured: what the style sheet colours by
     meaning: str
     reason: str = ""
     method: str = ""
@@ -61,6 +61,7 @@ def headline(found: Sequence[Finding]) -> str:
         by_state.setdefault(finding.state, []).append(finding.surface)
     phrases = {
         "leaked": "{} leaked",
+        "not-attempted": "nothing tried on {}, which says nothing about safety",
         "not-shown": "no leak of {} shown at this budget",
         "impossible": "recovery of {} impossible here",
         "not-measured": "{} not measured",
@@ -91,6 +92,7 @@ def state(verdict: str) -> str:
     return {
         Verdict.LEAKED: "leaked",
         Verdict.NOT_SHOWN: "not-shown",
+        Verdict.NOT_ATTEMPTED: "not-attempted",
         Verdict.IMPOSSIBLE: "impossible",
         Verdict.NOT_MEASURED: "not-measured",
     }[Verdict(verdict)]

@@ -12,7 +12,7 @@ from dosimeter.artefacts import write_text
 from dosimeter.numbers import duration, percent, times
 from dosimeter.records import read_records
 from dosimeter.report import words
-from dosimeter.report.findings import findings, headline, state, verdict_matrix, warnings
+from dosimeter.report.findings import findings, headline, verdict_matrix, warnings
 from dosimeter.report.sections import sections
 from dosimeter.report.settings import threat_model_lines
 from dosimeter.report.tradeoff import tradeoff
@@ -54,7 +54,7 @@ def render(records: Sequence[Record], title: str | None = None) -> str:
             warnings=warnings(records),
             metric_words=[(words.metric_name(metric), words.metric_idea(metric)) for metric in metrics if words.metric_idea(metric)],
             null_words=[null_words[null] for null in nulls if null in null_words],
-            records=[(record, state(record.verdict), _as_json(record)) for record in records],
+            records=[(record, _as_json(record)) for record in records],
             seeds=list(dict.fromkeys(record.seed for record in records)),
             versions=list(dict.fromkeys((name, version) for record in records for name, version in record.versions.items())),
             hashes=_hashes(records),

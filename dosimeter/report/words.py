@@ -36,7 +36,8 @@ OUTCOMES = {
     "ambiguous": "several answers fit equally well",
     "diverged": "left the finite numbers",
     "singular": "the equations do not determine the answer",
-    "impossible": "refused before it ran",
+    "not attempted": "does not run here, so it says nothing",
+    "impossible": "a theorem forbids it to every method",
     "crashed": "stopped by an error, so it says nothing",
 }
 

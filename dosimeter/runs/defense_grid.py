@@ -178,7 +178,7 @@ def _utility_record(
         return record
     began = time.perf_counter()
     with listening(None if progress is None else _listener(progress)):
-        found = _failure_fields(Outcome.IMPOSSIBLE, refusal) if refusal else _measure_cost(client, plain, federation, undefended)
+        found = _failure_fields(Outcome.NOT_ATTEMPTED, refusal) if refusal else _measure_cost(client, plain, federation, undefended)
     record = Record(
         key=digest(config),
         config=config,
@@ -202,7 +202,7 @@ def _measure_cost(client: AuditedClient, protocol: Protocol, federation: Federat
     try:
         return _cost_fields(measure_utility(client, protocol, federation), undefended)
     except Refused as refused:
-        return _failure_fields(Outcome.IMPOSSIBLE, str(refused))
+        return _failure_fields(Outcome.NOT_ATTEMPTED, str(refused))
     except Exception as error:  # as in an audit: one cell's defect must not cost the others
         return _failure_fields(Outcome.CRASHED, f"crashed with {type(error).__name__}: {error}")
 

@@ -11,14 +11,15 @@ from torch import Tensor, nn
 
 from dosimeter.client.observe import observe
 from dosimeter.engines.adaptation import adapt
+from dosimeter.engines.needs import check_possible
 from dosimeter.interfaces import Defense, Exposure, LabelRecovery
 from dosimeter.runs.measurement import AuditedClient, Measurement, Protocol, identity_of
 from dosimeter.runs.server import run_attack, run_feature_recovery, run_label_recovery
 from dosimeter.surfaces.scores import Scores
 from dosimeter.surfaces.scoring import score
 from dosimeter.surfaces.surface import Surface, surface_named
-from dosimeter.surfaces.verdicts import Verdict
-from dosimeter.types import Batch, FeatureEstimate, LabelEstimate, Outcome, Reconstruction, Record, Refused
+from dosimeter.surfaces.verdicts import refusal_of, verdict_of_failure
+from dosimeter.types import Batch, FeatureEstimate, Impossible, LabelEstimate, Outcome, Reconstruction, Record, Refused
 
 FOREIGN_SEED_OFFSET = 1_000_003  # between the seed of a client and that of the foreign one
 
@@ -48,16 +49,18 @@ def run(
         except Refused as refusal:
             if raise_refusals or measurement.tampering is None:
                 raise
-            return failure_record(client, measurement, Outcome.IMPOSSIBLE, str(refusal))
+            return refusal_record(client, measurement, refusal)
         started = time.perf_counter()
         try:
+            check_possible(exposure)
+            surface.check_scorable(client.batch)
             found = _without_vain_proof(surface, _attack(exposure, measurement, client.batch.targets), measurement.defenses)
-            if found.outcome is Outcome.IMPOSSIBLE:
-                raise Refused(found.message)
+            if refusal := refusal_of(found):
+                raise refusal
         except Refused as refusal:
             if raise_refusals:
                 raise
-            return failure_record(client, measurement, Outcome.IMPOSSIBLE, str(refusal))
+            return refusal_record(client, measurement, refusal)
         if found.outcome is Outcome.CRASHED:
             return failure_record(client, measurement, Outcome.CRASHED, found.message)
         seconds = time.perf_counter() - started
@@ -152,7 +155,7 @@ def _attack_foreign(client: AuditedClient, measurement: Measurement) -> Estimate
         found = _attack(expose(client, elsewhere, client.foreign), measurement, client.foreign.targets)
     except Refused:
         return None
-    return None if found.outcome in (Outcome.IMPOSSIBLE, Outcome.CRASHED) else found
+    return None if refusal_of(found) or found.outcome is Outcome.CRASHED else found
 
 
 def _score(client: AuditedClient, exposure: Exposure, found: Estimate, foreign: Estimate | None) -> Scores:
@@ -190,16 +193,23 @@ def _details(found: Estimate, scores: Scores) -> dict[str, Any]:
     return {"message": found.message} | scores.details | unavailable
 
 
-def failure_record(client: AuditedClient, measurement: Measurement, outcome: Outcome, reason: str) -> Record:
+def refusal_record(client: AuditedClient, measurement: Measurement, refusal: Refused) -> Record:
+    """The record of a method that does not run here, or of a proof that none can."""
+    if isinstance(refusal, Impossible):
+        return failure_record(client, measurement, Outcome.IMPOSSIBLE, str(refusal), refusal.theorem)
+    return failure_record(client, measurement, Outcome.NOT_ATTEMPTED, str(refusal))
+
+
+def failure_record(client: AuditedClient, measurement: Measurement, outcome: Outcome, reason: str, theorem: str = "") -> Record:
     """The record of a measurement that gave nothing to score."""
-    verdict = Verdict.IMPOSSIBLE if outcome is Outcome.IMPOSSIBLE else Verdict.NOT_MEASURED
     return Record(
         **identity_of(client, measurement),
         metrics={},
         nulls={},
         outcome=outcome.value,
-        verdict=verdict.value,
+        verdict=verdict_of_failure(outcome, theorem).value,
         reason=reason,
         warnings=[],
         seconds=0.0,
+        details={"theorem": theorem} if theorem else {},
     )

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from dosimeter.registry import METRICS
 from dosimeter.surfaces.intervals import summarize
 from dosimeter.surfaces.surface import surface_names
-from dosimeter.surfaces.verdicts import UTILITY
+from dosimeter.surfaces.verdicts import UTILITY, Verdict, verdict_of
 from dosimeter.types import Record
 
 GRAMMAR = "surface.metric.statistic OP number, such as 'inputs.psnr.median > 20'"
@@ -84,8 +84,13 @@ def parse_condition(text: str) -> Condition:
 
 
 def is_untested(condition: Condition, records: Sequence[Record]) -> bool:
-    """Whether no record measures the condition's surface, so that the condition cannot be met or missed."""
-    return all(record.surface != condition.surface for record in records)
+    """Whether no record has the condition's metric and none proves its surface closed, so that the condition is neither met nor missed."""
+    of_surface = [record for record in records if record.surface == condition.surface]
+    return not any(condition.metric in record.metrics or _is_closed(record) for record in of_surface)
+
+
+def _is_closed(record: Record) -> bool:
+    return record.surface != UTILITY and verdict_of(record) is Verdict.IMPOSSIBLE
 
 
 def furthest_trip(condition: Condition, records: Sequence[Record]) -> Trip | None:

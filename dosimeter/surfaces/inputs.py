@@ -41,7 +41,6 @@ class Inputs(Surface[Reconstruction]):
     if_not_shown = (
         "What was tried here came no closer to the private samples than its nulls. That is no proof: a longer or newer attack may."
     )
-    if_impossible = "None of the attacks that were asked for can work in this setting. Another setting may open this surface again."
     null_words: ClassVar = SAMPLE_NULLS | {
         "gray": ("gray", "one even gray, which needs no knowledge at all"),
         "foreign features": (

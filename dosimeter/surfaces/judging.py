@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from dosimeter.surfaces.surface import surface_named, surface_names
-from dosimeter.surfaces.verdicts import Verdict
+from dosimeter.surfaces.verdicts import Verdict, verdict_of
 from dosimeter.types import Outcome, Record
 
 
@@ -32,13 +32,15 @@ def judge_surfaces(records: Iterable[Record]) -> list[SurfaceVerdict]:
 def gravity(record: Record) -> tuple[int, bool, float]:
     """A rank for records of one surface: by verdict, by proof, then by score. Larger is worse for the client."""
     proved = bool(record.details.get("certified"))
-    return -list(Verdict).index(Verdict(record.verdict)), proved, surface_named(record.surface).advantage(record)
+    return -list(Verdict).index(verdict_of(record)), proved, surface_named(record.surface).advantage(record)
 
 
 def _judge_surface(surface: str, group: list[Record]) -> SurfaceVerdict:
     worst = max(group, key=gravity)
-    if worst.verdict != Verdict.IMPOSSIBLE:
-        return SurfaceVerdict(surface=surface, verdict=Verdict(worst.verdict), reason=worst.reason, method=worst.method)
-    reasons = "; ".join(dict.fromkeys(record.reason for record in group))
-    reason = reasons if len(group) == 1 else f"none of {len(group)} methods can run in this threat model: {reasons}"
-    return SurfaceVerdict(surface=surface, verdict=Verdict.IMPOSSIBLE, reason=reason, method=worst.method if len(group) == 1 else "")
+    verdict = verdict_of(worst)
+    if verdict not in (Verdict.NOT_ATTEMPTED, Verdict.IMPOSSIBLE):
+        return SurfaceVerdict(surface=surface, verdict=verdict, reason=worst.reason, method=worst.method)
+    reason = "; ".join(dict.fromkeys(record.reason for record in group))
+    if verdict is Verdict.NOT_ATTEMPTED and len(group) > 1:
+        reason = f"none of {len(group)} methods runs in this threat model: {reason}"
+    return SurfaceVerdict(surface=surface, verdict=verdict, reason=reason, method=worst.method if len(group) == 1 else "")

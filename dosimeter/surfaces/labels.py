@@ -21,10 +21,11 @@ from dosimeter.surfaces.assignment import assign
 from dosimeter.surfaces.scores import Comparison, Nulls, Scores, Values, choose_metrics, compare_samples, number
 from dosimeter.surfaces.surface import SURFACES, Surface
 from dosimeter.surfaces.verdicts import Verdict
-from dosimeter.types import Batch, LabelEstimate, Record
+from dosimeter.types import Batch, LabelEstimate, Record, Refused
 
 GUESSED_BATCHES = (1_000, 10_000)  # label batches drawn for the null of label counts, fewer where there are many classes
 LARGEST_CHANCE = 0.05  # labels count as leaked up to this probability of luck
+LABEL_MASS_SLACK = 1e-2  # by which the entries of a soft label may miss a sum of 1
 DOUBTFUL_SHARE = 0.25  # from this agreement on, between guessing (0) and perfect (1), the report says that luck may explain it
 
 
@@ -64,6 +65,9 @@ class Labels(Surface[LabelEstimate]):
     def beats_nulls(self, value: float | None, rivals: Values) -> bool:
         """False: the score of labels alone shows no leak. `chance` tells a leak from luck."""
         return False
+
+    def check_scorable(self, truth: Batch) -> None:
+        check_one_label(truth.targets)
 
     def without_proof(self, found: LabelEstimate, message: str) -> LabelEstimate:
         return replace(found, certified=False, message=message)
@@ -125,6 +129,18 @@ def judge_labels(
     return Verdict.NOT_SHOWN, f"{share}; as much agreement comes {luck}, so this batch does not tell a leak from luck"
 
 
+def check_one_label(targets: Tensor) -> None:
+    """Refuse targets that give a sample several labels or none. Label counts here have one label a sample."""
+    if targets.ndim == 1:
+        return
+    sums = targets.sum(1, dtype=torch.float64)
+    if targets.shape[1] == 1 or bool(((sums - 1).abs() > LABEL_MASS_SLACK).any()):
+        raise Refused(
+            f"the label recoveries count one label a sample, and these samples have from {sums.min():.3g} to {sums.max():.3g} labels; "
+            "several labels a sample are not read here"
+        )
+
+
 def is_beyond_luck(batches: Sequence[Record], methods: int) -> bool:
     """Whether the batches together show a leak: one is proved, or all of them together rule out luck.
 
@@ -145,6 +161,7 @@ def is_beyond_luck(batches: Sequence[Record], methods: int) -> bool:
 def score_labels(found: LabelEstimate, comparison: Comparison) -> Scores:
     """Compare the label counts, and with soft labels also the samples. The null draws whole batches from the prior."""
     truth, auxiliary, foreign = comparison.truth, comparison.auxiliary, comparison.foreign
+    check_one_label(truth.targets)
     device = found.counts.device
     batches = [batch.targets.to(device) for batch in (truth, auxiliary) if batch is not None]
     estimates: list[LabelEstimate] = [estimate for estimate in (found, foreign) if estimate is not None]

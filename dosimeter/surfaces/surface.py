@@ -39,9 +39,11 @@ class Surface(ABC, Generic[Estimate]):
     description: ClassVar[str]  # what it is, for a newcomer
     if_leaked: ClassVar[str]  # what each verdict means for the client
     if_not_shown: ClassVar[str]
-    if_impossible: ClassVar[str] = (
-        "None of the methods that were asked for can work in this setting. Another setting may open this surface again."
+    if_not_attempted: ClassVar[str] = (
+        "None of the methods that were asked for runs in this setting, so nothing was tried. "
+        "That says nothing about safety: a method that is not here may well succeed."
     )
+    if_impossible: ClassVar[str] = "A proof shows that this update holds nothing to recover. Another setting may open this surface again."
     null_words: ClassVar[Mapping[str, tuple[str, str]]]  # null -> its name on the page, and what it means
     share_words: ClassVar[str]  # what the share of a grid cell is, after "of <surface>"
     beaten_words: ClassVar[str] = "beats every null"  # what marks a sample in plots and pictures
@@ -64,9 +66,13 @@ class Surface(ABC, Generic[Estimate]):
         return {
             Verdict.LEAKED: self.if_leaked,
             Verdict.NOT_SHOWN: self.if_not_shown,
+            Verdict.NOT_ATTEMPTED: self.if_not_attempted,
             Verdict.IMPOSSIBLE: self.if_impossible,
             Verdict.NOT_MEASURED: "Every method on this surface was stopped by an error, so nothing is known about it.",
         }[verdict]
+
+    def check_scorable(self, truth: Batch) -> None:
+        """Refuse a private batch that the scores of this surface would misread."""
 
     def without_proof(self, found: Estimate, message: str) -> Estimate:
         """The estimate without its certificates, with the reason. For defenses that replace the client's samples."""

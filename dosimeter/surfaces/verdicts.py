@@ -1,8 +1,11 @@
-"""What a score can mean: leaked, not shown at this budget, impossible here, or not measured."""
+"""What a record can mean: leaked, not shown at this budget, not attempted, impossible here, or not measured."""
 
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Any
+
+from dosimeter.types import Impossible, Outcome, Record, Refused
 
 UTILITY = "utility"  # in place of a surface in the records of a defense's cost, which have no verdict
 
@@ -12,5 +15,26 @@ class Verdict(StrEnum):
 
     LEAKED = "leaked"
     NOT_SHOWN = "not shown at this budget"
-    IMPOSSIBLE = "impossible here"
+    NOT_ATTEMPTED = "not attempted"  # the method does not run here, which says nothing about other methods
+    IMPOSSIBLE = "impossible here"  # a theorem forbids it to every method
     NOT_MEASURED = "not measured"  # an error stopped the method, so it says nothing about its surface
+
+
+def verdict_of(record: Record) -> Verdict:
+    """The verdict of a record. "Impossible here" without a theorem is "not attempted"."""
+    verdict = Verdict(record.verdict)
+    return Verdict.NOT_ATTEMPTED if verdict is Verdict.IMPOSSIBLE and not record.details.get("theorem") else verdict
+
+
+def verdict_of_failure(outcome: Outcome, theorem: str) -> Verdict:
+    """The verdict of a method that gave nothing to score."""
+    if outcome is Outcome.CRASHED:
+        return Verdict.NOT_MEASURED
+    return Verdict.IMPOSSIBLE if outcome is Outcome.IMPOSSIBLE and theorem else Verdict.NOT_ATTEMPTED
+
+
+def refusal_of(found: Any) -> Refused | None:
+    """What an estimate refuses, where its outcome is not attempted or impossible; else None."""
+    if found.outcome is Outcome.IMPOSSIBLE and found.theorem:
+        return Impossible(found.message, theorem=found.theorem)
+    return Refused(found.message) if found.outcome in (Outcome.IMPOSSIBLE, Outcome.NOT_ATTEMPTED) else None

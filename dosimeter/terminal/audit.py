@@ -15,7 +15,7 @@ from dosimeter.report.words import display_name
 from dosimeter.runs.audit import Audit
 from dosimeter.surfaces.judging import gravity
 from dosimeter.surfaces.surface import surface_named, surface_names
-from dosimeter.surfaces.verdicts import Verdict
+from dosimeter.surfaces.verdicts import Verdict, verdict_of
 from dosimeter.terminal.record import COLOURS, short, summary_of, verdict_line
 from dosimeter.types import Record
 
@@ -46,7 +46,7 @@ def _print_methods(console: Console, surface: str, records: list[Record]) -> Non
     table.add_column("", overflow="fold")
     for record in sorted(records, key=gravity, reverse=True):
         remark = record.reason if not record.metrics else record.verdict
-        table.add_row(display_name(record), *_figures(record), f"{record.seconds:.1f}", Text(remark, COLOURS[Verdict(record.verdict)]))
+        table.add_row(display_name(record), *_figures(record), f"{record.seconds:.1f}", Text(remark, COLOURS[verdict_of(record)]))
     console.print(table)
     console.print()
 

@@ -8,15 +8,21 @@ from rich.text import Text
 
 from dosimeter.registry import METRICS
 from dosimeter.surfaces.intervals import Summary, summarize
-from dosimeter.surfaces.verdicts import Verdict
+from dosimeter.surfaces.verdicts import Verdict, verdict_of
 from dosimeter.types import Record
 
-COLOURS = {Verdict.LEAKED: "bold red", Verdict.NOT_SHOWN: "yellow", Verdict.IMPOSSIBLE: "dim", Verdict.NOT_MEASURED: "yellow"}
+COLOURS = {
+    Verdict.LEAKED: "bold red",
+    Verdict.NOT_SHOWN: "yellow",
+    Verdict.NOT_ATTEMPTED: "bold magenta",
+    Verdict.IMPOSSIBLE: "dim",
+    Verdict.NOT_MEASURED: "yellow",
+}
 
 
 def print_record(record: Record) -> None:
     console = Console()
-    console.print(verdict_line(record.surface, Verdict(record.verdict), record.method, record.reason))
+    console.print(verdict_line(record.surface, verdict_of(record), record.method, record.reason))
     table = Table()
     for heading in ("metric", "median", "10 %", "90 %", *record.nulls):
         table.add_column(heading, justify="left" if heading == "metric" else "right")
@@ -31,7 +37,8 @@ def print_record(record: Record) -> None:
 
 
 def verdict_line(surface: str, verdict: Verdict, method: str, reason: str) -> Text:
-    return Text.assemble((f"{surface}: {verdict}", COLOURS[verdict]), f" ({method}): {reason}")
+    warning = ", which says nothing about safety" if verdict is Verdict.NOT_ATTEMPTED else ""
+    return Text.assemble((f"{surface}: {verdict}{warning}", COLOURS[verdict]), f" ({method}): {reason}" if method else f": {reason}")
 
 
 def summary_of(metric: str, values: list[float | None]) -> Summary:

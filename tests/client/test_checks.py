@@ -127,3 +127,15 @@ def test_an_update_of_other_tensors_than_dense_floating_point_is_refused_in_a_se
     update = dm.observe(classifier, batch).update
     with pytest.raises(ValueError, match=f"expected a dense tensor .*{said}"):
         dm.receive(classifier, update | {"5.weight": convert(update["5.weight"])}, input_shape=(1, 8, 8))
+
+
+def test_a_softmax_over_one_logit_is_refused_as_a_set_up(batch):
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 1))
+    binary = dm.Batch(batch.inputs, batch.targets % 2)
+    for loss in ("cross_entropy", "focal"):
+        with pytest.raises(ValueError, match=r"over one logit has the gradient zero.*BCEWithLogitsLoss"):
+            dm.observe(model, binary, loss=loss)
+    update = dm.observe(model, binary, loss="binary_cross_entropy").update
+    assert any(change.any() for change in update.values())
+    with pytest.raises(ValueError, match="over one logit has the gradient zero"):
+        dm.receive(model, update, input_shape=(1, 8, 8))

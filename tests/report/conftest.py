@@ -29,7 +29,7 @@ def audit_records() -> list[Record]:
             reason="100% of the labels recovered (InsAcc); guessing does as well in less than 0.1% of draws",
         ),
         feature_record(),
-        impossible_record(),
+        refused_record(),
         input_record("inverting_gradients", noise=0.05, labels="recovered by ilrg"),
         input_record("dlg", noise=0.6, labels="optimised"),
     ]
@@ -153,12 +153,12 @@ def feature_record() -> Record:
     )
 
 
-def impossible_record() -> Record:
+def refused_record() -> Record:
     return record(
         "features",
         "direct",
-        outcome="impossible",
-        verdict="impossible here",
+        outcome="not attempted",
+        verdict="not attempted",
         reason="direct needs a batch of one; this batch has 8",
         seconds=0.0,
     )

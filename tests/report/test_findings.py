@@ -19,12 +19,24 @@ def test_not_shown_and_impossible_are_never_called_safe(make_record):
     found = findings(
         [
             make_record("labels", "ilrg", verdict="not shown at this budget", reason="as good as guessing"),
-            make_record("features", "direct", verdict="impossible here", reason="batch of 8"),
+            make_record("features", "direct", verdict="impossible here", reason="zeros", details={"theorem": "zero is zero"}),
         ]
     )
     assert headline(found) == "No leak of labels shown at this budget; recovery of features impossible here; inputs not measured."
     assert "no proof" in found[0].meaning
     assert "Another setting may open" in found[1].meaning
+
+
+def test_what_was_not_attempted_does_not_read_as_safe(make_record):
+    refused = make_record("features", "direct", verdict="not attempted", outcome="not attempted", reason="batch of 8")
+    unproved = make_record("inputs", "dlg", verdict="impossible here", outcome="impossible", reason="no head")
+    labels = make_record("labels", "ilrg", verdict="not shown at this budget", reason="as good as guessing")
+    found = findings([labels, refused, unproved])
+    assert [finding.state for finding in found] == ["not-shown", "not-attempted", "not-attempted"]
+    assert headline(found) == (
+        "Nothing tried on features and inputs, which says nothing about safety; no leak of labels shown at this budget."
+    )
+    assert "says nothing about safety" in found[1].meaning
 
 
 def test_matrix_has_the_verdict_of_each_setting(audit_records):
@@ -45,5 +57,7 @@ def test_a_crash_is_neither_a_leak_nor_the_absence_of_one(make_record):
     assert (labels.state, labels.verdict) == ("not-measured", "not measured")
     assert labels.meaning.startswith("Every method on this surface was stopped by an error")
     assert warnings([crash]) == [("stopped by an error, so it says nothing: crashed with RuntimeError: no", ["ilrg"])]
-    impossible = make_record("labels", "idlg", verdict="impossible here", outcome="impossible", reason="no head")
+    impossible = make_record(
+        "labels", "idlg", verdict="impossible here", outcome="impossible", reason="zeros", details={"theorem": "zero is zero"}
+    )
     assert findings([crash, impossible])[0].state == "impossible"

@@ -40,9 +40,9 @@ def test_runs_with_other_options_are_not_pooled(make_record):
     assert len(table([one, two], "labels").rows) == 2
 
 
-def test_an_impossible_method_has_its_reason_and_no_numbers(single_setting):
+def test_a_method_that_does_not_run_has_its_reason_and_no_numbers(single_setting):
     row = table(single_setting, "features").rows[1]
-    assert (row.state, row.measures, row.plot, row.pictures) == ("impossible", [], None, [])
+    assert (row.state, row.measures, row.plot, row.pictures) == ("not-attempted", [], None, [])
     assert row.reason == "direct needs a batch of one; this batch has 8"
 
 

@@ -60,11 +60,32 @@ def test_a_crash_is_recorded_and_tried_again(classifier, batch, tmp_path, monkey
     assert dm.audit(classifier, batch, out=tmp_path, **QUICK).records[0].outcome == "completed"
 
 
-def test_what_is_impossible_is_a_finding(batch):
+def test_what_is_not_attempted_is_a_finding(batch):
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10, bias=False))
     report = dm.audit(model, batch, labels=["ilrg"], features=[], attacks=[])
-    assert [(v.surface, v.verdict) for v in report.verdicts] == [("labels", "impossible here")]
+    assert [(v.surface, v.verdict) for v in report.verdicts] == [("labels", "not attempted")]
     assert "the last layer has no bias" in report.verdicts[0].reason
+
+
+def test_a_zero_update_is_impossible_on_every_surface_and_names_its_theorem(batch):
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10)).eval()
+    with torch.no_grad():
+        model[1].weight.zero_()
+        model[1].bias.copy_(torch.tensor([500.0] + [0.0] * 9))
+    sure = dm.Batch(batch.inputs, torch.zeros_like(batch.targets))
+    report = dm.audit(model, sure, labels=["ilrg"], features=["subspace"], attacks=["dlg"])
+    assert [(v.surface, v.verdict) for v in report.verdicts] == [(name, "impossible here") for name in ("labels", "features", "inputs")]
+    assert all("all batches that give a zero update look the same" in record.details["theorem"] for record in report.records)
+
+
+def test_several_labels_a_sample_are_not_scored_as_one(classifier, batch):
+    targets = torch.zeros(len(batch.inputs), 10)
+    targets[:, 2] = targets[:, 7] = 1.0
+    report = dm.audit(classifier, dm.Batch(batch.inputs, targets), loss="binary_cross_entropy", **QUICK)
+    labels = [record for record in report.records if record.surface == "labels"]
+    assert {record.verdict for record in labels} == {"not attempted"}
+    assert "one label a sample" in labels[0].reason
+    assert all(record.threat_model["labels"] == "optimised" for record in report.records if record.surface == "inputs")
 
 
 def test_all_means_every_passive_method(classifier, batch, monkeypatch):

@@ -86,7 +86,7 @@ def test_a_defense_that_cannot_be_there_is_a_finding(subject):
     grid = DefenseGrid(grid=((dm.defense("secure_aggregation", clients=9),), (dm.defense("dropout"),)), **TINY)
     result = run_grid(subject, grid)
     assert [record.surface for record in result.records] == ["labels", "inputs", "utility", "utility", "utility"]
-    assert [record.outcome for record in result.records[2:]] == ["completed", "impossible", "impossible"]
+    assert [record.outcome for record in result.records[2:]] == ["completed", "not attempted", "not attempted"]
     assert "needs a sample for each" in result.records[3].reason
     assert "train mode only" in result.records[4].reason
 
@@ -96,7 +96,7 @@ def test_behind_a_withheld_head_the_methods_that_do_without_it_run_too(subject):
     records = [r for r in run_grid(subject, grid).records if r.threat_model["defenses"] and r.surface != "utility"]
     assert {"gradient_bridge", "dlg"} <= {record.method for record in records}
     joint = next(record for record in records if record.method == "dlg")
-    assert joint.outcome != "impossible"  # it needs neither the head nor labels
+    assert joint.outcome != "not attempted"  # it needs neither the head nor labels
     plain = run_grid(subject, DefenseGrid(grid=((dm.defense("head_withheld"),),), **TINY)).records
     assert not {"gradient_bridge", "dlg"} & {record.method for record in plain}
 

@@ -54,11 +54,11 @@ def test_the_foreign_null_uses_another_batch(subject):
     assert max(record.nulls["foreign"]["psnr"]) < min(record.metrics["psnr"])
 
 
-def test_an_attack_that_could_not_run_is_impossible_here_and_never_scored(subject):
+def test_an_attack_that_could_not_run_is_not_attempted_and_never_scored(subject):
     blind = replace(subject, model=torch.nn.Sequential(Detached(), subject.model).eval())
     measurement = Measurement(attack=dm.attack("inverting_gradients", steps=2))
     record = run(blind, measurement)
-    assert (record.verdict, record.outcome, record.metrics) == ("impossible here", "impossible", {})
+    assert (record.verdict, record.outcome, record.metrics) == ("not attempted", "not attempted", {})
     assert "passes no gradient to its inputs" in record.reason
     with pytest.raises(Refused, match="passes no gradient to its inputs"):
         run(blind, measurement, raise_refusals=True)
@@ -99,7 +99,7 @@ def test_a_foreign_client_that_cannot_be_attacked_is_no_null(subject):
 def test_a_refusal_is_a_finding_or_raised(subject):
     measurement = Measurement(labels="optimised", attack=dm.attack("inverting_gradients", steps=2))
     record = run(subject, measurement)
-    assert (record.verdict, record.outcome, record.metrics) == ("impossible here", "impossible", {})
+    assert (record.verdict, record.outcome, record.metrics) == ("not attempted", "not attempted", {})
     assert "needs labels" in record.reason
     with pytest.raises(Refused, match="inverting_gradients needs labels"):
         run(subject, measurement, raise_refusals=True)

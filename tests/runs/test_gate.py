@@ -96,3 +96,13 @@ def test_a_surface_that_nothing_measured_is_no_pass():
     condition = parse_condition("inputs.psnr.median > 20")
     assert is_untested(condition, [record("labels", "ilrg", insacc=[1.0])])
     assert not is_untested(condition, [record(psnr=[1.0])])
+
+
+def test_what_was_not_attempted_is_no_pass_and_a_theorem_is_one():
+    condition = parse_condition("inputs.psnr.median > 20")
+    refused = dataclasses.replace(record(), outcome="not attempted", verdict="not attempted")
+    assert is_untested(condition, [refused])
+    assert is_untested(condition, [dataclasses.replace(refused, outcome="impossible", verdict="impossible here")])
+    proved = dataclasses.replace(refused, outcome="impossible", verdict="impossible here", details={"theorem": "zero is zero"})
+    assert not is_untested(condition, [proved])
+    assert is_untested(parse_condition("utility.accuracy.median < 0.8"), [dataclasses.replace(record("utility"), verdict="")])

@@ -29,18 +29,28 @@ def record(surface="inputs", method="a", verdict=Verdict.NOT_SHOWN, outcome="com
     )
 
 
-def test_an_impossible_surface_says_what_each_method_lacks():
-    refused = [record("labels", name, Verdict.IMPOSSIBLE, outcome="impossible") for name in ("a", "b")]
+def test_a_surface_without_an_attempt_says_what_each_method_lacks():
+    refused = [record("labels", name, Verdict.NOT_ATTEMPTED, outcome="not attempted") for name in ("a", "b")]
     (verdict,) = judge_surfaces(refused)
-    assert (verdict.verdict, verdict.method) == (Verdict.IMPOSSIBLE, "")
-    assert verdict.reason == "none of 2 methods can run in this threat model: because of a; because of b"
+    assert (verdict.verdict, verdict.method) == (Verdict.NOT_ATTEMPTED, "")
+    assert verdict.reason == "none of 2 methods runs in this threat model: because of a; because of b"
     assert judge_surfaces(refused[:1])[0].reason == "because of a"
+
+
+def test_only_a_theorem_makes_a_surface_impossible():
+    proved = [record("labels", name, Verdict.IMPOSSIBLE, outcome="impossible", theorem="zero is zero") for name in ("a", "b")]
+    (verdict,) = judge_surfaces(proved)
+    assert (verdict.verdict, verdict.reason) == (Verdict.IMPOSSIBLE, "because of a; because of b")
+    unproved = record("labels", "c", Verdict.IMPOSSIBLE, outcome="impossible")
+    assert judge_surfaces([unproved])[0].verdict is Verdict.NOT_ATTEMPTED
+    assert judge_surfaces([*proved, unproved])[0].verdict is Verdict.NOT_ATTEMPTED
+    assert judge_surfaces([*proved, record("labels", "d", metrics={"insacc": [0.0]})])[0].verdict is Verdict.NOT_SHOWN
 
 
 def test_a_surface_takes_its_gravest_record():
     shown = record(method="shown", verdict=Verdict.LEAKED, metrics={"psnr": [5.0]})
     louder = record(method="louder", metrics={"psnr": [9.0]})
-    refused = record(surface="labels", method="refused", verdict=Verdict.IMPOSSIBLE)
+    refused = record(surface="labels", method="refused", verdict=Verdict.IMPOSSIBLE, theorem="zero is zero")
     crashed = record(surface="features", method="crashed", outcome="crashed")
     verdicts = judge_surfaces([louder, shown, refused, crashed])
     assert [(v.surface, v.verdict, v.method) for v in verdicts] == [

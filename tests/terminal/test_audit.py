@@ -23,7 +23,7 @@ def result() -> Audit:
         records=(
             record("inputs", "dlg", "not shown at this budget", **weak),
             record("inputs", "inverting_gradients", "leaked", **strong),
-            record("inputs", "linear_recursion", "impossible here", outcome="impossible"),
+            record("inputs", "linear_recursion", "not attempted", outcome="not attempted"),
             record("features", "subspace", "not measured", outcome="crashed"),
         )
     )
@@ -43,6 +43,11 @@ def test_the_gravest_verdict_leads_and_the_methods_follow_in_its_order(result, c
     assert rows[0][1:5] == ["32", "11.5", "1.2", "leaked"]
     assert rows[1][1:3] == ["12", "11.5"]
     assert rows[2][1:3] == ["1.2", "because"]
+
+
+def test_what_was_not_attempted_is_not_printed_as_reassuring(capsys, monkeypatch):
+    refused = Audit(records=(record("labels", "ilrg", "not attempted", outcome="not attempted"),))
+    assert printed(refused, capsys, monkeypatch)[0] == "labels: not attempted, which says nothing about safety (ilrg): because of ilrg"
 
 
 def test_a_surface_without_a_verdict_is_said_to_be_not_measured_and_the_report_comes_last(result, capsys, monkeypatch):

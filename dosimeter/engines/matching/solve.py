@@ -19,6 +19,7 @@ from dosimeter.engines.matching.result import give_up, make_reconstruction
 from dosimeter.engines.matching.state import State, begin
 from dosimeter.engines.matching.surroundings import surroundings
 from dosimeter.engines.matching.terms import TermSchedule
+from dosimeter.engines.needs import ZERO_THEOREM, ZERO_UPDATE
 from dosimeter.interfaces import Exposure
 from dosimeter.types import LabelEstimate, Outcome, Reconstruction
 
@@ -34,13 +35,13 @@ def solve_problem(problem: Problem, rng: Generator, *, start: Tensor | None = No
     """Carry out a problem's recipe. Restarts are chosen by the objective alone. Every failure ends in an outcome."""
     state = begin(problem, rng, start)
     if problem.update_is_zero:
-        return give_up(problem, state, Outcome.IMPOSSIBLE, "the update is zero in every layer: it says nothing about the inputs")
+        return replace(give_up(problem, state, Outcome.IMPOSSIBLE, ZERO_UPDATE), theorem=ZERO_THEOREM)
     rounds: list[Reconstruction] = []
     try:
         with surroundings(problem, rng):
             reason = reason_against(problem, state.variables)
             if reason:
-                return give_up(problem, state, Outcome.IMPOSSIBLE, reason)
+                return give_up(problem, state, Outcome.NOT_ATTEMPTED, reason)
             while True:
                 found, left = _carry_out(problem, state, rng)
                 rounds.append(found)

@@ -169,10 +169,10 @@ def test_single_and_double_precision_stay_as_they_are() -> None:
 
 @pytest.mark.parametrize("attack", ATTACKS)
 @pytest.mark.parametrize("kind", ["detached", "rounded"])
-def test_inputs_without_a_slope_are_impossible_to_follow_and_said(kind: str, attack: str) -> None:
+def test_inputs_without_a_slope_are_not_attempted_and_said(kind: str, attack: str) -> None:
     data = batch()
     found = dm.reconstruct(dm.observe(seeded(Cut, kind), data), attack, labels=data.targets, steps=20, **ATTACKS[attack])
-    assert found.outcome is dm.Outcome.IMPOSSIBLE
+    assert found.outcome is dm.Outcome.NOT_ATTEMPTED
     assert "passes no gradient to its inputs" in found.message
     assert dm.reconstruct(dm.observe(seeded(Cut, "kept"), data), attack, labels=data.targets, steps=20).outcome is dm.Outcome.COMPLETED
 
@@ -204,7 +204,7 @@ def test_one_start_with_a_slope_is_enough() -> None:
     bright.inputs[0, 0, 0, 0] = 1.0
     exposure = dm.observe(seeded(Gated), bright)
     found = dm.reconstruct(exposure, "inverting_gradients", labels=data.targets, start="uniform", steps=2, restarts=1, seed=3)
-    assert found.outcome is dm.Outcome.IMPOSSIBLE
+    assert found.outcome is dm.Outcome.NOT_ATTEMPTED
     found = dm.reconstruct(exposure, "inverting_gradients", labels=data.targets, start="uniform", steps=2, restarts=40, seed=3)
     assert found.outcome is dm.Outcome.COMPLETED
 
@@ -218,6 +218,6 @@ def test_starts_that_the_model_has_no_doubt_of_are_told_from_a_model_without_a_s
     images = batch().inputs
     exposure = dm.observe(sure, dm.Batch(images, torch.tensor([1])))
     found = dm.reconstruct(exposure, "inverting_gradients", labels=torch.tensor([3]), steps=5)
-    assert found.outcome is dm.Outcome.IMPOSSIBLE
+    assert found.outcome is dm.Outcome.NOT_ATTEMPTED
     assert found.message.startswith("the model gives every start its label without any error")
     assert dm.reconstruct(exposure, "inverting_gradients", labels=torch.tensor([1]), steps=5).outcome is dm.Outcome.COMPLETED
