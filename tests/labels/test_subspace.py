@@ -2,11 +2,14 @@
 
 import pytest
 import torch
+from torch import nn
 
+import dosimeter as dm
 from dosimeter.client.losses import Focal
+from dosimeter.client.observe import observe
 from dosimeter.labels.subspace import Subspace
 from dosimeter.runs.server import recover_labels
-from dosimeter.types import Outcome, Refused
+from dosimeter.types import Batch, Outcome, Refused
 
 
 def test_counts_are_exact_and_certified_without_batch_size_or_bias(expose):
@@ -54,3 +57,56 @@ def test_mixed_labels_come_back_as_soft_ones(expose):
     order = soft.argmax(1).argsort()
     assert torch.equal(found.labels, soft.argmax(1)[order])
     assert float((found.soft - soft[order]).abs().max()) < 1e-4
+
+
+def black_image(seed=900, **options):
+    """Six images of which the first is black, in a network whose hidden layer has no bias."""
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(192, 64, bias=False), nn.ReLU(), nn.Linear(64, 50, bias=options.pop("head_bias", True)))
+    images, labels = torch.rand(6, 3, 8, 8), torch.randperm(50)[:6]
+    images[0] = 0
+    return observe(model, Batch(images, labels), **options), labels
+
+
+@pytest.mark.parametrize("declare", [True, False])
+def test_a_black_image_is_proved_by_the_signs_of_the_bias(declare):
+    exposure, labels = black_image(declare_batch_size=declare)
+    found = recover_labels(exposure, "subspace")
+    assert torch.equal(found.counts, torch.bincount(labels, minlength=50))
+    assert found.certified
+
+
+@pytest.mark.parametrize("declare", [True, False])
+def test_a_sample_without_any_trace_leaves_the_certificate_partial(declare):
+    exposure, labels = black_image(head_bias=False, declare_batch_size=declare)
+    found = recover_labels(exposure, "subspace")
+    assert not found.certified
+    assert found.outcome is Outcome.PARTIAL
+    assert "1 of 6 samples leave no trace" in found.message
+    assert torch.equal(found.details["proved"], torch.bincount(labels[1:], minlength=50))
+    assert found.confidence == pytest.approx(5 / 6)
+
+
+def test_a_sample_that_the_model_is_sure_of_leaves_no_trace():
+    """The law: a sample of probability 1 changes nothing but the share of the others, which names how many are missing."""
+    exposure, labels = black_image()
+    head = exposure.model[3]
+    with torch.no_grad():
+        head.bias[labels[0]] += 200.0  # the black image's own class; the other images are then sure of a wrong one
+    images = torch.rand(6, 3, 8, 8)
+    images[0] = 0
+    found = recover_labels(observe(exposure.model, Batch(images, labels)), "subspace")
+    assert not found.certified
+    assert not bool((found.details["proved"] > torch.bincount(labels, minlength=50)).any())
+
+
+def test_with_scale_and_size_unknown_nothing_is_certified():
+    exposure, _ = black_image(declare_batch_size=False, defenses=[dm.defense("clipping", max_norm=0.05)])
+    found = recover_labels(exposure, "subspace")
+    assert not found.certified
+    assert "samples without a trace" in found.message
+
+
+def test_the_premises_name_the_declared_size(expose):
+    found = recover_labels(expose([1, 4, 4, 8], classes=40), "subspace")
+    assert "the batch size is 4, as declared" in found.premises

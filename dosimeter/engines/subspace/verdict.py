@@ -30,6 +30,7 @@ class Separation:
     times: Tensor  # (n,) how often the sample occurs
     rank: int
     soft: Tensor | None = None  # (n, C) the target that the loss aims at, where that is not one class
+    batch_size: int | None = None  # as declared, or the least that the shares allow; None where neither is known
 
     @property
     def complete(self) -> bool:
@@ -88,7 +89,15 @@ def judge(
         certified=certified,
         times=torch.where(certified, times.round(), 1.0).long(),  # a guess counts once
         rank=equations.rank,
+        batch_size=_least_batch_size(equations, reference, facts),
     )
+
+
+def _least_batch_size(equations: Equations, reference: float, facts: BatchFacts) -> int | None:
+    """The declared batch size, else the mass of a sample that occurs once; None if the gradient's scale is unknown too."""
+    if facts.batch_size is not None or facts.free_scale:
+        return facts.batch_size
+    return round(reference / equations.temperature)
 
 
 def mass_of_one(equations: Equations, mass: Tensor, facts: BatchFacts) -> float:
