@@ -17,7 +17,10 @@ from torch.nn.functional import conv_transpose2d
 from dosimeter.engines.shifts.convolutions import ConvolutionLayer
 from dosimeter.interfaces import Exposure
 
-LARGEST_MISFIT = 1e-2  # relative residual up to which a system is taken to belong
+LARGEST_MISFIT = 1e-2  # deviation of the equations that agree, over their right side, up to which a system is taken to belong
+LEAST_WITNESSES = 12  # equations that agree beyond as many as there are unknowns
+INLIER_DEVIATIONS = 4.0  # an equation agrees within as many
+REWEIGHTINGS = 12
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,17 +82,39 @@ def _gain(module: nn.Module, behind: bool, own: bool) -> Tensor | None:
 
 
 def _solve(sums: Tensor, wanted: Tensor, name: str) -> Scales | None:
-    """1/s from Σ_b sums_b / s_b = wanted."""
-    if float(wanted.norm()) == 0:
+    """1/s from Σ_b sums_b / s_b = wanted. A channel with one wrong ReLU slope is far off, so that channels vote."""
+    channels, samples = len(wanted), len(sums)
+    if float(wanted.norm()) == 0 or channels < samples + LEAST_WITNESSES:
         return None
     size = sums.norm(dim=1).clamp_min(torch.finfo(sums.dtype).tiny)  # (B,)
     system = (sums / size[:, None]).T  # (channels, B)
-    inverse = torch.linalg.lstsq(system, wanted[:, None]).solution[:, 0]
-    residual = float((system @ inverse - wanted).norm() / wanted.norm())
-    if residual > LARGEST_MISFIT or len(system) <= system.shape[1] or not bool((inverse > 0).all()):
+    typical = float(wanted.square().mean().sqrt())
+    inverse, weights, deviation = _solve_robustly(system, wanted, torch.finfo(sums.dtype).eps * typical)
+    residual = (system @ inverse - wanted).abs()
+    agreeing = int((residual < INLIER_DEVIATIONS * deviation).sum())
+    if deviation > LARGEST_MISFIT * typical or agreeing < max(samples + LEAST_WITNESSES, channels // 2) or not bool((inverse > 0).all()):
         return None
-    spread = torch.linalg.pinv(system).norm(dim=1) * residual * wanted.norm() / (len(wanted) - len(inverse)) ** 0.5
-    return Scales(factors=size / inverse, errors=spread / inverse, source=f"{name}.bias" if name else "bias", misfit=residual)
+    covariance = torch.linalg.pinv(system.T @ (weights[:, None] * system))
+    spread = deviation * covariance.diagonal().clamp_min(0).sqrt()
+    return Scales(factors=size / inverse, errors=spread / inverse, source=f"{name}.bias" if name else "bias", misfit=deviation / typical)
+
+
+def _solve_robustly(system: Tensor, wanted: Tensor, floor: float) -> tuple[Tensor, Tensor, float]:
+    """The solution that most equations agree on, their weights, and the deviation of those that agree.
+
+    First least absolute residuals, then Geman & McClure's weights, both by reweighted least squares.
+    """
+    equations, unknowns = system.shape
+    weights = torch.ones_like(wanted)
+    solution, deviation = torch.zeros_like(system[0]), 0.0
+    for iteration in range(2 * REWEIGHTINGS):
+        root = weights.sqrt()
+        solution = torch.linalg.lstsq(root[:, None] * system, (root * wanted)[:, None]).solution[:, 0]
+        residual = (system @ solution - wanted).abs()
+        deviation = max(1.4826 * float(residual.median()) * (equations / (equations - unknowns)) ** 0.5, floor)
+        small = residual / deviation
+        weights = 1 / small.clamp_min(0.1) if iteration < REWEIGHTINGS else (1 + (small / INLIER_DEVIATIONS) ** 2) ** -2
+    return solution, weights, deviation
 
 
 def _carried_back(layer: ConvolutionLayer, maps: Tensor, slopes: Tensor) -> Tensor:
