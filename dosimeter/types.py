@@ -168,6 +168,7 @@ class MapEstimate:
     batch_size: int  # as recovered from the gradient: samples that differ from one another and leave a trace
     certified: Tensor  # (B,) bool
     error_bars: Tensor  # (B,) bound on the relative error of each map
+    premises: tuple[str, ...] = ()  # what the certificates take for granted and the update cannot refute; one short sentence each
     outcome: Outcome = Outcome.COMPLETED
     theorem: str = ""  # why no method can do it, where the outcome is impossible
     message: str = ""

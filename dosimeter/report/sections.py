@@ -18,6 +18,7 @@ from dosimeter.report.words import OUTCOMES, display_name, higher_is_better, met
 from dosimeter.surfaces.intervals import summarize
 from dosimeter.surfaces.judging import gravity, judge_surfaces
 from dosimeter.surfaces.surface import Surface, surface_named, surfaces
+from dosimeter.surfaces.verdicts import premises_sentence
 from dosimeter.types import Record
 
 STRIP_PLOTS = {"shares": plots.share_plot, "errors": plots.error_plot}
@@ -239,8 +240,8 @@ def _facts(pool: Sequence[Record], found: dict[str, list], surface: Surface[Any]
     if any(record.seconds for record in pool):
         facts.append(duration(sum(record.seconds for record in pool)))
     for record in pool:
-        message = [str(record.details["message"])] if record.details.get("message") else []
-        facts.extend(fact for fact in surface.facts(record.details) + message if fact not in facts)
+        more = [str(record.details.get("message") or ""), premises_sentence(record)]
+        facts.extend(fact for fact in surface.facts(record.details) + more if fact and fact not in facts)
     return facts
 
 

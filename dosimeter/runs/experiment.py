@@ -190,7 +190,8 @@ def _counters(measurement: Measurement, exposure: Exposure) -> dict[str, list[st
 
 def _details(found: Estimate, scores: Scores) -> dict[str, Any]:
     unavailable = {"unavailable": scores.unavailable} if scores.unavailable else {}
-    return {"message": found.message} | scores.details | unavailable
+    premises = {"premises": list(found.premises)} if found.premises else {}
+    return {"message": found.message} | scores.details | unavailable | premises
 
 
 def refusal_record(client: AuditedClient, measurement: Measurement, refusal: Refused) -> Record:

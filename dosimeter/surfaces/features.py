@@ -55,7 +55,7 @@ class Features(Surface[FeatureEstimate]):
         return beats_nulls(value, rivals)
 
     def without_proof(self, found: FeatureEstimate, message: str) -> FeatureEstimate:
-        return replace(found, certified=torch.zeros_like(found.certified), message=message)
+        return replace(found, certified=torch.zeros_like(found.certified), premises=(), message=message)
 
     def details(self, found: FeatureEstimate, exposure: Exposure, truth: Batch) -> dict[str, Any]:
         return {

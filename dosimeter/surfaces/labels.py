@@ -26,6 +26,7 @@ from dosimeter.types import Batch, LabelEstimate, Record, Refused
 GUESSED_BATCHES = (1_000, 10_000)  # label batches drawn for the null of label counts, fewer where there are many classes
 LARGEST_CHANCE = 0.05  # labels count as leaked up to this probability of luck
 LABEL_MASS_SLACK = 1e-2  # by which the entries of a soft label may miss a sum of 1
+LARGEST_CERTIFIED_ERROR = 1e-2  # distance (L1) of a certified soft label from the true one
 DOUBTFUL_SHARE = 0.25  # from this agreement on, between guessing (0) and perfect (1), the report says that luck may explain it
 
 
@@ -70,16 +71,19 @@ class Labels(Surface[LabelEstimate]):
         check_one_label(truth.targets)
 
     def without_proof(self, found: LabelEstimate, message: str) -> LabelEstimate:
-        return replace(found, certified=False, message=message)
+        computed = {name: value for name, value in found.details.items() if name != "proved"}
+        return replace(found, certified=False, premises=(), message=message, details=computed)
 
     def details(self, found: LabelEstimate, exposure: Exposure, truth: Batch) -> dict[str, Any]:
-        return {"counts": found.counts.tolist(), "certified": found.certified, "confidence": found.confidence}
+        details = {"counts": found.counts.tolist(), "certified": found.certified, "confidence": found.confidence}
+        return details | ({"proved": int(found.details["proved"].sum())} if "proved" in found.details else {})
 
     def facts(self, details: Mapping[str, Any]) -> list[str]:
         facts = []
         if isinstance(details.get("certified"), bool):
             proof = "certified: proved from the gradient alone" + (", wrongly" if details.get("false_certificates") else "")
-            facts.append(proof if details["certified"] else "not certified")
+            part = f"{details['proved']} of {sum(details.get('counts') or [])} labels proved" if details.get("proved") else "not certified"
+            facts.append(proof if details["certified"] else part)
         if isinstance(details.get("confidence"), (int, float)):
             facts.append(f"the method’s own confidence {100 * details['confidence']:.1f}{THIN}%")
         return facts
@@ -197,9 +201,32 @@ def score_labels(found: LabelEstimate, comparison: Comparison) -> Scores:
     per_metric, assignment = values(found)
     nulls = {"prior": expected} | ({} if foreign is None else {"foreign": values(foreign)[0]})
     details: dict[str, Any] = {"chance": _chance(_widen(found.counts, width), true_counts, drawn)}
-    if found.certified and truth.targets.ndim == 1 and not torch.equal(_widen(found.counts, width), true_counts):
+    replaced = comparison.exposure is not None and any(defense.replaces for defense in comparison.exposure.public.defenses)
+    if not replaced and is_refuted(found, wanted):  # else the truth is not what the client trained on, and refutes nothing
         details["false_certificates"] = 1
     return Scores(surface="labels", per_metric=per_metric, nulls=nulls, assignment=assignment, unavailable=unavailable, details=details)
+
+
+def is_refuted(found: LabelEstimate, targets: Tensor) -> bool:
+    """Whether the true targets (B, C) refute what an estimate proves: its counts, its soft labels, or the part of its counts it proves.
+
+    A soft label is refuted by a distance above `LARGEST_CERTIFIED_ERROR` (L1).
+    """
+    width = targets.shape[1]
+    true_counts = torch.bincount(targets.argmax(1), minlength=width)
+    hard = bool((targets.amax(1) == 1).all())
+    proved = found.details.get("proved")
+    if hard and proved is not None and bool((_widen(proved.to(true_counts.device), width) > true_counts).any()):
+        return True
+    if not found.certified:
+        return False
+    if hard:
+        return not torch.equal(_widen(found.counts, width), true_counts)
+    if found.soft is None or len(found.soft) != len(targets):
+        return True
+    rows = _widen(found.soft.to(targets), width)
+    partners = assign(rows, targets, order=1.0)
+    return bool(((rows[partners] - targets).abs().sum(1) > LARGEST_CERTIFIED_ERROR).any())
 
 
 def _chance(counts: Tensor, true_counts: Tensor, drawn: Tensor) -> float:

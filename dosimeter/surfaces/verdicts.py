@@ -33,6 +33,12 @@ def verdict_of_failure(outcome: Outcome, theorem: str) -> Verdict:
     return Verdict.IMPOSSIBLE if outcome is Outcome.IMPOSSIBLE and theorem else Verdict.NOT_ATTEMPTED
 
 
+def premises_sentence(record: Record) -> str:
+    """What the proofs of a record take for granted, as one sentence; "" where it proves nothing."""
+    premises = record.details.get("premises") or []
+    return f"what is proved takes for granted: {'; '.join(map(str, premises))}" if premises else ""
+
+
 def refusal_of(found: Any) -> Refused | None:
     """What an estimate refuses, where its outcome is not attempted or impossible; else None."""
     if found.outcome is Outcome.IMPOSSIBLE and found.theorem:

@@ -15,7 +15,7 @@ from dosimeter.report.words import display_name
 from dosimeter.runs.audit import Audit
 from dosimeter.surfaces.judging import gravity
 from dosimeter.surfaces.surface import surface_named, surface_names
-from dosimeter.surfaces.verdicts import Verdict, verdict_of
+from dosimeter.surfaces.verdicts import Verdict, premises_sentence, verdict_of
 from dosimeter.terminal.record import COLOURS, short, summary_of, verdict_line
 from dosimeter.types import Record
 
@@ -26,8 +26,12 @@ def print_audit(result: Audit, report: Path) -> None:
     costs = tradeoff(result.records)
     for verdict in result.verdicts:
         console.print(verdict_line(verdict.surface, verdict.verdict, verdict.method, verdict.reason))
+        records = [record for record in result.records if record.surface == verdict.surface]
+        for premises in dict.fromkeys(premises_sentence(record) for record in records if record.reason == verdict.reason):
+            if premises:
+                console.print(Text(premises, "dim"))
         if costs is None:
-            _print_methods(console, verdict.surface, [record for record in result.records if record.surface == verdict.surface])
+            _print_methods(console, verdict.surface, records)
     judged = {verdict.surface for verdict in result.verdicts}
     for record in result.records:
         if record.surface in surface_names() and record.surface not in judged:

@@ -8,7 +8,7 @@ from rich.text import Text
 
 from dosimeter.registry import METRICS
 from dosimeter.surfaces.intervals import Summary, summarize
-from dosimeter.surfaces.verdicts import Verdict, verdict_of
+from dosimeter.surfaces.verdicts import Verdict, premises_sentence, verdict_of
 from dosimeter.types import Record
 
 COLOURS = {
@@ -23,6 +23,8 @@ COLOURS = {
 def print_record(record: Record) -> None:
     console = Console()
     console.print(verdict_line(record.surface, verdict_of(record), record.method, record.reason))
+    if premises := premises_sentence(record):
+        console.print(Text(premises, "dim"))
     table = Table()
     for heading in ("metric", "median", "10 %", "90 %", *record.nulls):
         table.add_column(heading, justify="left" if heading == "metric" else "right")

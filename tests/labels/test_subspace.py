@@ -104,7 +104,7 @@ def test_with_scale_and_size_unknown_nothing_is_certified():
     exposure, _ = black_image(declare_batch_size=False, defenses=[dm.defense("clipping", max_norm=0.05)])
     found = recover_labels(exposure, "subspace")
     assert not found.certified
-    assert "samples without a trace" in found.message
+    assert "samples that leave no trace may be missing" in found.message
 
 
 def test_the_premises_name_the_declared_size(expose):

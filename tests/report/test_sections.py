@@ -89,3 +89,10 @@ def test_a_crashed_method_has_no_verdict(make_record):
     row = table([make_record("labels", "ilrg", outcome="crashed", reason="crashed with RuntimeError: no")], "labels").rows[0]
     assert (row.verdict, row.state) == ("crashed", "not-measured")
     assert row.facts == ["crashed: stopped by an error, so it says nothing", "1.2\u202fs"]
+
+
+def test_the_premises_of_a_proof_are_among_its_facts(make_record):
+    premises = ["the batch size is 8, as declared", "no defense changed the update"]
+    found = make_record("labels", "subspace", metrics={"insacc": [1.0]}, details={"certified": True, "premises": premises})
+    said = "what is proved takes for granted: the batch size is 8, as declared; no defense changed the update"
+    assert said in table([found], "labels").rows[0].facts

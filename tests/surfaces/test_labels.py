@@ -1,6 +1,7 @@
 """Labels: scores of counts and of soft labels, the null of guessing, chance, the verdict and the share of a grid cell."""
 
 import dataclasses
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ from scipy.stats import combine_pvalues
 from torch import nn
 
 import dosimeter as dm
-from dosimeter.surfaces.labels import Labels, judge_labels
+from dosimeter.surfaces.labels import Labels, is_refuted, judge_labels
 from dosimeter.surfaces.verdicts import Verdict
 from dosimeter.types import Record
 
@@ -193,3 +194,32 @@ def test_a_certificate_that_the_truth_refutes_takes_the_verdict_away():
     wrong = dataclasses.replace(right, counts=torch.tensor([1, 1, 1]), labels=torch.tensor([0, 1, 2]))
     for found, verdict in ((right, Verdict.LEAKED), (wrong, Verdict.NOT_SHOWN)):
         assert Labels().judge(found, dm.score(found, truth), 1)[0] == verdict
+
+
+def certified(labels, classes=4, **fields):
+    return replace(estimate(labels, classes=classes), certified=True, **fields)
+
+
+def test_the_truth_refutes_false_counts_and_a_false_part_of_them():
+    truth = torch.eye(4, dtype=torch.float64)[[0, 0, 1, 3]]
+    assert not is_refuted(certified([0, 0, 1, 3]), truth)
+    assert is_refuted(certified([0, 1, 1, 3]), truth)
+    assert not is_refuted(estimate([0, 1, 1, 3], classes=4), truth)
+    for proved, refuted in (([1, 0, 0, 0], False), ([2, 1, 0, 1], False), ([0, 0, 1, 0], True), ([3, 0, 0, 0], True)):
+        part = replace(estimate([0, 0, 0, 2], classes=4), details={"proved": torch.tensor(proved)})
+        assert is_refuted(part, truth) == refuted
+
+
+def test_the_truth_refutes_false_soft_labels():
+    truth = torch.tensor([[0.7, 0.3, 0.0], [0.0, 0.4, 0.6]], dtype=torch.float64)
+    assert not is_refuted(certified([0, 2], classes=3, soft=truth.flip(0)), truth)
+    assert is_refuted(certified([0, 2], classes=3, soft=truth + torch.tensor([0.01, -0.01, 0.0])), truth)
+    assert is_refuted(certified([0, 2], classes=3), truth)
+
+
+def test_replaced_samples_refute_nothing():
+    batch, mixup = dm.Batch(torch.rand(4, 8), torch.tensor([0, 0, 1, 3])), dm.defense("mixup")
+    exposure = dm.observe(nn.Linear(8, 4), batch)
+    for defenses, details in (((), 1), ((mixup,), None)):
+        seen = replace(exposure, public=replace(exposure.public, defenses=defenses))
+        assert dm.score(certified([2, 2, 2, 2]), batch, exposure=seen).details.get("false_certificates") == details

@@ -54,3 +54,10 @@ def test_a_surface_without_a_verdict_is_said_to_be_not_measured_and_the_report_c
     lines = printed(result, capsys, monkeypatch)
     assert any(line.startswith("features: not measured (subspace)") for line in lines)
     assert lines[-1] == "report: somewhere/report.html"
+
+
+def test_the_premises_of_the_proof_follow_its_verdict(result, capsys, monkeypatch):
+    proved = record("labels", "subspace", "leaked", details={"certified": True, "premises": ["no defense changed the update"]})
+    lines = printed(Audit(records=(*result.records, proved)), capsys, monkeypatch)
+    (place,) = [number for number, line in enumerate(lines) if line.startswith("labels: leaked (subspace)")]
+    assert lines[place + 1] == "what is proved takes for granted: no defense changed the update"

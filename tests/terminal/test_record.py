@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from dosimeter.terminal.record import print_record, short
@@ -36,3 +38,10 @@ def test_a_record_shows_its_verdict_its_scores_beside_the_nulls_and_its_warnings
 @pytest.mark.parametrize(("value", "text"), [(None, "–"), (0.012345, "0.0123"), (20.0, "20")])
 def test_numbers_have_three_digits_and_a_miss_is_a_dash(value, text):
     assert short(value) == text
+
+
+def test_the_premises_of_a_proof_stand_beside_it(record, capsys):
+    print_record(replace(record, details={"premises": ["the batch size is 8, as declared", "no defense changed the update"]}))
+    _, second, *_ = capsys.readouterr().out.splitlines()
+
+    assert second.startswith("what is proved takes for granted: the batch size is 8, as declared;")
