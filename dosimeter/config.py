@@ -12,11 +12,15 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from dosimeter.artefacts import fingerprint
+from dosimeter.files import read_text
 from dosimeter.interfaces import Method
 from dosimeter.options import OptionError, check_value, field_types, mismatch
 from dosimeter.registry import METHODS, SAMPLERS, Registry, refuse_renamed, suggestion
 
 Config = TypeVar("Config")
+
+DEEPEST_TABLE = 32  # tables or lists within one another
+LONGEST_PATH = 80  # characters of an option's path in a message
 
 
 def describe(value: Any) -> Any:
@@ -44,13 +48,16 @@ def construct(kind: type[Config], data: Any, path: str = "") -> Config:
 
 def read_toml(path: str | Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        content = _parse_toml(read_text(path))
     except FileNotFoundError:
         raise FileNotFoundError(f"{path}: no such file") from None
-    except IsADirectoryError:
-        raise ValueError(f"{path}: expected a TOML file, got a folder") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{path}: not a TOML file: {error}") from None
+    try:
+        _refuse_odd_values(content, "")
+    except OptionError as error:
+        raise ValueError(f"{path}: {error}") from None
+    return content
 
 
 def override(data: dict[str, Any], assignments: Iterable[str]) -> dict[str, Any]:
@@ -71,7 +78,9 @@ def override(data: dict[str, Any], assignments: Iterable[str]) -> dict[str, Any]
                     raise ValueError(f"{'.'.join(parents[: depth + 1])}: is not a table, so {key.strip()!r} cannot be set")
                 child = {}
             table = _put(table, parent, child, key)
-        _put(table, last, _parse_value(text), key)
+        value = _parse_value(text)
+        _refuse_odd_values(value, key.strip())
+        _put(table, last, value, key)
     return result
 
 
@@ -147,6 +156,27 @@ def _put(table: Any, key: str, value: Any, path: str) -> Any:
 
 def _parse_value(text: str) -> Any:
     try:
-        return tomllib.loads(f"value = {text}")["value"]
+        return _parse_toml(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         return text.strip()
+
+
+def _parse_toml(text: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise ValueError("not a TOML file: its tables or lists are nested too deeply") from None
+
+
+def _refuse_odd_values(value: Any, path: str, depth: int = 0) -> None:
+    """Refuse what TOML has and no option takes: dates, times, and tables within tables without end."""
+    if depth > DEEPEST_TABLE:
+        raise OptionError(path[:LONGEST_PATH], f"tables or lists are nested more than {DEEPEST_TABLE} deep")
+    if isinstance(value, dict):
+        for key, item in value.items():
+            _refuse_odd_values(item, _join(path, key), depth + 1)
+    elif isinstance(value, list):
+        for position, item in enumerate(value):
+            _refuse_odd_values(item, f"{path}[{position}]", depth + 1)
+    elif not isinstance(value, (str, int, float)):
+        raise mismatch(path, "text, a number, a list or a table", value)

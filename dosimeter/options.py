@@ -12,6 +12,8 @@ from enum import Enum
 from functools import cache
 from typing import Annotated, Any, Literal
 
+LONGEST_SHOWN = 200  # characters of a value in a message
+
 
 @dataclass(frozen=True)
 class Constraint:
@@ -62,11 +64,13 @@ def check_value(annotation: Any, value: Any, path: str, build: Builder | None = 
     if origin in (typing.Union, types.UnionType):
         return _check_union(members, value, path, build)
     if origin is Literal:
-        if value not in members:
+        if not isinstance(value, (str, int, float, type(None))) or value not in members:
             raise mismatch(path, "one of " + ", ".join(repr(choice) for choice in members), value)
         return value
     if origin is tuple:
         return _check_tuple(members, value, path, build)
+    if origin is list:
+        return list(_check_tuple((members[0], Ellipsis), value, path, build))
     if origin is dict:
         if not isinstance(value, dict):
             raise mismatch(path, "a table", value)
@@ -79,8 +83,11 @@ def check_value(annotation: Any, value: Any, path: str, build: Builder | None = 
 
 def _check_class(kind: type, value: Any, path: str) -> Any:
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if kind is float and value in ("inf", "-inf"):  # as JSON, which has no infinity, carries it
+        try:
+            return float(value)
+        except OverflowError:
+            raise mismatch(path, "a number below 1.8e308", value) from None
+    if kind is float and isinstance(value, str) and value in ("inf", "-inf"):  # as JSON, which has no infinity, carries it
         return float(value)
     if issubclass(kind, Enum) and not isinstance(value, kind):
         return check_value(Literal[tuple(member.value for member in kind)], value, path) and kind(value)
@@ -137,7 +144,16 @@ def field_types(kind: type) -> dict[str, Any]:
 
 
 def mismatch(path: str, expected: str, value: Any) -> OptionError:
-    return OptionError(path, f"expected {expected}, got {value!r}")
+    return OptionError(path, f"expected {expected}, got {_shown(value)}")
+
+
+def _shown(value: Any) -> str:
+    """The value as Python writes it, cut where it is long."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # an int of thousands of digits, or a list of lists of lists
+        return f"{type(value).__name__} that is too long to show"
+    return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}..."
 
 
 def type_name(annotation: Any) -> str:

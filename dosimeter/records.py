@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from dosimeter.files import read_file
+from dosimeter.record_schema import parse_record
 from dosimeter.types import Record
 
 FILE_NAME = "records.jsonl"
@@ -53,7 +55,7 @@ def read_records(folder: str | Path) -> list[Record]:
     path = Path(folder) / FILE_NAME
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no records there; `dosimeter audit --out {folder}` writes them")
-    content = path.read_bytes()
+    content = read_file(path)
     records: dict[str, Record] = {}
     for number, line in enumerate(content[: _whole_length(content)].splitlines(), 1):
         record = _parse_record(line, f"{path}, line {number}")
@@ -79,14 +81,14 @@ def _whole_length(content: bytes) -> int:
     try:
         if last:
             json.loads(last)
-    except ValueError:
+    except (ValueError, RecursionError):
         return length - len(last)
     return length
 
 
 def _parse_record(line: bytes, where: str) -> Record:
     try:
-        return Record(**json.loads(line))
+        return parse_record(line)
     except ValueError as error:
         raise ValueError(f"{where}: not a record ({error}); the file was changed by hand or damaged") from None
     except TypeError as error:

@@ -71,7 +71,7 @@ def test_one_run_at_a_time(tmp_path):
 def test_refusals(tmp_path):
     with pytest.raises(FileNotFoundError, match="no records there"):
         read_records(tmp_path)
-    (tmp_path / FILE_NAME).write_text('{"key": 1}\n{"key": 2}\n')
+    (tmp_path / FILE_NAME).write_text('{"key": "1"}\n{"key": "2"}\n')
     with pytest.raises(ValueError, match="line 1: a record of another version"):
         read_records(tmp_path)
     write_record(tmp_path / "x", record("a"))

@@ -12,8 +12,11 @@ from torch import Tensor, nn
 from dosimeter.interfaces import Defense, Exposure, Loss
 from dosimeter.network.probing import output_of
 from dosimeter.normalization import input_bounds
+from dosimeter.options import check_value
 from dosimeter.types import Batch, Normalization
 
+CLASS_ID_TYPES = frozenset({torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8})
+WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 SENT_TYPES = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})  # of an update's tensors
 
 
@@ -51,6 +54,9 @@ def check_batch(model: nn.Module, batch: Batch, path: str, loss: Loss | None = N
     inputs, targets = batch.inputs, batch.targets
     if not isinstance(inputs, Tensor) or not isinstance(targets, Tensor):
         raise TypeError(f"{path}: expected tensors, got {type(inputs).__name__} and {type(targets).__name__}")
+    for name, tensor in (("inputs", inputs), ("targets", targets)):
+        if tensor.layout is not torch.strided or tensor.is_meta or tensor.is_quantized:
+            raise ValueError(f"{path}.{name}: expected a dense tensor with values, got {tensor.layout} on {tensor.device}")
     if inputs.ndim < 2 or len(inputs) == 0:
         raise ValueError(f"{path}.inputs: expected a batch of at least one sample, got shape {tuple(inputs.shape)}")
     if not inputs.is_floating_point():
@@ -77,7 +83,7 @@ def check_loss(loss: Loss, classes: int) -> None:
 
 def _check_targets(targets: Tensor, classes: int, path: str, loss: Loss | None) -> None:
     if targets.ndim == 1:
-        if targets.is_floating_point():
+        if targets.dtype not in CLASS_ID_TYPES:
             raise ValueError(f"{path}: class ids must be integers, got {targets.dtype}")
         highest = max(classes, 2) - 1  # one logit: two classes
         if int(targets.min()) < 0 or int(targets.max()) > highest:
@@ -100,10 +106,19 @@ def check_soft_labels(labels: Tensor, path: str, loss: Loss | None) -> None:
 def check_model(model: nn.Module) -> None:
     if not isinstance(model, nn.Module):
         raise TypeError(f"model: expected a torch.nn.Module, got {type(model).__name__}")
+    if isinstance(model, WRAPPERS):
+        raise TypeError(f"model: expected the model itself, got a {type(model).__name__} around it; pass `model.module`")
+    if isinstance(model, torch.jit.ScriptModule):
+        raise TypeError(f"model: expected a torch.nn.Module in Python, got a scripted or traced one, {type(model).__name__}")
     if next(model.parameters(), None) is None:
         raise ValueError("model: has no parameters, so there is no gradient to audit")
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise ValueError("model: every parameter is frozen, so there is no gradient to audit")
+    for name, parameter in model.named_parameters():
+        if isinstance(parameter, nn.parameter.UninitializedParameter) or parameter.is_meta:
+            raise ValueError(f"model: parameter {name!r} has no values yet; load the weights, or run the model once")
+        if not parameter.is_floating_point():
+            raise ValueError(f"model: parameter {name!r}: expected floating point, got {parameter.dtype}")
 
 
 def count_classes(model: nn.Module, inputs: Tensor) -> int:
@@ -120,14 +135,17 @@ def count_classes(model: nn.Module, inputs: Tensor) -> int:
     return output.shape[1]
 
 
+def check_normalization(normalization: Normalization, channels: int) -> None:
+    """Refuse a normalisation that does not fit inputs of so many channels."""
+    check_value(Normalization, normalization, "normalization")
+    mean, std = (check_value(tuple[float, ...], getattr(normalization, name), f"normalization.{name}") for name in ("mean", "std"))
+    fits = len(mean) == len(std) and len(mean) in (1, channels)
+    if not fits or not all(map(math.isfinite, mean)) or not all(0 < value < math.inf for value in std):
+        raise ValueError(f"normalization: expected one mean and one positive std, or {channels} of each, got {normalization}")
+
+
 def warn_outside_bounds(inputs: Tensor, normalization: Normalization) -> None:
-    channels = len(normalization.mean)
-    if (
-        len(normalization.std) != channels
-        or channels not in (1, inputs.shape[1])
-        or not all(s > 0 and math.isfinite(s) for s in normalization.std)
-    ):
-        raise ValueError(f"normalization: expected one mean and one positive std, or {inputs.shape[1]} of each, got {normalization}")
+    check_normalization(normalization, inputs.shape[1])
     low, high = input_bounds(normalization, inputs)
     slack = 1e-3 * (high - low)
     if bool((inputs < low - slack).any()) or bool((inputs > high + slack).any()):

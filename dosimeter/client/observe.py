@@ -7,7 +7,16 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from dosimeter.client.checks import check_batch, check_exposure, check_loss, check_model, count_classes, defense_list, warn_outside_bounds
+from dosimeter.client.checks import (
+    check_batch,
+    check_exposure,
+    check_loss,
+    check_model,
+    check_normalization,
+    count_classes,
+    defense_list,
+    warn_outside_bounds,
+)
 from dosimeter.client.losses import CrossEntropy
 from dosimeter.client.training import FedSGD
 from dosimeter.interfaces import Client, Defense, Exposure, Loss, Public, Training
@@ -98,6 +107,13 @@ def receive(
     model = copy_of(model)
     classes, loss = count_classes(model, torch.zeros(2, *shape).to(next(model.parameters()))), LOSSES.resolve(loss or CrossEntropy())
     check_loss(loss, classes)
+    scale = normalization or Normalization()
+    check_normalization(scale, shape[0])
+    if auxiliary is not None:
+        check_batch(model, auxiliary, "auxiliary", loss)
+        if tuple(auxiliary.inputs.shape[1:]) != shape:
+            raise ValueError(f"auxiliary.inputs: expected samples of shape {shape}, got {tuple(auxiliary.inputs.shape[1:])}")
+        auxiliary = Batch(auxiliary.inputs.detach().clone(), auxiliary.targets.detach().clone())
     public = Public(
         input_shape=shape,
         classes=classes,
@@ -105,7 +121,7 @@ def receive(
         loss=loss,
         training=TRAININGS.resolve(training or FedSGD()),
         train_mode=model.training,
-        normalization=normalization or Normalization(),
+        normalization=scale,
         defenses=tuple(DEFENSES.resolve(defense) for defense in defense_list(defenses)),
     )
     exposure = Exposure(model=model, update={k: v.detach().clone() for k, v in update.items()}, public=public, auxiliary=auxiliary)

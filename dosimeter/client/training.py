@@ -9,10 +9,9 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from dosimeter.interfaces import Loss, Training
-from dosimeter.network.probing import copied_buffers
+from dosimeter.network.probing import copied_buffers, forward
 from dosimeter.options import Fraction, PositiveFloat, PositiveInt
 from dosimeter.registry import TRAININGS
 from dosimeter.types import Update
@@ -114,7 +113,7 @@ def eager_gradient(model: nn.Module, loss: Loss, create_graph: bool) -> Gradient
         if not create_graph:
             parameters = {name: parameter.detach().requires_grad_() for name, parameter in parameters.items()}
         with torch.enable_grad():
-            value = loss(functional_call(model, (parameters, buffers), (inputs.clone(),)), targets)  # a model may write into its input
+            value = loss(forward(model, (parameters, buffers), inputs), targets)
             slopes = torch.autograd.grad(
                 value, list(parameters.values()), create_graph=create_graph, allow_unused=True, materialize_grads=True
             )
@@ -129,7 +128,7 @@ def functional_gradient(model: nn.Module, loss: Loss) -> Gradient:
     def gradient(parameters: Update, buffers: dict[str, Tensor], inputs: Tensor, targets: Tensor) -> Update:
         def value(at: Update) -> tuple[Tensor, dict[str, Tensor]]:
             written = {name: buffer.clone() for name, buffer in buffers.items()}
-            return loss(functional_call(model, (at, written), (inputs.clone(),)), targets), written
+            return loss(forward(model, (at, written), inputs), targets), written
 
         slopes, written = torch.func.grad(value, has_aux=True)(parameters)
         buffers.update(written)

@@ -7,6 +7,7 @@ from typing import Any
 
 from dosimeter.data.dataset import ImageSet, fit
 from dosimeter.data.parts import Part, standard_part
+from dosimeter.files import check_path
 from dosimeter.options import OptionError, PositiveInt, check_value
 from dosimeter.registry import DATASETS, options_of
 
@@ -20,6 +21,8 @@ def load_images(
     """
     check_value(Part, part, "part")
     check_value(PositiveInt | None, size, "size")
+    check_value(str | Path, source, "data")
+    check_path(source)
     if isinstance(source, str) and source in DATASETS:
         if size is not None and any(option.name == "size" for option in options_of(DATASETS.entry(source))):
             options["size"] = size

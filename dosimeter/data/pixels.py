@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import math
+import warnings
 from typing import Any
 
 import numpy as np
@@ -10,6 +12,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from dosimeter.files import check_picture
+from dosimeter.memory import require_memory
+
+FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM")  # Pillow runs other programs for some others
 LUMA = (0.299, 0.587, 0.114)  # ITU-R BT.601, what Pillow's grayscale conversion uses
 
 
@@ -43,7 +49,8 @@ def decode(data: bytes, origin: object) -> Tensor:
     from PIL import Image
 
     try:
-        with Image.open(io.BytesIO(data)) as picture:
+        with warnings.catch_warnings(action="ignore"), Image.open(io.BytesIO(data), formats=FORMATS) as picture:
+            check_picture(*picture.size)
             return from_pillow(picture)
     except Exception as error:  # damaged bytes can fail in any way, deep inside a decoder
         raise ValueError(f"{origin}: cannot be read as an image; it is damaged, truncated or of another format ({error})") from None
@@ -67,6 +74,9 @@ def square(images: Tensor, size: int) -> Tensor:
     height, width = images.shape[-2:]
     if height == width == size:
         return images
+    require_memory(
+        images.element_size() * size**2 * math.prod(images.shape[:-2]), f"{math.prod(images.shape[:-2])} planes of {size} pixels a side"
+    )
     side = min(height, width)
     top, left = (height - side) // 2, (width - side) // 2
     images = images[..., top : top + side, left : left + side]

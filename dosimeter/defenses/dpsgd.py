@@ -10,14 +10,14 @@ from typing import ClassVar
 
 import torch
 from torch import Generator, Tensor, nn
-from torch.func import functional_call, grad, vmap
+from torch.func import grad, vmap
 
 from dosimeter.client.training import FedSGD
 from dosimeter.defenses.clipping import clip_factor, norm
 from dosimeter.defenses.outgoing import ONE_VARIANCE, live_entries, standard_normal, with_noise, working_dtype
 from dosimeter.engines.privacy import gaussian_epsilon
 from dosimeter.interfaces import Attack, Client, Defense, Loss, Public, Replay, Training
-from dosimeter.network.probing import copied_buffers
+from dosimeter.network.probing import copied_buffers, forward
 from dosimeter.options import FiniteFloat, OptionError, PositiveFloat
 from dosimeter.registry import DEFENSES
 from dosimeter.types import Accountant, Accounting, Distortion, Guarantee, Refused, Update
@@ -118,7 +118,7 @@ def per_sample_gradients(model: nn.Module, inputs: Tensor, targets: Tensor, loss
     buffers = copied_buffers(model)
 
     def sample_loss(parameters: dict[str, Tensor], sample: Tensor, target: Tensor) -> Tensor:
-        return loss(functional_call(model, (parameters, buffers), (sample[None],)), target[None])
+        return loss(forward(model, (parameters, buffers), sample[None]), target[None])
 
     try:
         return vmap(grad(sample_loss), in_dims=(None, 0, 0), randomness="different")(parameters, inputs, targets)

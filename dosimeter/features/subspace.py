@@ -48,6 +48,8 @@ class Subspace(FeatureRecovery):
         found, likely = add_likely_guesses(proved, exposure, head, labels)
         outcome, message = _verdict(found, proved.rank, exposure, head)
         message = message if likely is None else f"{message}; {likely.sentence}"
+        if labels is not None and (unknown := int((labels.labels < 0).sum())):
+            message += f"; {unknown} of {len(labels.labels)} labels were given as unknown, −1"
         each = torch.repeat_interleave(torch.arange(len(found.labels), device=found.labels.device), found.times)
         dtype = torch.promote_types(head.weight_gradient.dtype, torch.float32)
         return FeatureEstimate(

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from dosimeter.inspection.layer import LinearLayer
+from dosimeter.network.probing import forward
 from dosimeter.randomness import generator
 
 TOLERANCE = 1e-3  # relative residual up to which a gradient has the form of a last layer's
@@ -34,7 +35,7 @@ def find_acting_head(model: nn.Module, inputs: Tensor, classes: int) -> LinearLa
     features: dict[str, list[Tensor]] = {name: [] for name in chosen}  # (H,) of each sample, of a vector (1,)
     for one in inputs.split(1):
         with torch.enable_grad():
-            along = (logits_of(torch.func.functional_call(model, chosen, (one,))) @ direction).sum()
+            along = (logits_of(forward(model, chosen, one)) @ direction).sum()
         if not along.requires_grad or not features:
             return None
         gradients = torch.autograd.grad(along, [chosen[name] for name in features], allow_unused=True)

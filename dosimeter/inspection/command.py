@@ -14,7 +14,8 @@ from dosimeter.config import construct, override, read_toml
 from dosimeter.data.dataset import ImageSet
 from dosimeter.data.load import load_images
 from dosimeter.inspection.inspect import Inspection, inspect
-from dosimeter.models.loading import TORCH_SUFFIXES, ModelConfig, load_model, load_weights
+from dosimeter.models.loading import ModelConfig, load_model, load_weights
+from dosimeter.models.weight_files import TORCH_SUFFIXES
 from dosimeter.network.input_shape import find_input_shape
 from dosimeter.normalization import from_pixels
 from dosimeter.registry import MODELS, options_of

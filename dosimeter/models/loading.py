@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import importlib
-import pickle
 import sys
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -14,15 +12,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from dosimeter.models.weight_files import read_tensors
 from dosimeter.options import NonNegativeInt, OptionError, check_fields
 from dosimeter.randomness import generator
 from dosimeter.registry import MODELS
 
-TORCH_SUFFIXES = (".pt", ".pth", ".th")
 WRAPPERS = ("state_dict", "model", "model_state_dict")  # keys under which training scripts put the state dict
 PREFIXES = ("module.", "_orig_mod.")  # left by DataParallel and by torch.compile
 NAMES_SHOWN = 3  # parameter names in a message
@@ -100,27 +96,14 @@ def fill(model: nn.Module, state: dict[str, Tensor], path: str | Path) -> None:
     problems += [f"{len(misshapen) - NAMES_SHOWN} more of another shape"] if len(misshapen) > NAMES_SHOWN else []
     if problems:
         raise ValueError(f"weights: {path} does not fit the model: {'; '.join(problems)}")
+    foreign = [name for name in state if name in expected and not _fits_type(state[name], expected[name])]
+    if foreign:
+        kinds = f"{state[foreign[0]].dtype} where the model has {expected[foreign[0]].dtype}"
+        raise ValueError(f"weights: {path} has {kinds} in {_first_names(foreign)}; numbers would be lost or invented")
     broken = [name for name, tensor in state.items() if tensor.is_floating_point() and not torch.isfinite(tensor).all()]
     if broken:
         raise ValueError(f"weights: {path} has NaN or infinite entries in {_first_names(broken)}")
     model.load_state_dict(state, strict=False)
-
-
-def read_tensors(path: Path) -> Any:
-    """What a weights file holds, on the CPU; nothing in the file is ever run."""
-    if not path.is_file():
-        raise FileNotFoundError(f"weights: no file {path}")
-    if path.suffix != ".safetensors" and path.suffix not in TORCH_SUFFIXES:
-        raise ValueError(f"weights: expected a file ending in .safetensors, {', '.join(TORCH_SUFFIXES)}, got {path}")
-    try:
-        with warnings.catch_warnings(action="ignore"):  # torch's hints on pickle protocols and TorchScript: refused below anyway
-            return load_file(path) if path.suffix == ".safetensors" else torch.load(path, map_location="cpu", weights_only=True)
-    except (SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError, LookupError, ValueError, TypeError, OSError) as error:
-        if isinstance(error, pickle.UnpicklingError) or "TorchScript" in str(error):
-            remedy = "save model.state_dict() or a .safetensors file instead"
-            raise ValueError(f"weights: {path} holds more than tensors and could run code when read, so it is refused; {remedy}") from error
-        kind = "safetensors" if path.suffix == ".safetensors" else "torch"
-        raise ValueError(f"weights: {path} is truncated, damaged or not a {kind} file") from error
 
 
 def _call(name: str, options: dict[str, Any]) -> nn.Module:
@@ -153,6 +136,12 @@ def _without_prefix(state: dict[str, Tensor]) -> dict[str, Tensor]:
         if all(name.startswith(prefix) for name in state):
             state = {name.removeprefix(prefix): tensor for name, tensor in state.items()}
     return state
+
+
+def _fits_type(stored: Tensor, expected: Tensor) -> bool:
+    """Whether both are real floating point, or neither is: complex numbers lose a part, and integers are no trained weights."""
+    kinds = [(tensor.is_floating_point(), tensor.is_complex()) for tensor in (stored, expected)]
+    return kinds[0] == kinds[1] and not stored.is_quantized and stored.layout == expected.layout
 
 
 @contextmanager

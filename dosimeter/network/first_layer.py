@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from dosimeter.network.probing import forward
 from dosimeter.randomness import generator
 
 PROBES = 8
@@ -46,7 +47,7 @@ def _gradients(model: nn.Module, inputs: Tensor, names: list[str]) -> dict[str, 
     chosen = {name: model.get_parameter(name).detach().clone().requires_grad_() for name in names}
     buffers = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
     with torch.enable_grad(), torch.random.fork_rng([inputs.device] if inputs.is_cuda else []):
-        output = torch.func.functional_call(model, chosen | buffers, (inputs,))
+        output = forward(model, chosen | buffers, inputs)
         slopes = torch.randn(output.shape, generator=generator(0, "first layer slopes")).to(output)
         found = torch.autograd.grad(output, list(chosen.values()), slopes, allow_unused=True)
     return {name: torch.zeros_like(p).double() if g is None else g.double() for (name, p), g in zip(chosen.items(), found, strict=True)}

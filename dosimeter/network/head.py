@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from dosimeter.interfaces import Exposure
-from dosimeter.network.probing import evaluation_mode, input_of, record_calls
+from dosimeter.network.probing import evaluation_mode, forward, input_of, record_calls
 from dosimeter.randomness import generator
 from dosimeter.types import Refused
 
@@ -191,7 +191,7 @@ def _is_alone(model: nn.Module, name: str, features: Tensor, inputs: Tensor, pre
     tied = {other: weight for other, parameter in parameters.items() if parameter.data_ptr() == parameters[key].data_ptr()}
     try:
         with torch.enable_grad(), evaluation_mode(model):
-            output = torch.func.functional_call(model, parameters | tied, (inputs,), tie_weights=False)
+            output = forward(model, parameters | tied, inputs, tie_weights=False)
             slopes = torch.randn(output.shape, generator=generator(0, "output slopes")).to(output)
             slopes = slopes - slopes.mean(1, keepdim=True)
             (gradient,) = torch.autograd.grad(output, weight, slopes)

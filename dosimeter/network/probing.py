@@ -50,10 +50,15 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
             module.training = mode
 
 
+def forward(model: nn.Module, tensors: Mapping[str, Tensor] | Sequence[Mapping[str, Tensor]], inputs: Tensor, **options: Any) -> Any:
+    """The model's output with `tensors` in place of its own. A model may write into its input, so it gets a copy."""
+    return functional_call(model, tensors, (inputs.clone(),), **options)  # pyright: ignore[reportArgumentType]
+
+
 def output_of(model: nn.Module, inputs: Tensor) -> Any:
     """The model's output in its current mode, without gradients."""
     with torch.no_grad():
-        return functional_call(model, copied_buffers(model), (inputs,))
+        return forward(model, copied_buffers(model), inputs)
 
 
 def input_of(model: nn.Module, name: str, inputs: Tensor, *, differentiable: bool = False) -> Tensor:
@@ -61,7 +66,7 @@ def input_of(model: nn.Module, name: str, inputs: Tensor, *, differentiable: boo
     received: list[Tensor] = []
     hook = model.get_submodule(name).register_forward_hook(lambda _, arguments, __: received.append(arguments[0]))
     with _remove_after([hook]), torch.set_grad_enabled(differentiable):
-        functional_call(model, copied_buffers(model), (inputs,))
+        forward(model, copied_buffers(model), inputs)
     return received[-1] if differentiable else received[-1].detach()
 
 
@@ -70,7 +75,7 @@ def outputs_with(model: nn.Module, name: str, inputs: Tensor) -> tuple[Any, Any]
     given: list[Any] = []
     hook = model.get_submodule(name).register_forward_hook(lambda _, __, output: given.append(output))
     with _remove_after([hook]), torch.enable_grad():
-        output = functional_call(model, copied_buffers(model), (inputs,))
+        output = forward(model, copied_buffers(model), inputs)
     return output, given[0]
 
 
@@ -126,7 +131,7 @@ class InputWatch:
     def __call__(self, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], inputs: Tensor) -> dict[str, Tensor]:
         """The inputs of the chosen modules by name; the pass writes into copies of the buffers and of the inputs."""
         written = {name: buffer.clone() for name, buffer in buffers.items()}
-        functional_call(self.model, (dict(parameters), written), (inputs.clone(),))
+        forward(self.model, (dict(parameters), written), inputs)
         received = dict(self.received)
         self.received.clear()  # a tensor left behind would outlive the transform that made it, which compilation cannot allow
         return received

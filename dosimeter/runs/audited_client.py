@@ -167,7 +167,7 @@ def measure_accuracy(model: nn.Module, batch: Batch) -> float:
     model.eval()
     try:
         with torch.no_grad():
-            predicted = torch.cat([model(piece) for piece in batch.inputs.split(64)])
+            predicted = torch.cat([model(piece.clone()) for piece in batch.inputs.split(64)])
     finally:
         for module, mode in modes.items():
             module.training = mode

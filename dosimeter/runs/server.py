@@ -77,7 +77,10 @@ def run_attack(exposure: Exposure, attack: Attack, labels: Labels, seed: int) ->
 
 def as_label_estimate(labels: Labels, public: Public) -> LabelEstimate | None:
     """Labels as an estimate: from class ids (B,), -1 for unknown, or soft labels (B, C). An estimate or None stays as it is."""
-    if labels is None or isinstance(labels, LabelEstimate):
+    if labels is None:
+        return None
+    if isinstance(labels, LabelEstimate):
+        _check_estimate(labels, public.classes)
         return labels
     if not isinstance(labels, Tensor):
         raise TypeError(f"labels: expected a LabelEstimate, a tensor or None, got {type(labels).__name__}")
@@ -93,6 +96,15 @@ def as_label_estimate(labels: Labels, public: Public) -> LabelEstimate | None:
     if len(ids) == 0 or int(ids.min()) < -1 or int(ids.max()) >= max(classes, 2):
         raise ValueError(f"labels: expected at least one class id in 0..{classes - 1}, or -1 for an unknown one")
     return LabelEstimate(counts=torch.bincount(ids[ids >= 0], minlength=classes), labels=ids, soft=soft)
+
+
+def _check_estimate(labels: LabelEstimate, classes: int) -> None:
+    """Refuse an estimate for a model with another number of classes."""
+    counted, widest = tuple(labels.counts.shape), max(classes, 2)
+    if counted not in ((classes,), (widest,)) or (labels.soft is not None and labels.soft.shape[1:] not in ((classes,), (widest,))):
+        raise ValueError(f"labels: expected an estimate over {classes} classes, got one with counts of shape {counted}")
+    if labels.labels.ndim != 1 or labels.labels.is_floating_point() or (len(labels.labels) and int(labels.labels.max()) >= widest):
+        raise ValueError(f"labels: expected class ids (B,) below {widest}, got {labels.labels.dtype} of shape {tuple(labels.labels.shape)}")
 
 
 def _rng(exposure: Exposure, seed: int, role: str) -> torch.Generator:

@@ -220,6 +220,6 @@ def _estimate_batch_norm(model: nn.Module, pool: Batch) -> None:
     with torch.no_grad():
         for piece in pool.inputs.split(64):
             if len(piece) > 1:
-                model(piece)
+                model(piece.clone())
     for norm, momentum in kept.items():
         norm.momentum = momentum

@@ -139,3 +139,61 @@ def test_a_softmax_over_one_logit_is_refused_as_a_set_up(batch):
     assert any(change.any() for change in update.values())
     with pytest.raises(ValueError, match="over one logit has the gradient zero"):
         dm.receive(model, update, input_shape=(1, 8, 8))
+
+
+class WritesIntoItsInput(nn.Module):
+    """Doubles its input in place, as a careless preprocessing step does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+
+    def forward(self, inputs):
+        return self.layers(inputs.mul_(2))
+
+
+def test_a_model_that_writes_into_its_input_changes_no_batch(batch):
+    before, auxiliary = batch.inputs.clone(), dm.Batch(batch.inputs.clone(), batch.targets.clone())
+    model = WritesIntoItsInput()
+    exposure = dm.observe(model, batch, auxiliary=auxiliary)
+    dm.recover_labels(exposure, "posterior")
+    dm.recover_features(exposure, "subspace")
+    dm.inspect(model, batch=batch)
+    dm.audit(model, batch, auxiliary=auxiliary, labels=["llg_star"], features=["subspace"], attacks=[])
+    assert torch.equal(batch.inputs, before)
+    assert torch.equal(auxiliary.inputs, before)
+
+
+@pytest.mark.parametrize(
+    ("wrap", "message"),
+    [
+        (lambda model, _: nn.DataParallel(model), "expected the model itself, got a DataParallel"),
+        (lambda model, _: torch.jit.script(model), "got a scripted or traced one"),
+        (lambda model, inputs: torch.jit.trace(model, inputs), "got a scripted or traced one"),
+    ],
+)
+def test_models_that_cannot_be_taken_apart_are_refused(classifier, batch, wrap, message):
+    with pytest.raises(TypeError, match=message):
+        check_batch(wrap(classifier, batch.inputs), batch, "batch")
+
+
+@pytest.mark.parametrize("parameter", [torch.zeros(2, dtype=torch.complex64), torch.zeros(2, device="meta")])
+def test_parameters_that_are_no_real_numbers_are_refused(classifier, batch, parameter):
+    classifier.register_parameter("odd", nn.Parameter(parameter))
+    with pytest.raises(ValueError, match="model: parameter 'odd'"):
+        check_batch(classifier, batch, "batch")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"auxiliary": 3}, "auxiliary: expected a Batch, got int"),
+        ({"normalization": dm.Normalization(std=(0.0,))}, "normalization: expected one mean and one positive std"),
+        ({"normalization": dm.Normalization(mean=(0.0, 0.0))}, "normalization: expected one mean and one positive std"),
+        ({"normalization": 3}, "normalization: expected Normalization, got 3"),
+    ],
+)
+def test_what_is_received_is_checked_too(classifier, batch, options, message):
+    update = dm.observe(classifier, batch).update
+    with pytest.raises((TypeError, ValueError), match=message):
+        dm.receive(classifier, update, input_shape=(1, 8, 8), **options)

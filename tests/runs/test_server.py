@@ -71,3 +71,10 @@ def test_the_update_and_the_needs_are_checked_first(exposure):
             call(broken, method)
     with pytest.raises(dm.Refused, match="ilrg needs the head"):
         dm.recover_labels(replace(exposure, update={"0.weight": exposure.update["0.weight"]}), "ilrg")
+
+
+def test_an_estimate_over_other_classes_is_refused(classifier, batch):
+    exposure = dm.observe(classifier, batch)
+    narrow = dm.LabelEstimate(counts=torch.ones(3, dtype=torch.int64), labels=torch.arange(3))
+    with pytest.raises(ValueError, match="labels: expected an estimate over 10 classes"):
+        dm.reconstruct(exposure, "dlg", labels=narrow, steps=1)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import pickle
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +12,7 @@ from dosimeter.data.dataset import ImageSet
 from dosimeter.data.parts import Part, own_parts, standard_part
 from dosimeter.data.pixels import scale_pixels, square
 from dosimeter.data.readers.classes import class_ids, numeric_names
+from dosimeter.data.readers.pickled import read_pickle, text_of
 
 PICKLE_MAGIC = b"\x80"
 FILES_OF_PART = {"train": ("data_batch_*", "train"), "test": ("test_batch", "test")}  # CIFAR-10, CIFAR-100
@@ -57,8 +56,13 @@ def _read_batches(batches: list[Path], origin: Path, folder: Path, size: int | N
 
 def _array(batch: dict[str, Any], path: Path) -> np.ndarray:
     for key in LABEL_KEYS:
-        if isinstance(batch.get(key), (list, np.ndarray)):
-            return np.asarray(batch[key])
+        labels = batch.get(key)
+        if isinstance(labels, np.ndarray):
+            return labels
+        if isinstance(labels, list):  # flat: a nested one may stand for more numbers than fit anywhere
+            if not all(type(label) is int and abs(label) < 2**63 for label in labels):
+                raise ValueError(f"{path}: {key}: expected class ids as integers")
+            return np.array(labels, dtype=np.int64)
     raise ValueError(f"{path}: expected a CIFAR batch with {' or '.join(map(repr, LABEL_KEYS))}, got keys {sorted(map(str, batch))}")
 
 
@@ -67,60 +71,9 @@ def _class_names(folder: Path) -> tuple[str, ...] | None:
         if path.is_file():
             meta = read_pickle(path)
             for key in NAME_KEYS:
-                if isinstance(meta.get(key), list):
-                    return tuple(_text(name) for name in meta[key])
+                names = meta.get(key)
+                if isinstance(names, list):
+                    if not all(isinstance(name, (str, bytes)) for name in names):
+                        raise ValueError(f"{path}: {key}: expected class names as text")
+                    return tuple(map(text_of, names))
     return None
-
-
-def read_pickle(path: Path) -> dict[str, Any]:
-    """A pickled dictionary of arrays, lists, numbers and text; whatever else it asks for is refused before it is loaded."""
-    data = io.BytesIO(path.read_bytes())
-    try:
-        content = _ArraysOnly(data, encoding="bytes").load()
-    except _NotAdmittedError as error:
-        raise ValueError(f"{path}: not a CIFAR batch, its pickle asks for {error}, which could run code; nothing was run") from None
-    except Exception as error:  # damaged bytes can fail in any way, deep inside the unpickler
-        raise ValueError(f"{path}: expected a CIFAR python batch, but it is damaged or truncated ({error})") from None
-    if not isinstance(content, dict):
-        raise ValueError(f"{path}: expected a CIFAR python batch (a dictionary), got {type(content).__name__}")
-    return {_text(key): value for key, value in content.items()}
-
-
-class _NotAdmittedError(Exception):
-    pass
-
-
-def _number_type(code: str | bytes, *_: Any) -> np.dtype:
-    kind = np.dtype(_text(code))
-    if kind.kind not in "biuf":
-        raise _NotAdmittedError(f"an array of {kind}")
-    return kind
-
-
-def _latin1(text: str | bytes, encoding: str | bytes) -> bytes:
-    """How Python 3 writes bytes in protocol 2: as text to be encoded again."""
-    if _text(encoding) != "latin1":
-        raise _NotAdmittedError(f"the encoding {_text(encoding)}")
-    return _text(text).encode("latin1")
-
-
-class _ArraysOnly(pickle.Unpickler):
-    """Looks names up in a closed table; nothing is ever imported."""
-
-    admitted = {  # noqa: RUF012
-        ("numpy", "ndarray"): np.ndarray,
-        ("numpy", "dtype"): _number_type,
-        ("_codecs", "encode"): _latin1,
-        **{(f"numpy.{core}.multiarray", "_reconstruct"): np.empty(0).__reduce__()[0] for core in ("core", "_core")},
-        **{(f"numpy.{core}.numeric", "_frombuffer"): np.empty(0).__reduce_ex__(5)[0] for core in ("core", "_core")},
-    }
-
-    def find_class(self, module: str, name: str, /) -> Any:
-        try:
-            return self.admitted[module, name]
-        except KeyError:
-            raise _NotAdmittedError(f"{module}.{name}") from None
-
-
-def _text(value: Any) -> str:
-    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)

@@ -6,6 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dosimeter.files import check_class_id
+
 
 def class_ids(array: np.ndarray, count: int, origin: object) -> Tensor:
     """N or N×1 whole numbers of at least 0 as (N,) int64."""
@@ -15,7 +17,9 @@ def class_ids(array: np.ndarray, count: int, origin: object) -> Tensor:
         raise ValueError(f"{origin}: expected class ids as integers, got {array.dtype}")
     if array.size and int(array.min()) < 0:
         raise ValueError(f"{origin}: expected class ids of at least 0, got {int(array.min())}")
-    return torch.from_numpy(array.astype(np.int64).reshape(count))
+    if array.size:
+        check_class_id(int(array.max()), origin)
+    return torch.from_numpy(array.astype(np.int64).reshape(count))  # in the machine's byte order
 
 
 def numeric_names(labels: Tensor) -> tuple[str, ...]:

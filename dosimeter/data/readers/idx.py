@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import math
 import zlib
 from pathlib import Path
@@ -14,6 +13,7 @@ from dosimeter.data.dataset import ImageSet
 from dosimeter.data.parts import Part, own_parts, standard_part
 from dosimeter.data.pixels import scale_pixels, square
 from dosimeter.data.readers.classes import class_ids, numeric_names
+from dosimeter.files import check_unpacked, gunzip, read_file, size_of
 
 GZIP_MAGIC = b"\x1f\x8b"
 FILES_OF_PART = {"train": "train-images", "test": "t10k-images"}
@@ -40,7 +40,9 @@ def _is_gzipped(path: Path) -> bool:
 def _read_files(files: list[Path], origin: Path, size: int | None) -> ImageSet:
     images, labels = [], []
     for path in files:
-        pixels = scale_pixels(_array(path, dimensions=3)[:, None], path)  # (N, 1, H, W)
+        raw = _array(path, dimensions=3)
+        check_unpacked(4 * raw.size, size_of(path), path)
+        pixels = scale_pixels(raw[:, None], path)  # (N, 1, H, W)
         beside = _labels_beside(path)
         images.append(pixels if size is None else square(pixels, size))
         labels.append(class_ids(_array(beside, dimensions=1), len(pixels), beside))
@@ -50,11 +52,11 @@ def _read_files(files: list[Path], origin: Path, size: int | None) -> ImageSet:
 
 def _array(path: Path, dimensions: int) -> np.ndarray:
     """The header is two zero bytes, the type (8: unsigned bytes), the number of dimensions, then each as a big-endian uint32."""
-    data = path.read_bytes()
+    data = read_file(path)
     if data.startswith(GZIP_MAGIC):
         try:
-            data = gzip.decompress(data)
-        except (OSError, EOFError, zlib.error) as error:
+            data = gunzip(data, path)
+        except (EOFError, zlib.error) as error:
             raise ValueError(f"{path}: expected a gzipped idx file, but it is damaged or truncated ({error})") from None
     if data[:4] != bytes((0, 0, 8, dimensions)):
         kind = "images (starting 00 00 08 03)" if dimensions == 3 else "labels (starting 00 00 08 01)"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,7 +11,8 @@ from dosimeter.data.readers.cifar import PICKLE_MAGIC, cifar_files, read_cifar
 from dosimeter.data.readers.folder import read_folder
 from dosimeter.data.readers.idx import GZIP_MAGIC, idx_files, read_idx
 from dosimeter.data.readers.npz import read_npz
-from dosimeter.data.readers.zipped import read_zip
+from dosimeter.data.readers.zipped import open_archive, read_zip
+from dosimeter.files import check_path, open_regular
 
 ACCEPTED = "an image folder, a .zip of images, a .npz with images and labels, idx files or CIFAR python batches"
 
@@ -23,6 +23,7 @@ def read_images(path: str | Path, *, part: Part = "all", size: int | None = None
     With `size`, the central square of each image is resized; without it, all images must have the same size. With `channels`
     1 or 3, images become gray or RGB.
     """
+    check_path(path)
     path = Path(path).expanduser()
     if not path.exists():
         raise FileNotFoundError(f"{path}: no such file or folder; expected {ACCEPTED}")
@@ -32,7 +33,7 @@ def read_images(path: str | Path, *, part: Part = "all", size: int | None = None
 def _reader(path: Path) -> Callable[..., ImageSet]:
     if path.is_dir():
         return read_cifar if cifar_files(path) else read_idx if idx_files(path) else read_folder
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         start = file.read(4)
     if not start:
         raise ValueError(f"{path}: is empty; expected {ACCEPTED}")
@@ -47,7 +48,7 @@ def _reader(path: Path) -> Callable[..., ImageSet]:
 
 def _holds_arrays(path: Path) -> bool:
     try:
-        with zipfile.ZipFile(path) as archive:
+        with open_archive(path) as archive:
             return bool(archive.namelist()) and all(name.endswith(".npy") for name in archive.namelist())
-    except zipfile.BadZipFile:
+    except ValueError:
         return False

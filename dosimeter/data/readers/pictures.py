@@ -10,10 +10,12 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from dosimeter.data.dataset import ImageSet
 from dosimeter.data.parts import VALIDATION, Part, own_parts, standard_part
 from dosimeter.data.pixels import convert_channels, decode, square
+from dosimeter.files import check_class_id, check_unpacked
 from dosimeter.progress import advance
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm")
@@ -80,7 +82,7 @@ def _by_manifest(data: bytes, pictures: Sequence[str], origin: Path) -> _Labelle
     where = f"{origin}: {MANIFEST}"
     try:
         entries = json.loads(data)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{where}: expected JSON ({error})") from None
     if not isinstance(entries, list) or not entries or not all(isinstance(e, dict) and isinstance(e.get("file"), str) for e in entries):
         raise ValueError(f"{where}: expected a list of objects with 'file' and 'index' or 'label'")
@@ -100,15 +102,20 @@ def _manifest_classes(entries: Sequence[dict[str, Any]], where: str) -> tuple[li
         return [class_names.index(value) for value in classes], tuple(class_names)
     if not all(type(value) is int and value >= 0 for value in classes):
         raise ValueError(f"{where}: expected every 'index' or 'label' to be an integer of at least 0 (or every label a text)")
+    check_class_id(max(classes), where)
     named = {value: entry["label"] for value, entry in zip(classes, entries) if isinstance(entry.get("label"), str)}
     return classes, tuple(named.get(value, str(value)) for value in range(max(classes) + 1))
 
 
 def _decode_pictures(files: Mapping[str, Callable[[], bytes]], labelled: _Labelled, origin: Path, size: int | None) -> ImageSet:
-    pictures = []
+    pictures: list[Tensor] = []
+    packed = unpacked = 0
     for position, name in enumerate(labelled.names):
-        picture = decode(files[name](), f"{origin}: {name}")  # (channels, H, W)
+        data = files[name]()
+        picture = decode(data, f"{origin}: {name}")  # (channels, H, W)
         pictures.append(picture if size is None else square(picture, size))
+        packed, unpacked = packed + len(data), unpacked + (4 * picture.numel() if size is None else 0)
+        check_unpacked(unpacked, packed, origin)
         advance(position + 1, len(labelled.names), f"reading {origin.name}")
     shapes = sorted({tuple(picture.shape[1:]) for picture in pictures})
     if len(shapes) > 1:

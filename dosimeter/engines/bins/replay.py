@@ -12,7 +12,7 @@ from dosimeter.engines.bins.inserted_layer import LAYER_STRENGTH, InsertedLayer
 from dosimeter.engines.matching.differentiable import twice_differentiable
 from dosimeter.engines.recursion.levels import snap_to_levels
 from dosimeter.interfaces import Exposure, Training
-from dosimeter.network.probing import copied_buffers
+from dosimeter.network.probing import copied_buffers, forward
 
 CHANCE_TOLERANCE = 5e-3  # over the number of labels: a mixture's weight comes this near to one of theirs once in 100 mixtures
 LABEL_TOLERANCE = 3e-3  # relative difference of weights up to which a label is named
@@ -59,9 +59,7 @@ class Replayer:
         buffers = copied_buffers(self.layer.body)
         shifted = self.layer.shift(samples)
         with twice_differentiable():  # forward-mode derivatives need the same plain layers
-            return torch.func.jvp(
-                lambda moved: torch.func.functional_call(self.layer.body, buffers, (moved,)), (shifted,), (torch.ones_like(shifted),)
-            )
+            return torch.func.jvp(lambda moved: forward(self.layer.body, buffers, moved), (shifted,), (torch.ones_like(shifted),))
 
     def is_possible(self) -> bool:
         """Whether forward-mode derivatives of the model exist."""

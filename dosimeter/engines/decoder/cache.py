@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -70,6 +71,7 @@ def train_or_load(
     facts = {name: json.dumps(value) for name, value in depends.items()}
     facts |= {"kind": KIND, "shape": json.dumps(vars(shape)), "mode": "train" if target.train_mode else "eval"}
     facts |= {"images": str(len(pixels)), "error": repr(result.error), "seconds": f"{result.seconds:.1f}", "notes": "; ".join(result.notes)}
+    facts |= {"weights": _weights_fingerprint(result.decoder.state_dict())}
     write_tensors(path, result.decoder.state_dict(), facts)
     return StoredDecoder(decoder=result.decoder, path=path, facts=facts)
 
@@ -82,7 +84,7 @@ def load_decoder(path: Path, target: Target) -> StoredDecoder:
     try:
         stored = json.loads(facts["shape"])
         shape = Shape(**stored | {"feature": tuple(stored["feature"]), "image": tuple(stored["image"])})
-        backbone, mode = json.loads(facts["backbone"]), facts["mode"]
+        backbone, mode, weights = json.loads(facts["backbone"]), facts["mode"], facts["weights"]
     except (KeyError, TypeError, ValueError):
         raise ValueError(f"decoder: {path} is not a decoder that `dosimeter generator train` made") from None
     if shape.feature != target.feature_shape or shape.image != target.image_shape:
@@ -97,6 +99,8 @@ def load_decoder(path: Path, target: Target) -> StoredDecoder:
         decoder.load_state_dict(tensors)
     except RuntimeError:
         raise ValueError(f"decoder: {path} was made by another version of dosimeter; train it again") from None
+    if weights != _weights_fingerprint(tensors):
+        raise ValueError(f"decoder: {path} was changed after its training, its weights are others; remove it to train a new one")
     decoder = decoder.to(target.device).eval().requires_grad_(False)
     return StoredDecoder(decoder=decoder, path=path, facts=facts)
 
@@ -108,6 +112,11 @@ def _read(path: Path, changed: int) -> tuple[dict[str, Tensor], dict[str, str]]:
         return read_tensors(path)
     except ValueError as error:
         raise ValueError(f"decoder: {path} is truncated, damaged or not a safetensors file; remove it to train a new one") from error
+
+
+def _weights_fingerprint(tensors: Mapping[str, Tensor]) -> str:
+    names = sorted(tensors)
+    return fingerprint(repr([(name, str(tensors[name].dtype), tuple(tensors[name].shape)) for name in names]), *(tensors[n] for n in names))
 
 
 def _fingerprint(pixels: Tensor) -> str:

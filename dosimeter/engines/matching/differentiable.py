@@ -8,7 +8,6 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor
-from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from dosimeter.client.training import leaves
@@ -18,7 +17,7 @@ from dosimeter.engines.matching.objective import Objective, Terms
 from dosimeter.engines.matching.paths import Eager, Evaluation
 from dosimeter.engines.matching.problem import Problem, in_double_precision
 from dosimeter.interfaces import Exposure
-from dosimeter.network.probing import copied_buffers
+from dosimeter.network.probing import copied_buffers, forward
 
 
 @contextmanager
@@ -126,7 +125,7 @@ def _custom_functions(exposure: Exposure, inputs: Tensor) -> list[str]:
     """The names of the Python-defined autograd functions that a forward pass leaves in the graph."""
     model = exposure.model
     with torch.enable_grad():
-        output = functional_call(model, (leaves(model), copied_buffers(model)), (inputs.detach().clone(),))
+        output = forward(model, (leaves(model), copied_buffers(model)), inputs.detach())
     waiting, seen, names = [output.grad_fn], set(), []
     while waiting:
         node = waiting.pop()

@@ -9,7 +9,7 @@ from torch.nn.functional import cross_entropy
 from dosimeter.inspection.finding import Measured
 from dosimeter.inspection.layer import LinearLayer, rows_of
 from dosimeter.inspection.received_model import ReceivedModel
-from dosimeter.network.probing import outputs_with
+from dosimeter.network.probing import forward, outputs_with
 
 DOMINATED = 0.99  # share of a row's gradient from which on the row shows one sample
 FEWEST = 8  # samples, and rows with a gradient: with fewer, honest rows often show one sample
@@ -56,7 +56,7 @@ def _of_parameter(received_model: ReceivedModel, layer: LinearLayer, index: int)
     weight = received_model.model.get_parameter(layer.parameter).detach().clone().requires_grad_()
     one = slice(index, index + 1)
     with torch.enable_grad():
-        outputs = torch.func.functional_call(received_model.model, {layer.parameter: weight}, (received_model.inputs[one],))
+        outputs = forward(received_model.model, {layer.parameter: weight}, received_model.inputs[one])
         (gradient,) = torch.autograd.grad(cross_entropy(outputs, received_model.targets[one]), weight)
     rows = rows_of(gradient, layer.weight.shape[1])
     assert rows is not None

@@ -149,3 +149,41 @@ def test_truncated_batches(tmp_path: Path) -> None:
         path.write_bytes(whole[:length])
         with pytest.raises(ValueError, match=f"^{path}: expected a CIFAR python batch, but it is damaged or truncated"):
             read_images(path)
+
+
+@pytest.mark.parametrize("protocol", [2, 5])
+@pytest.mark.parametrize("kind", ["<i8", ">i8", ">i4", ">u2", "|u1"])
+def test_labels_in_any_byte_order(tmp_path: Path, kind: str, protocol: int) -> None:
+    path = tmp_path / "data_batch_1"
+    path.write_bytes(pickle.dumps({"data": PIXELS.reshape(-1, 3072), "labels": np.array(LABELS).astype(kind)}, protocol))
+    assert read_images(path).labels.tolist() == LABELS
+
+
+TUPLES = b"\x80\x02}K\x01\x85q\x00" + b"h\x00\x86q\x00" * 40 + b"K\x01s."  # a key that holds itself 2^40 times
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        pytest.param(b"\x80\x02}r\xff\xff\xff\x7f.", id="a place that takes 16 GB"),
+        pytest.param(b"\x80\x02cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\nJ\x00\x00\x00\x70\x85U\x01btR.", id="a huge shape"),
+        pytest.param(b"\x80\x04\x8e\x00\x00\x00\x00\x00\x01\x00\x00.", id="bytes that are not there"),
+        pytest.param(TUPLES, id="tuples of tuples"),
+        pytest.param(b"\x80\x02}]q\x00" + b"(h\x00h\x00lq\x00" * 40 + b"s.", id="lists of lists"),
+    ],
+)
+def test_a_few_bytes_do_not_take_memory_or_time(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "data_batch_1"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=f"^{path}: expected a CIFAR python batch"):
+        read_images(path)
+
+
+def test_a_nested_list_of_labels_is_not_unfolded(tmp_path: Path) -> None:
+    labels: list[Any] = [1]
+    for _ in range(40):
+        labels = [labels, labels]
+    path = tmp_path / "data_batch_1"
+    path.write_bytes(pickle.dumps({"data": PIXELS[:1].reshape(1, 3072), "labels": labels}, 2))
+    with pytest.raises(ValueError, match="labels: expected class ids as integers"):
+        read_images(path)

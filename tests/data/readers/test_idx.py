@@ -83,3 +83,18 @@ def test_truncated_files(tmp_path: Path, zipped: bool) -> None:
     path.write_bytes(whole + b"x" if not zipped else gzip.compress(idx(PIXELS) + b"x"))
     with pytest.raises(ValueError, match=f"^{path}: truncated or damaged, its header promises 216 bytes for 10×5×4 values, got 217"):
         read_images(path)
+
+
+def test_gzip_is_unpacked_no_further_than_its_size_allows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dosimeter.files.UNPACKED_WITHOUT_QUESTION", 10**6)
+    path = tmp_path / "train-images-idx3-ubyte.gz"
+    path.write_bytes(gzip.compress(bytes(10**8)))
+    with pytest.raises(ValueError, match=f"^{path}: .* bytes that unpack to .* are refused"):
+        read_images(path)
+
+
+def test_gzip_in_several_members(tmp_path: Path) -> None:
+    path = written(tmp_path, zipped=True)
+    whole = idx(PIXELS)
+    path.write_bytes(gzip.compress(whole[:50]) + gzip.compress(whole[50:]) + bytes(8))
+    assert np.array_equal((read_images(path).images.numpy()[:, 0] * 255).round(), PIXELS)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -182,10 +183,59 @@ def test_reading_a_zip_writes_nothing(tmp_path: Path) -> None:
 
 
 def test_a_decompression_bomb_is_refused_by_its_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dosimeter.data.readers.zipped.LARGEST_MEMBER", 1000)
-    path = as_zip(tmp_path, {"a/1.png": bytes(1001)})
-    with pytest.raises(ValueError, match="more than the 1000 allowed"):
+    monkeypatch.setattr("dosimeter.files.UNPACKED_WITHOUT_QUESTION", 1000)
+    path = tmp_path / "set.zip"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("a/1.png", bytes(10**6))
+    with pytest.raises(ValueError, match=r"a/1.png: .* bytes that unpack to 1 MB are refused; .*DOSIMETER_TRUST_DATA"):
         read_images(path)
+
+
+def test_a_picture_with_too_many_pixels_is_refused_before_it_is_decoded(tmp_path: Path, write: Writer) -> None:
+    content = io.BytesIO()
+    Image.new("1", (8192, 8192)).save(content, "PNG")
+    path = write(tmp_path, {"a/1.png": content.getvalue()})
+    with pytest.raises(ValueError, match=r"a/1.png: .*8192×8192 pixels are more than the 33554432 allowed"):
+        read_images(path)
+
+
+def test_many_pictures_that_unpack_to_too_much_are_refused(tmp_path: Path, write: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dosimeter.files.UNPACKED_WITHOUT_QUESTION", 10**6)
+    content = io.BytesIO()
+    Image.new("L", (300, 300)).save(content, "PNG")
+    path = write(tmp_path, {f"a/{number}.png": content.getvalue() for number in range(4)})
+    with pytest.raises(ValueError, match=r"bytes that unpack to 1.08 MB are refused"):
+        read_images(path)
+    assert len(read_images(path, size=8)) == 4  # resized one by one, they fit
+
+
+def test_a_class_id_beyond_the_limit_is_refused_before_a_name_is_made_for_each(tmp_path: Path, write: Writer) -> None:
+    manifest = json.dumps([{"file": "1.png", "index": 10**9}]).encode()
+    path = write(tmp_path, {"1.png": picture(1), "manifest.json": manifest})
+    with pytest.raises(ValueError, match=r"manifest.json: expected class ids up to 131071, got 1000000000"):
+        read_images(path)
+
+
+def test_a_nested_manifest_is_one_sentence(tmp_path: Path, write: Writer) -> None:
+    path = write(tmp_path, {"1.png": picture(1), "manifest.json": b"[" * 10**5})
+    with pytest.raises(ValueError, match=r"manifest.json: expected JSON"):
+        read_images(path)
+
+
+@pytest.mark.parametrize("name", [".", ""])
+def test_members_without_a_name_are_refused(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "set.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr(zipfile.ZipInfo("a/1.png"), picture(1))
+        archive.writestr(zipfile.ZipInfo(name), b"x")
+    with pytest.raises(ValueError, match=f"^{path}: holds .* points outside the archive"):
+        read_images(path)
+
+
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ValueError, match="pipe: expected a file, got a pipe"):
+        read_images(tmp_path / "pipe")
 
 
 def test_damaged_archives(tmp_path: Path) -> None:

@@ -112,3 +112,13 @@ def test_a_killed_training_of_other_settings_is_not_gone_on_with(normed_classifi
     expected = train_or_load(view, digits[0][:40], other).decoder.state_dict()
     found = train_or_load(view, digits[0][:40], other, path).decoder.state_dict()
     assert all(torch.equal(expected[name], tensor) for name, tensor in found.items())
+
+
+def test_a_decoder_whose_weights_were_changed_is_refused(normed_classifier, digits, tmp_path):
+    from safetensors.torch import save_file
+
+    view, path = view_of(normed_classifier), tmp_path / "zeroed.safetensors"
+    found = train_or_load(view, digits[0][:40], SMALL, path)
+    save_file({name: torch.zeros_like(tensor) for name, tensor in found.decoder.state_dict().items()}, path, found.facts)
+    with pytest.raises(ValueError, match="was changed after its training"):
+        train_or_load(view, digits[0][:40], SMALL, path)

@@ -1,0 +1,36 @@
+"""Pickles of strangers, looked through before an unpickler sees them.
+
+An unpickler that imports nothing still trusts a pickle in two ways. It makes room for as many values as the pickle names, and it hashes
+tuples that hold one tuple many times over, level upon level, which has no end.
+"""
+
+from __future__ import annotations
+
+import pickletools
+from typing import IO
+
+MOST_REPEATED_TUPLES = 16  # uses of a tuple that was used before; each may double what a key holds
+STORING, FETCHING = {"PUT", "BINPUT", "LONG_BINPUT"}, {"GET", "BINGET", "LONG_BINGET"}
+
+
+class EndlessPickleError(ValueError):
+    """A pickle of a few bytes that takes memory or time without end."""
+
+
+def scan_pickle(stream: IO[bytes]) -> None:
+    """Refuse a pickle that names places beyond its own length, or that repeats tuples. The stream is left behind the pickle."""
+    tuples: set[int] = set()
+    repeated, stored, made = 0, 0, ""
+    for opcode, argument, _ in pickletools.genops(stream):
+        name = opcode.name
+        place = int(argument or 0) if name in STORING | FETCHING else stored
+        if not 0 <= place <= stream.tell():
+            raise EndlessPickleError(f"it stores a value at place {place}, farther than it is long")
+        if name in STORING or name == "MEMOIZE":
+            stored += 1
+            if "TUPLE" in made:
+                tuples.add(place)
+        repeated += name == "DUP" or (name in FETCHING and place in tuples)
+        if repeated > MOST_REPEATED_TUPLES:
+            raise EndlessPickleError("it repeats tuples within tuples")
+        made = name
