@@ -149,13 +149,16 @@ class FeatureEstimate:
 
 @dataclass(frozen=True, kw_only=True)
 class MapLayer:
-    """What was tried on one convolution, and why its maps were not read where they were not."""
+    """What was tried on one layer, and why its maps were not read where they were not."""
 
     name: str
     positions: int  # of one sample's map
     most_samples: int  # the largest batch that the layer's channels can hold
     certified: int  # samples
     reason: str  # "" where the maps were read
+    channels: int = 0  # on the layer's narrower side: as many positions can its gradient tell apart
+    seen: int = 0  # positions of the whole batch that its spectrum shows; 0 where it shows no whole number of samples
+    gap: float = 0.0  # between the last singular value of the signal and the first of the noise
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,7 +168,7 @@ class MapEstimate:
     maps: Tensor  # (B, C, H, W)
     layer: str
     layers: tuple[MapLayer, ...]  # all that were tried, in the order in which the model runs them
-    batch_size: int  # as recovered from the gradient: samples that differ from one another and leave a trace
+    batch_size: int  # as recovered from the gradient, at least: samples that differ from one another and leave a trace
     certified: Tensor  # (B,) bool
     error_bars: Tensor  # (B,) bound on the relative error of each map
     premises: tuple[str, ...] = ()  # what the certificates take for granted and the update cannot refute; one short sentence each

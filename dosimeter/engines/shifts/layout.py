@@ -32,6 +32,10 @@ class Rank:
     largest_dropped: float  # singular value, over the largest; 0 where none is left
     noise: float  # standard deviation of one entry of the gradient
 
+    @property
+    def gap(self) -> float:
+        return self.smallest_kept / self.largest_dropped if self.largest_dropped else math.inf
+
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
@@ -47,20 +51,38 @@ class NoLayout(ValueError):
     """Why a gradient does not show its maps: too many positions, no gap in its spectrum, or no grid."""
 
 
+def read_rank(gradient: Tensor, area: int, *, unit: float, batch_size: int | None = None) -> Rank:
+    """How many positions a layer's gradient (out, in, k, k) holds; refuses where its spectrum does not show it."""
+    check_capacity(gradient, area, batch_size)
+    gradient = gradient.to(torch.float64)
+    return find_rank(_Spectrum.of(gradient), gradient, area, unit=unit, batch_size=batch_size)
+
+
 def read_layout(gradient: Tensor, height: int, width: int, *, unit: float, batch_size: int | None = None) -> Layout:
     """(out, in, k, k) -> the maps of the layer's input, for an odd kernel with stride 1 that keeps the grid's size.
 
     Two passes spread from the top left and from the bottom right corner. Their errors grow away from where they begin,
     so each position takes more from the nearer one.
     """
+    check_capacity(gradient, height * width, batch_size)
     gradient = gradient.to(torch.float64)
     spectrum = _Spectrum.of(gradient)
     rank = find_rank(spectrum, gradient, height * width, unit=unit, batch_size=batch_size)
+    if height * width == 1:
+        return _single_position(spectrum, rank)
     first, corner_gap = _spread(gradient, spectrum, rank, height, width)
     turned, _ = _spread(gradient.flip((2, 3)), spectrum, rank, height, width)  # the spaces of a turned kernel are the same
     second = _in_mixing_of(first, turned.flip(1))
     nearer = torch.linspace(1, 0, height * width, dtype=first.dtype, device=first.device)[None, :, None]
     return Layout(maps=nearer * first + (1 - nearer) * second, disagreement=first - second, rank=rank, corner_gap=corner_gap)
+
+
+def _single_position(spectrum: _Spectrum, rank: Rank) -> Layout:
+    """On a grid of one position there is nothing to arrange: the row space itself is the samples' mixture."""
+    maps, values = spectrum.right[: rank.positions], spectrum.right_values[: rank.positions]
+    rng = torch.Generator(device=maps.device).manual_seed(0)
+    noise = torch.randn(maps.shape, generator=rng, dtype=maps.dtype, device=maps.device) * (rank.noise / values)[:, None]
+    return Layout(maps=maps[:, None], disagreement=noise[:, None], rank=rank, corner_gap=math.inf)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,18 +110,25 @@ def _right_singular(matrix: Tensor) -> tuple[Tensor, Tensor]:
     return values, right
 
 
-def find_rank(spectrum: _Spectrum, gradient: Tensor, area: int, *, unit: float, batch_size: int | None) -> Rank:
-    """The number of positions, a multiple of the grid's area; refuses where the spectrum does not show one."""
+def check_capacity(gradient: Tensor, area: int, batch_size: int | None) -> None:
+    """Refuse a layer whose channels are fewer than the positions, which shapes alone tell."""
     outputs, inputs = gradient.shape[:2]
-    most = min(outputs, inputs) // area
-    if batch_size is not None and batch_size > most:
+    if area > min(outputs, inputs):
+        raise NoLayout(f"one map has {area} positions, more than the {min(outputs, inputs)} that this layer's channels can hold")
+    if batch_size is not None and batch_size * area > min(outputs, inputs):
         raise NoLayout(
             f"{batch_size} samples have {batch_size * area} positions, and a gradient of {inputs} by {outputs} channels holds at most "
             f"{min(outputs, inputs)}"
         )
+
+
+def find_rank(spectrum: _Spectrum, gradient: Tensor, area: int, *, unit: float, batch_size: int | None) -> Rank:
+    """The number of positions, a multiple of the grid's area; refuses where the spectrum does not show one."""
+    outputs, inputs = gradient.shape[:2]
+    most = min(outputs, inputs) // area
     values, left = spectrum.right_values, spectrum.left_values
-    if most == 0 or float(values[0]) == 0:
-        raise NoLayout(f"one map has {area} positions, more than the {min(outputs, inputs)} that this layer's channels can hold")
+    if float(values[0]) == 0:
+        raise NoLayout("the layer's gradient is zero")
     rounding = unit * float(gradient.square().mean().sqrt())
     edge = ROUNDING_SLACK * noise_edge(rounding, gradient.numel() // inputs, inputs)
     above = int((values > edge).sum())

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from dosimeter.client.training import sends_one_gradient
+from dosimeter.engines.premises import premises_of
 from dosimeter.engines.shifts.convolutions import ConvolutionLayer, find_convolutions
-from dosimeter.engines.shifts.layout import Layout, NoLayout, read_layout
+from dosimeter.engines.shifts.layout import Layout, NoLayout, Rank, read_layout, read_rank
 from dosimeter.engines.shifts.scales import Scales, find_scales, shifted_maps, slopes_of
 from dosimeter.engines.shifts.unmixing import unmix
 from dosimeter.engines.subspace.spectrum import rounding_unit
@@ -37,7 +38,7 @@ class LayerMaps:
 
 
 def recover_maps(exposure: Exposure, layer: str | None = None, *, seed: int = 0) -> MapEstimate:
-    """The activation maps of the whole batch at the input of a convolution, in their spatial order.
+    """The activation maps of the whole batch at the input of a convolution or a hidden linear layer, in their spatial order.
 
     Ours. The gradient of a convolution is Dᵀ S_o A, with S_o the shifts of the grid (see `layout`). Its spectrum tells the batch size,
     its shifts the layout, the zeros of the ReLU the samples (see `unmixing`), and bias gradients their scale (see `scales`).
@@ -48,25 +49,27 @@ def recover_maps(exposure: Exposure, layer: str | None = None, *, seed: int = 0)
     chosen = [one for one in convolutions if layer in (None, one.name)]
     if not chosen:
         names = ", ".join(one.name for one in convolutions) or "none"
-        raise Refused(f"maps: the client sent no gradient of a convolution {layer!r}; there are: {names}")
+        raise Refused(f"maps: the client sent no gradient of a layer {layer!r} that has maps; there are: {names}")
     doubt = _doubt(exposure.public)
     best: tuple[ConvolutionLayer, LayerMaps] | None = None
     tried: list[MapLayer] = []
     for one in chosen:
-        found, reason = None, ""
+        found, rank, reason = None, None, ""
+        whole = best is not None and bool(best[1].certified.all())
         try:
-            found = recover_layer(exposure, one, batch_size=exposure.public.batch_size, seed=seed)
+            if whole:
+                rank, reason = _rank(exposure, one), "not read, since a layer before it shows every sample"
+            else:
+                found = recover_layer(exposure, one, batch_size=exposure.public.batch_size, seed=seed)
+                rank = found.layout.rank
         except NoLayout as refusal:
             reason = str(refusal)
-        certified = 0 if found is None or doubt else int(found.certified.sum())
-        tried.append(MapLayer(name=one.name, positions=one.positions, most_samples=one.most_samples, certified=certified, reason=reason))
+        tried.append(_tried(one, rank, 0 if found is None or doubt else int(found.certified.sum()), reason))
         if found is not None and (best is None or int(found.certified.sum()) > int(best[1].certified.sum())):
             best = one, found
-        if found is not None and bool(found.certified.all()):
-            break
     if best is None:
         reasons = "; ".join(f"{one.name}: {one.reason}" for one in tried)
-        raise Refused(f"no convolution shows its maps: {reasons}")
+        raise Refused(f"no layer shows its maps: {reasons}")
     where, found = best
     certified = torch.zeros_like(found.certified) if doubt else found.certified
     return MapEstimate(
@@ -76,8 +79,28 @@ def recover_maps(exposure: Exposure, layer: str | None = None, *, seed: int = 0)
         batch_size=len(found.maps),
         certified=certified,
         error_bars=found.error_bars,
+        premises=premises_of(exposure.public) if bool(certified.any()) else (),
         outcome=Outcome.COMPLETED if bool(certified.all()) else Outcome.PARTIAL,
         message=doubt,
+    )
+
+
+def _rank(exposure: Exposure, layer: ConvolutionLayer) -> Rank:
+    if layer.obstacle:
+        raise NoLayout(layer.obstacle)
+    return read_rank(layer.gradient, layer.positions, unit=rounding_unit(layer.gradient), batch_size=exposure.public.batch_size)
+
+
+def _tried(layer: ConvolutionLayer, rank: Rank | None, certified: int, reason: str) -> MapLayer:
+    return MapLayer(
+        name=layer.name,
+        positions=layer.positions,
+        most_samples=layer.most_samples,
+        certified=certified,
+        reason=reason,
+        channels=layer.channels,
+        seen=0 if rank is None else rank.positions,
+        gap=0.0 if rank is None else rank.gap,
     )
 
 

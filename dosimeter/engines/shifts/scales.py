@@ -43,7 +43,7 @@ def slopes_of(layer: ConvolutionLayer, maps: Tensor) -> Tensor:
 
 def shifted_maps(layer: ConvolutionLayer, maps: Tensor) -> Tensor:
     """S_o A for every offset o, beside one another: (n, k·k·in)."""
-    return torch.cat([_shift(maps, layer, dy, dx) for dy, dx in _offsets(layer)], 2).flatten(0, 1)
+    return torch.cat([_shift(maps, layer, dy, dx) for dy, dx in layer.offsets], 2).flatten(0, 1)
 
 
 def find_scales(exposure: Exposure, layer: ConvolutionLayer, maps: Tensor, slopes: Tensor) -> Scales | None:
@@ -119,16 +119,11 @@ def _solve_robustly(system: Tensor, wanted: Tensor, floor: float) -> tuple[Tenso
 
 def _carried_back(layer: ConvolutionLayer, maps: Tensor, slopes: Tensor) -> Tensor:
     """The sum over positions of the slopes in front of the ReLU that made the maps: (B, in)."""
-    weight = layer.module.weight.detach().to(slopes)
+    weight = layer.weight.to(slopes)
     grid = slopes.transpose(1, 2).reshape(len(slopes), -1, layer.height, layer.width)
     padding = weight.shape[2] // 2, weight.shape[3] // 2
     back = conv_transpose2d(grid, weight, padding=padding).flatten(2).transpose(1, 2)  # (B, H·W, in)
     return (back * (maps > 0)).sum(1)
-
-
-def _offsets(layer: ConvolutionLayer) -> list[tuple[int, int]]:
-    reach = [side // 2 for side in layer.module.kernel_size]
-    return [(dy, dx) for dy in range(-reach[0], reach[0] + 1) for dx in range(-reach[1], reach[1] + 1)]
 
 
 def _shift(maps: Tensor, layer: ConvolutionLayer, dy: int, dx: int) -> Tensor:

@@ -50,7 +50,7 @@ def test_too_many_samples_for_the_channels_are_refused_with_the_reason(digits):
     exposure = dm.observe(small_net("none").eval(), dm.Batch(images[:13], labels[:13]))
     with pytest.raises(dm.Refused, match="13 samples have 52 positions"):
         dm.recover_maps(exposure)
-    with pytest.raises(dm.Refused, match="no gradient of a convolution 'nowhere'"):
+    with pytest.raises(dm.Refused, match="no gradient of a layer 'nowhere'"):
         dm.recover_maps(exposure, layer="nowhere")
 
 
@@ -101,3 +101,22 @@ def test_unmixing_finds_sparse_maps_and_no_others():
     assert torch.allclose((directions @ wanted.T).max(1).values, torch.ones(4, dtype=torch.float64), atol=1e-9)
     dense = torch.randn(4, 4, generator=rng, dtype=torch.float64) @ (truth + 1)
     assert len(unmix(dense, torch.zeros_like(dense)).mixing) == 0
+
+
+def test_a_hidden_linear_layer_is_a_grid_of_one_position(digits):
+    images, labels = digits
+    with torch.random.fork_rng():
+        torch.manual_seed(9)
+        model = nn.Sequential(nn.Flatten(), nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10)).eval()
+    found = dm.recover_maps(dm.observe(model, dm.Batch(images[:9], labels[:9]), declare_batch_size=False))
+    assert (found.layer, found.batch_size) == ("3", 9)
+    assert found.certified.all()
+    truth = model[:3](images[:9]).detach().double()
+    distances, partners = torch.cdist(found.maps.flatten(1), truth).min(1)
+    assert sorted(partners.tolist()) == list(range(9))
+    assert (distances / truth.norm(dim=1)[partners] < found.error_bars).all()
+    first, second = found.layers
+    assert "can be negative" in first.reason
+    assert (second.seen, second.channels, second.reason) == (9, 256, "")
+    assert second.gap > 100
+    assert any("no batch size is declared" in premise for premise in found.premises)
