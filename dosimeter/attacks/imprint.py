@@ -11,7 +11,8 @@ from torch import Generator, nn
 from dosimeter.client.training import FedAvg
 from dosimeter.engines.bins.contents import decode_bins
 from dosimeter.engines.bins.inserted_layer import Functional, InsertedLayer, Moments, insert_layer, measure_moments
-from dosimeter.engines.bins.replay import replayer_for, takes_local_steps, training_of_one_client
+from dosimeter.engines.bins.replay import replayer_for
+from dosimeter.engines.sample_share import takes_local_steps, training_of_one_client
 from dosimeter.interfaces import ActiveAttack, Exposure
 from dosimeter.network.input_shape import find_input_shape
 from dosimeter.options import NonNegativeInt, PositiveInt

@@ -9,8 +9,10 @@ import torch
 from torch import Generator, Tensor
 
 from dosimeter.client.losses import as_distribution
+from dosimeter.engines.premises import premises_of
 from dosimeter.engines.recursion.feature_scale import ScaledFeature, scale_feature
-from dosimeter.engines.recursion.row_quotients import RANGE_SLACK, find_lone_samples
+from dosimeter.engines.recursion.lone_samples import FirstRows, doubt_of_quotients, read_lone_samples
+from dosimeter.engines.recursion.row_quotients import RANGE_SLACK
 from dosimeter.engines.scalar.verdict import doubt_of
 from dosimeter.interfaces import Attack, Exposure
 from dosimeter.network.chain import Link, find_chain, walk_back
@@ -34,8 +36,8 @@ class LinearRecursion(Attack):
     (6)-(7), from the feature of Eqs. (2)-(5). With a bias, first-layer quotients ∇W_l / ∇b_l are inputs (Aono et al., IEEE TIFS 2018),
     in batches for neurons that one sample fires (Pan et al., USENIX Security 2022).
     Departures: Eq. (7) uses every row, by least squares. A soft label's form fixes the scale. Inputs must reproduce the feature, then
-    lie in the data range. Several such scales, or two classes without label, are ambiguous. A second neuron or 8-bit levels confirm
-    quotients. Without bias, secure aggregation is refused.
+    lie in the data range. Several such scales, or two classes without label, are ambiguous. In batches a quotient is claimed only with a
+    proof (`read_lone_samples`). Without bias, secure aggregation is refused.
     """
 
     needs: ClassVar[frozenset[Knowledge]] = frozenset()  # the first layer's gradient, or that of every layer
@@ -44,9 +46,9 @@ class LinearRecursion(Attack):
         rows = _first_rows(exposure)
         if rows is not None:
             return (
-                _reconstruct_one_sample(exposure, *rows, labels)
+                _reconstruct_one_sample(exposure, rows, labels)
                 if exposure.public.batch_size == 1
-                else _reconstruct_lone_samples(exposure, *rows)
+                else read_lone_samples(exposure, rows, labels)
             )
         head = find_head(exposure)
         links = find_chain(exposure.model, exposure.public.input_shape, head.name)
@@ -63,48 +65,36 @@ class LinearRecursion(Attack):
         return _recurse(exposure, head, links, labels)
 
 
-def _first_rows(exposure: Exposure) -> tuple[Tensor, Tensor] | None:
-    """The gradients (k, d) and (k,) of the layers that take the raw input and have a bias; None if the client sent none."""
+def _first_rows(exposure: Exposure) -> FirstRows | None:
+    """The layers that take the raw input and have a bias; None if the client sent nothing of them."""
     pairs = find_first_layers(exposure.model, exposure.public.input_shape)
-    sent = [
-        (exposure.update[weight].flatten(1), exposure.update[bias]) for weight, bias in pairs if {weight, bias} <= exposure.update.keys()
-    ]
-    sent = [pair for pair in sent if bool(pair[1].any())]
-    return (torch.cat([weight for weight, _ in sent]), torch.cat([bias for _, bias in sent])) if sent else None
+    update = exposure.update
+    sent = [(weight, bias) for weight, bias in pairs if {weight, bias} <= update.keys() and bool(update[bias].any())]
+    return FirstRows(weights=[weight for weight, _ in sent], biases=[bias for _, bias in sent]) if sent else None
 
 
-def _reconstruct_one_sample(exposure: Exposure, weight: Tensor, bias: Tensor, labels: LabelEstimate | None) -> Reconstruction:
+def _reconstruct_one_sample(exposure: Exposure, first: FirstRows, labels: LabelEstimate | None) -> Reconstruction:
     """The least-squares quotient over all rows. Single entries that are exactly zero were withheld and do not count."""
+    weight, bias = first.gradients(exposure)
     gradient, error = weight.double(), bias.double()[:, None]
     there = gradient != 0
     inputs = (gradient * error).sum(0) / (error.square() * there).sum(0).clamp_min(torch.finfo(torch.float64).tiny)  # (d,)
     misfit = float(((gradient - error * inputs) * there).norm() / gradient.norm().clamp_min(1e-300))
     known = torch.tensor([-1], device=weight.device)
+    doubt = "" if misfit <= FITTING_MISFIT else f"the rows of the first layer disagree by {misfit:.2g}: {_WHY_ROWS_DISAGREE}"
+    doubt = doubt or doubt_of_quotients(exposure, first)
     return Reconstruction(
         inputs=inputs.reshape(1, *exposure.public.input_shape).to(weight),
         labels=labels.labels.to(weight.device) if labels is not None and len(labels.labels) == 1 else known,
         objective=misfit,
         normalization=exposure.public.normalization,
-        message=""
-        if misfit <= FITTING_MISFIT
-        else f"the rows of the first layer disagree by {misfit:.2g}: the update was changed or rounded",
+        outcome=Outcome.AMBIGUOUS if doubt else Outcome.COMPLETED,
+        message=doubt,
+        premises=() if doubt else premises_of(exposure.public),
     )
 
 
-def _reconstruct_lone_samples(exposure: Exposure, weight: Tensor, bias: Tensor) -> Reconstruction:
-    public = exposure.public
-    quotients, certain = find_lone_samples(weight, bias, public.input_shape, public.normalization)
-    inputs = quotients[certain].to(weight)
-    count = len(inputs)
-    enough = public.batch_size is not None and count >= public.batch_size
-    return Reconstruction(
-        inputs=inputs,
-        labels=torch.full((count,), -1, device=weight.device),
-        objective=0.0 if count else torch.inf,
-        normalization=public.normalization,
-        outcome=Outcome.COMPLETED if enough else Outcome.PARTIAL if count else Outcome.SINGULAR,
-        message=f"{count} samples fire a neuron of the first layer alone",
-    )
+_WHY_ROWS_DISAGREE = "the update was changed or rounded, or the batch has more than one sample"
 
 
 def _recurse(exposure: Exposure, head: Head, links: list[Link], labels: LabelEstimate | None) -> Reconstruction:
@@ -131,6 +121,7 @@ def _recurse(exposure: Exposure, head: Head, links: list[Link], labels: LabelEst
         normalization=exposure.public.normalization,
         outcome=Outcome.AMBIGUOUS if message else Outcome.COMPLETED,
         message=message,
+        premises=() if message else premises_of(exposure.public),
     )
 
 

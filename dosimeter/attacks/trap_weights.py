@@ -9,13 +9,13 @@ import torch
 from torch import Generator, nn
 
 from dosimeter.engines.bins.trap_rows import TrapLayer, find_first_linear, plant_traps
-from dosimeter.engines.recursion.row_quotients import find_lone_samples
+from dosimeter.engines.recursion.lone_samples import FirstRows, read_lone_samples
 from dosimeter.interfaces import ActiveAttack, Exposure
 from dosimeter.network.input_shape import find_input_shape
 from dosimeter.options import Fraction, NonNegativeInt, PositiveInt
 from dosimeter.randomness import generator
 from dosimeter.registry import ATTACKS
-from dosimeter.types import Knowledge, LabelEstimate, Outcome, Reconstruction, Refused
+from dosimeter.types import Knowledge, LabelEstimate, Reconstruction, Refused
 
 
 @ATTACKS.register("trap_weights")
@@ -26,7 +26,7 @@ class TrapWeights(ActiveAttack):
     Boenisch et al., "When the Curious Abandon Honesty: Federated Learning Is Not Private", IEEE EuroS&P 2023: Section 4.1. Half of each
     row's weights are negative, the others have their magnitudes times s < 1. The quotients of weight and bias gradients are inputs.
     Departures: before convolutions the layer is inserted (the paper rewrites them). By default a natural image fires one row in
-    `expected`. Two agreeing rows or 8-bit levels must confirm a quotient; mixtures have neither. Each `round` has other rows.
+    `expected`. A quotient is claimed only with a proof that it is one sample (`read_lone_samples`). Each `round` has other rows.
     Secure aggregation mixes all clients' samples. After local steps, rows that fire for one sample alone still work.
     """
 
@@ -43,22 +43,11 @@ class TrapWeights(ActiveAttack):
         return plant_traps(model, shape, self.rows, self.scale, self.expected, generator(self.round, "trap weights"))
 
     def __call__(self, exposure: Exposure, labels: LabelEstimate | None, rng: Generator) -> Reconstruction:
-        public = exposure.public
         name = _trapped_layer(exposure)
         if f"{name}.weight" not in exposure.update or f"{name}.bias" not in exposure.update:
             raise Refused(f"trap_weights reads the gradient of {name!r}, and the client withholds it")
-        weight, bias = exposure.update[f"{name}.weight"], exposure.update[f"{name}.bias"]
-        quotients, certain = find_lone_samples(weight, bias, public.input_shape, public.normalization)
-        inputs = quotients[certain].to(weight)
-        left = int((~certain).sum())
-        return Reconstruction(
-            inputs=inputs,
-            labels=torch.full((len(inputs),), -1, device=inputs.device),
-            objective=0.0 if len(inputs) else torch.inf,
-            normalization=public.normalization,
-            outcome=Outcome.PARTIAL if len(inputs) else Outcome.SINGULAR,
-            message=f"{len(inputs)} samples fire a row alone; {left} quotients that nothing confirms are not claimed",
-        )
+        first = FirstRows(weights=[f"{name}.weight"], biases=[f"{name}.bias"])
+        return read_lone_samples(exposure, first, labels, tampered="trap rows")
 
 
 def _trapped_layer(exposure: Exposure) -> str:

@@ -11,9 +11,9 @@ import torch
 from torch import Generator, Tensor, nn
 
 from dosimeter.client.losses import CrossEntropy, Focal
-from dosimeter.engines.bins.replay import takes_local_steps
 from dosimeter.engines.counting.batch_size import declared_or_inferred
 from dosimeter.engines.counting.counts import estimate_of, nearest_counts, whole_number_confidence
+from dosimeter.engines.sample_share import takes_local_steps
 from dosimeter.interfaces import ActiveAttack, Exposure, Loss
 from dosimeter.network.head import Head, find_head
 from dosimeter.network.input_shape import find_head_name, find_input_shape

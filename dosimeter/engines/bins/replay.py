@@ -5,13 +5,13 @@ from __future__ import annotations
 import copy
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from dosimeter.client.training import FedAvg, MeanOfClients, sends_one_gradient
 from dosimeter.engines.bins.inserted_layer import LAYER_STRENGTH, InsertedLayer
 from dosimeter.engines.matching.differentiable import twice_differentiable
 from dosimeter.engines.recursion.levels import snap_to_levels
-from dosimeter.interfaces import Exposure, Training
+from dosimeter.engines.sample_share import mixes_samples, share_of_one_sample
+from dosimeter.interfaces import Exposure
 from dosimeter.network.probing import copied_buffers, forward
 
 CHANCE_TOLERANCE = 5e-3  # over the number of labels: a mixture's weight comes this near to one of theirs once in 100 mixtures
@@ -76,28 +76,7 @@ def replayer_for(exposure: Exposure, layer: InsertedLayer, labels: Tensor | None
     None otherwise, and where the model has no forward-mode derivatives.
     """
     public = exposure.public
-    if public.batch_size is None or not sends_gradient_at_model(public.training) or _mixes_samples(layer.body):
+    if share_of_one_sample(public) is None or mixes_samples(layer.body):
         return None
     replayer = Replayer(exposure, layer, labels)
     return replayer if replayer.is_possible() else None
-
-
-def sends_gradient_at_model(training: Training) -> bool:
-    """Whether the update is the gradient at the received model, of one client or averaged over several."""
-    return sends_one_gradient(training_of_one_client(training))
-
-
-def takes_local_steps(training: Training) -> bool:
-    """Whether the model moves while the client trains."""
-    return isinstance(training_of_one_client(training), FedAvg) and not sends_gradient_at_model(training)
-
-
-def training_of_one_client(training: Training) -> Training:
-    """What each client does under secure aggregation, else the training itself."""
-    return training.each if isinstance(training, MeanOfClients) else training
-
-
-def _mixes_samples(model: nn.Module) -> bool:
-    """Whether batch statistics or dropout make one sample's slope depend on more than the sample."""
-    normed = (nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd)
-    return any(isinstance(module, normed) and module.training for module in model.modules())

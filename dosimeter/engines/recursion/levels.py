@@ -19,7 +19,7 @@ MANY_LEVELS = 32  # different levels in use from which they show one picture
 def are_near_levels(inputs: Tensor, normalization: Normalization, tolerance: Tensor | float = NEAR_LEVEL) -> Tensor:
     """Whether all pixels of each sample (n, channels, ...) lie close to 8-bit levels and are not all equal: (n,)."""
     scaled = to_pixels(inputs, normalization) * LARGEST_LEVEL
-    off = (scaled - scaled.round()).abs().flatten(1).amax(1)
+    off = (scaled - scaled.round().clamp(0, LARGEST_LEVEL)).abs().flatten(1).amax(1)  # beyond black and white there is no level
     return (off < tolerance) & (scaled.flatten(1).amax(1) - scaled.flatten(1).amin(1) > 1)
 
 

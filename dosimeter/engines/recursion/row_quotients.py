@@ -1,6 +1,8 @@
-"""Quotients of a first layer's weight and bias gradients, and which of them are single samples."""
+"""Quotients of a first layer's weight and bias gradients, and which of them agree or lie on the levels of a picture."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -9,40 +11,69 @@ from dosimeter.engines.recursion.levels import are_near_levels, are_single_pictu
 from dosimeter.normalization import input_bounds
 from dosimeter.types import Normalization
 
-SAME_QUOTIENT = 5e-5  # relative distance up to which two quotients are one input; mixtures of the same two samples come near by chance
-SAME_SAMPLE = 0.05  # relative distance up to which two quotients show one sample, the noisier one included
+SAME_QUOTIENT = 5e-5  # relative distance up to which two quotients may be one input
+IN_COLUMN_SPACE = 1e-4  # relative distance up to which shares lie in the column space
+SPARE_ROWS = 8  # beyond the rank, that can show shares to lie outside
+ROUNDINGS = 8  # units in the last place of a row's gradient
 RANGE_SLACK = 0.02  # of the data range: how far outside it an entry may lie
 
 
-def find_lone_samples(
-    weight_gradient: Tensor, bias_gradient: Tensor, shape: tuple[int, ...], normalization: Normalization
-) -> tuple[Tensor, Tensor]:
-    """Distinct inputs (n, *shape) that rows show, and whether each is certain to be one sample (n,).
+@dataclass(frozen=True, kw_only=True)
+class Quotients:
+    """The quotients of rows that lie in the data range.
 
     Row l has the weight gradient Σ δ_il x_i and the bias gradient Σ δ_il. Their quotient is x_i if sample i alone fires neuron l, else a
-    mixture whose shares differ from row to row. A quotient is certainly one sample if two rows agree on it, or if its pixels lie on many
-    of the 256 levels of a picture. Where some quotients lie on levels, one off the levels is a mixture, unless rounding noise hides its
-    levels. Quotients outside the data range are left out.
+    mixture.
     """
+
+    inputs: Tensor  # (n, *shape) float64
+    rows: Tensor  # (n,) the row of each
+    apart: Tensor  # (n, n) distances, relative to the norm of the first
+    pictures: Tensor  # (n,) bool: the pixels lie on many of the 256 levels of a picture
+    mixtures: Tensor  # (n,) bool: the pixels lie off the levels on which others lie, and no noise hides these
+
+    gradients: Tensor  # (k, d + 1) of the weights and biases, all rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def hold(self, shares: Tensor) -> bool:
+        """Whether the shares (k,) of one sample in all rows lie in the column space of the gradients, with enough rows to see it.
+
+        The gradients are Σ δ_i (x_i, 1)ᵀ, so that the shares δ_i of every sample lie in their column space. A mixture fires other neurons
+        than the samples do. Its shares lie outside.
+        """
+        left, strengths, _ = torch.linalg.svd(self.gradients.double(), full_matrices=False)
+        columns = left[:, strengths > ROUNDINGS * torch.finfo(self.gradients.dtype).eps * strengths.max()]
+        if int(self.gradients.any(1).sum()) - columns.shape[1] < SPARE_ROWS:
+            return False
+        outside = shares - columns @ (columns.T @ shares)
+        return float(outside.norm()) <= IN_COLUMN_SPACE * float(shares.norm())
+
+
+def find_quotients(
+    weight_gradient: Tensor, bias_gradient: Tensor, errors: Tensor, shape: tuple[int, ...], normalization: Normalization
+) -> Quotients:
+    """The quotients of gradients (k, d) and (k,), of rows whose relative errors (k,) are small."""
+    noise = ROUNDINGS * torch.finfo(weight_gradient.dtype).eps
     weight, bias = weight_gradient.double(), bias_gradient.double()
-    noise = 8 * torch.finfo(weight_gradient.dtype).eps
-    shown = (bias.abs() > noise * weight.norm(dim=1)) & (weight.norm(dim=1) > 100 * noise * weight.norm(dim=1).max())
-    quotients = (weight[shown] / bias[shown, None]).reshape(-1, *shape)
-    errors = noise * weight[shown].norm(dim=1) / (bias[shown].abs() * weight.shape[1] ** 0.5)  # root mean square an entry
-    low, high = input_bounds(normalization, quotients)
+    sizes = weight.norm(dim=1)
+    shown = (bias.abs() > noise * sizes) & (sizes > 100 * noise * sizes.max()) & (errors <= SAME_QUOTIENT)
+    rows = shown.nonzero().flatten()
+    inputs = (weight[rows] / bias[rows, None]).reshape(-1, *shape)
+    low, high = input_bounds(normalization, inputs)
     slack = RANGE_SLACK * (high - low)
-    inside = ((quotients >= low - slack) & (quotients <= high + slack)).flatten(1).all(1)
-    quotients, errors = quotients[inside], errors[inside]
-    if len(quotients) == 0:
-        return quotients, torch.zeros(0, dtype=torch.bool, device=weight.device)
-    flat = quotients.flatten(1)
+    inside = ((inputs >= low - slack) & (inputs <= high + slack)).flatten(1).all(1)
+    rows, inputs = rows[inside], inputs[inside]
+    flat = inputs.flatten(1)
+    blur = (noise + errors[rows]) * sizes[rows] / (bias[rows].abs() * flat.shape[1] ** 0.5)  # root mean square an entry
     apart = torch.cdist(flat, flat, compute_mode="use_mm_for_euclid_dist") / flat.norm(dim=1)[:, None]  # float64: sound to 1e-7
-    votes = (apart <= SAME_QUOTIENT).sum(1)  # itself among them
-    near = are_near_levels(quotients, normalization)
-    refuted = ~near & near.any() & levels_are_visible(errors, low, high)
-    pictures = are_single_pictures(quotients, normalization, errors, few=have_few_levels(quotients, normalization))
-    certain = pictures | ((votes >= 2) & ~refuted)
-    order = (votes + len(votes) * certain).argsort(descending=True, stable=True)
-    repeats = torch.tril(apart[order][:, order] <= SAME_SAMPLE, -1).any(1)
-    kept = order[~repeats]
-    return quotients[kept], certain[kept]
+    near = are_near_levels(inputs, normalization)
+    return Quotients(
+        inputs=inputs,
+        rows=rows,
+        apart=apart,
+        pictures=are_single_pictures(inputs, normalization, blur, few=have_few_levels(inputs, normalization)),
+        mixtures=~near & near.any() & levels_are_visible(blur, low, high),
+        gradients=torch.cat([weight_gradient, bias_gradient[:, None]], 1),
+    )

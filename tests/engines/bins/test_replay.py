@@ -8,9 +8,6 @@ import dosimeter as dm
 from dosimeter.engines.bins.replay import (
     CHANCE_TOLERANCE,
     replayer_for,
-    sends_gradient_at_model,
-    takes_local_steps,
-    training_of_one_client,
 )
 
 SHAPE, CLASSES = (1, 6, 6), 7
@@ -75,12 +72,3 @@ def test_what_depends_on_other_samples_is_not_replayed(inputs):
         exposed(inputs, labels, training=dm.FedAvg(steps=2, learning_rate=0.1)),
     ):
         assert replayer_for(exposure, exposure.model) is None
-
-
-def test_local_steps_are_told_from_one_gradient():
-    one, several = dm.FedSGD(), dm.FedAvg(steps=3, learning_rate=0.1)
-    assert sends_gradient_at_model(one)
-    assert not takes_local_steps(one)
-    assert takes_local_steps(several)
-    assert not sends_gradient_at_model(several)
-    assert training_of_one_client(several) is several

@@ -1,9 +1,9 @@
-"""Quotients of rows: samples alone are certain, mixtures never are, whether two rows agree on them or not."""
+"""Quotients of rows: which lie in the range, which are pictures by their levels, and what lies in the column space."""
 
 import torch
 
 from dosimeter.engines.recursion.levels import are_near_levels, are_single_pictures, have_few_levels, levels_are_visible, snap_to_levels
-from dosimeter.engines.recursion.row_quotients import find_lone_samples
+from dosimeter.engines.recursion.row_quotients import SAME_QUOTIENT, find_quotients
 from dosimeter.types import Normalization
 
 PIXELS = Normalization()
@@ -14,9 +14,10 @@ def pictures(count: int) -> torch.Tensor:
     return torch.randint(256, (count, 3, 6, 6), generator=torch.Generator().manual_seed(4)) / 255
 
 
-def gradients(shares: torch.Tensor, samples: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """What rows that weigh samples (n, *shape) by `shares` (rows, n) get for their weights and biases, in single precision."""
-    return (shares.double() @ samples.double().flatten(1)).float(), shares.double().sum(1).float()
+def quotients(shares: torch.Tensor, samples: torch.Tensor, errors: torch.Tensor | None = None):
+    """What rows that weigh samples (n, *shape) by `shares` (rows, n) show, in single precision."""
+    weight, bias = (shares.double() @ samples.double().flatten(1)).float(), shares.double().sum(1).float()
+    return find_quotients(weight, bias, torch.zeros(len(shares)) if errors is None else errors, (3, 6, 6), PIXELS)
 
 
 def test_a_sample_lies_on_the_levels_and_a_mixture_between_them() -> None:
@@ -47,15 +48,12 @@ def test_few_levels_tell_nothing_but_black_and_white_alone() -> None:
     assert not have_few_levels(torch.rand(3, 3, 6, 6, generator=rng), PIXELS)  # nothing there lies on levels
 
 
-def test_mixtures_of_few_levels_are_no_samples() -> None:
-    """Of three pictures of 6 levels two fire two rows alone; a mixture, on levels by chance, is shown by one row."""
-    samples = torch.randint(6, (4, 3, 6, 6), generator=torch.Generator().manual_seed(7)) / 5
-    shares = torch.tensor([[1.0, 0, 0, 0], [2.0, 0, 0, 0], [0, 1.0, 0, 0], [0, 3.0, 0, 0], [0, 0, 20 / 51, 31 / 51]])
-    found, certain = find_lone_samples(*gradients(shares, samples), (3, 6, 6), PIXELS)
-    assert len(found) == 3
-    distance = torch.cdist(found[certain].flatten(1), samples.double().flatten(1))
-    assert sorted(distance.argmin(1).tolist()) == [0, 1]
-    assert float(distance.min(1).values.max()) < 1e-5
+def test_a_difference_of_pictures_is_no_picture_though_it_lies_on_whole_numbers() -> None:
+    """1 + 1/255 and −1/255 are whole numbers of levels beyond white and black."""
+    white, other = torch.randint(2, (2, 3, 6, 6), generator=torch.Generator().manual_seed(6)).float()
+    mixture = ((1 + 1 / 255) * white - 1 / 255 * other)[None]
+    assert not are_near_levels(mixture, PIXELS).any()
+    assert not are_single_pictures(mixture, PIXELS, SILENT, few=True).any()
 
 
 def test_levels_show_through_noise_of_a_fiftieth() -> None:
@@ -63,28 +61,36 @@ def test_levels_show_through_noise_of_a_fiftieth() -> None:
     assert levels_are_visible(noise, torch.zeros(1), torch.ones(1)).tolist() == [True, False]
 
 
-def test_a_mixture_that_two_rows_agree_on_is_refuted_by_the_levels_of_the_others() -> None:
+def test_lone_samples_are_pictures_and_mixtures_are_told_apart_by_the_levels_of_the_others() -> None:
     samples = pictures(4)
     shares = torch.tensor([[1.0, 0, 0, 0], [0, 0, 0.3, 0.7], [0, 0, 0.6, 1.4], [0, 2.0, 0, 0]])
-    found, certain = find_lone_samples(*gradients(shares, samples), (3, 6, 6), PIXELS)
-    assert len(found) == 3
-    distance = torch.cdist(found[certain].flatten(1), samples.double().flatten(1))
-    assert int(certain.sum()) == 2
-    assert float(distance.min(1).values.max()) < 1e-5
-    assert sorted(distance.argmin(1).tolist()) == [0, 1]
+    found = quotients(shares, samples)
+    assert found.pictures.tolist() == [True, False, False, True]
+    assert found.mixtures.tolist() == [False, True, True, False]
+    torch.testing.assert_close(found.inputs[[0, 3]], samples[:2].double(), rtol=0, atol=1e-6)
+    assert (found.apart <= SAME_QUOTIENT).sum(1).tolist() == [1, 2, 2, 1]
 
 
-def test_without_levels_two_rows_must_agree() -> None:
-    samples = torch.rand(3, 3, 6, 6, generator=torch.Generator().manual_seed(5))
-    shares = torch.tensor([[1.0, 0, 0], [2.0, 0, 0], [0, 1.0, 0.5], [0, 1.0, 0.9]])
-    found, certain = find_lone_samples(*gradients(shares, samples), (3, 6, 6), PIXELS)
-    assert int(certain.sum()) == 1
-    assert torch.allclose(found[certain][0], samples[0].double(), atol=1e-5)
+def test_mixtures_of_few_levels_are_no_pictures() -> None:
+    """A mixture of two pictures of 6 levels that lies on levels by chance."""
+    samples = torch.randint(6, (4, 3, 6, 6), generator=torch.Generator().manual_seed(7)) / 5
+    shares = torch.tensor([[1.0, 0, 0, 0], [2.0, 0, 0, 0], [0, 1.0, 0, 0], [0, 3.0, 0, 0], [0, 0, 20 / 51, 31 / 51]])
+    assert not quotients(shares, samples).pictures.any()
 
 
-def test_quotients_outside_the_range_and_rows_without_a_gradient_are_left_out() -> None:
+def test_rows_outside_the_range_without_a_gradient_or_with_errors_are_left_out() -> None:
     samples = pictures(2)
-    shares = torch.tensor([[1.0, -0.9], [0.0, 0.0]])
-    found, certain = find_lone_samples(*gradients(shares, samples), (3, 6, 6), PIXELS)
-    assert len(found) == 0
-    assert len(certain) == 0
+    assert len(quotients(torch.tensor([[1.0, -0.9], [0.0, 0.0]]), samples)) == 0
+    shares = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
+    assert quotients(shares, samples).rows.tolist() == [0, 1]
+    assert quotients(shares, samples, torch.tensor([0.0, 1e-3])).rows.tolist() == [0]
+
+
+def test_shares_of_a_sample_lie_in_the_column_space_and_others_do_not() -> None:
+    rng = torch.Generator().manual_seed(8)
+    shares, samples = torch.randn(20, 3, generator=rng), torch.rand(3, 3, 6, 6, generator=rng)
+    found = quotients(shares, samples)
+    assert found.hold(shares[:, 1].double())
+    assert found.hold((2 * shares[:, 0] - shares[:, 2]).double())
+    assert not found.hold(torch.randn(20, generator=rng).double())
+    assert not quotients(shares[:10], samples).hold(shares[:10, 1].double())  # too few rows to see it
