@@ -5,18 +5,21 @@ from __future__ import annotations
 import hashlib
 import math
 import os
+import secrets
+import stat
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
-from threading import get_ident
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
+
+from dosimeter.stopping import stop_if_requested, stop_requested
 
 CHECKPOINT_FOLDER = "checkpoints"  # in a run's own folder
 SECONDS_BETWEEN_CHECKPOINTS = 60.0  # by default
@@ -38,13 +41,36 @@ def fingerprint(*parts: str | Tensor) -> str:
 def atomic_write(path: Path) -> Iterator[Path]:
     """A temporary path to write to. It replaces `path` if the block succeeds; `path` is untouched if the block fails or is killed."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}-{get_ident()}")
+    unfinished = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    os.close(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666))  # no link of this name is followed
     try:
         yield unfinished
         os.replace(unfinished, path)
     except BaseException:
         unfinished.unlink(missing_ok=True)
         raise
+
+
+def refuse_link(path: Path) -> None:
+    """Refuse a symbolic link in a place where Dosimeter writes: the file that it points to is not ours."""
+    if path.is_symlink():
+        raise ValueError(f"{path}: is a symbolic link, which Dosimeter does not write through; remove it or choose another folder")
+
+
+def open_own_file(path: Path) -> int:
+    """The descriptor of a plain file to read and write, made where there is none. Nothing is cut, and no link is followed."""
+    refuse_link(path)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise ValueError(f"{path}: expected a plain file, got a device, a pipe or a folder")
+    return descriptor
+
+
+def remove_file(path: Path) -> None:
+    """Remove a file that `atomic_write` wrote, and what a killed write of it left unfinished."""
+    for file in (path, *path.parent.glob(f".{path.name}.*")):
+        file.unlink(missing_ok=True)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -81,11 +107,13 @@ class CheckpointFile:
 
     @property
     def due(self) -> bool:
-        return time.monotonic() - self._last_saved >= self.every
+        return stop_requested() or time.monotonic() - self._last_saved >= self.every
 
     def save(self, tensors: Mapping[str, Tensor], facts: Mapping[str, str] | None = None) -> None:
+        """Write the state. If a signal has asked the run to stop, the run stops here."""
         write_tensors(self.path, tensors, {**(facts or {}), "key": self.key} if self.key else facts)
         self._last_saved = time.monotonic()
+        stop_if_requested()
 
     def load(self, device: torch.device | str = "cpu") -> tuple[dict[str, Tensor], dict[str, str]] | None:
         """The state that an earlier run saved, or None. A torn file, or a file with another key, is ignored."""
@@ -98,7 +126,7 @@ class CheckpointFile:
         return (tensors, facts) if facts.get("key", "") == self.key else None
 
     def remove(self) -> None:
-        self.path.unlink(missing_ok=True)
+        remove_file(self.path)
 
 
 @dataclass(frozen=True)

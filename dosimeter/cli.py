@@ -3,29 +3,46 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import re
 import sys
 from collections.abc import Sequence
 from typing import Any
 
+from dosimeter.terminal.failures import EXIT_CODES, carry_out, say
 from dosimeter.version import __version__
 
 ASSIGNMENT = re.compile(r"[A-Za-z_][\w.]*=")
+EPILOG: dict[str, Any] = {"epilog": EXIT_CODES, "formatter_class": argparse.RawDescriptionHelpFormatter}
 KINDS = ("labels", "features", "attacks", "defenses", "losses", "trainings", "metrics", "models", "data", "samplers")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; 0 done, 1 a condition of --fail-on was met, 2 bad input, 3 an error stopped the method, 130 interrupted."""
+    """Run one command and return its exit code; `terminal.failures` lists the codes."""
     options = _parse(arguments)
-    try:
+    return carry_out(lambda: _run_command(options), debug=options.debug, resumes=bool(getattr(options, "out", None)))
+
+
+def _run_command(options: argparse.Namespace) -> int:
+    """The command, with leave to import the modules that the command line names. A module that only a file names stays shut."""
+    if not hasattr(options, "allow_code"):
         return options.command(options)
-    except (ValueError, OSError) as error:
-        sys.stderr.write(f"dosimeter: {' '.join(str(error).split())}\n")
-        return 2
-    except KeyboardInterrupt:
-        sys.stderr.write("dosimeter: stopped; the same command goes on where it was\n")
-        return 130
+    from dosimeter.models.named_code import allow_code
+
+    with allow_code({*options.allow_code, *_modules_named(getattr(options, "words", ()))}, announce=functools.cache(say)):
+        return options.command(options)
+
+
+def _modules_named(words: Sequence[str]) -> list[str]:
+    """The modules of models that the words name themselves, as `model=module:function`, or as the model that `inspect` takes."""
+    from dosimeter.config import override
+    from dosimeter.models.named_code import module_of
+
+    assignments = [word for word in words if ASSIGNMENT.match(word)]
+    model = override({}, [word for word in assignments if word.startswith(("model=", "model."))]).get("model")
+    names = [model.get("name") if isinstance(model, dict) else model, *(word for word in words if word not in assignments)]
+    return [module for name in names if (module := module_of(name))]
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -40,7 +57,11 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="dosimeter", description="Measure what a shared gradient gives away.")
+    parser = argparse.ArgumentParser(
+        prog="dosimeter",
+        description="Measure what a shared gradient gives away.",
+        **EPILOG,
+    )
     parser.add_argument("--version", action="version", version=f"dosimeter {__version__}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
 
@@ -48,7 +69,9 @@ def _parser() -> argparse.ArgumentParser:
     audit.add_argument("words", nargs="*", metavar="CONFIG.toml | key=value", help="an audit file, and options that override it")
     audit.add_argument("--out", default="dosimeter-audit", metavar="DIR", help="where records and report go (default: %(default)s)")
     audit.add_argument("--defenses", metavar="all | NAME,...", help="behind these defenses, mild and strong, and what each one costs")
-    audit.add_argument("--fail-on", action="append", default=[], metavar="CONDITION", help="exit 1 where 'inputs.psnr.median > 20', say")
+    audit.add_argument(
+        "--fail-on", action="append", default=[], metavar="CONDITION", help="exit 1 on 'leaked' or 'inputs.psnr.median > 20', say"
+    )
 
     run = _add(commands, "run", _run, "run one experiment")
     run.add_argument("words", nargs="+", metavar="CONFIG.toml | key=value", help="an experiment file, and options that override it")
@@ -79,24 +102,31 @@ def _parser() -> argparse.ArgumentParser:
     generator.add_argument("words", nargs="*", metavar="CONFIG.toml | key=value", help="an audit file, and options that override it")
     generator.add_argument("--out", metavar="FILE", help="where the decoder goes (default: the user's cache, where the attacks look)")
 
+    for named in (audit, run, again, inspect, generator):
+        named.add_argument(
+            "--allow-code", action="append", default=[], metavar="MODULE", help="let the file's model, MODULE:FUNCTION, run its code"
+        )
+
     report = _add(commands, "report", _report, "rebuild the report from records alone")
     report.add_argument("folder", metavar="DIR")
     return parser
 
 
 def _add(commands: Any, name: str, command: Any, help_text: str) -> argparse.ArgumentParser:
-    parser = commands.add_parser(name, help=help_text, description=help_text[0].upper() + help_text[1:] + ".")
+    parser = commands.add_parser(name, help=help_text, description=help_text[0].upper() + help_text[1:] + ".", **EPILOG)
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of a failure (or set DOSIMETER_DEBUG)")
     parser.set_defaults(command=command)
     return parser
 
 
 def _audit(options: argparse.Namespace) -> int:
     from dosimeter.config import construct
+    from dosimeter.report.page import check_report_place
     from dosimeter.runs.audit import AuditConfig, run_suite
     from dosimeter.runs.audited_client import prepare
     from dosimeter.runs.defense_grid import DefenseGrid, grid_of, run_grid
-    from dosimeter.runs.gate import furthest_trip, is_untested, parse_condition
+    from dosimeter.runs.gate import parse_condition
     from dosimeter.terminal.audit import print_audit
     from dosimeter.terminal.progress import progress_bar
 
@@ -107,26 +137,27 @@ def _audit(options: argparse.Namespace) -> int:
         data |= {"grid": grid_of(options.defenses)}
     config = construct(DefenseGrid if "grid" in data else AuditConfig, data)
     client = prepare(config.model, config.data, seed=config.seed, device=config.device)
+    check_report_place(options.out)
     with progress_bar() as progress:
         settings = {"out": options.out, "progress": progress, "checkpoint_every": options.checkpoint_every}
         result = run_grid(client, config, **settings) if isinstance(config, DefenseGrid) else run_suite(client, config, **settings)
     path = result.save(options.out)
-    failures = [str(trip) for condition in conditions if (trip := furthest_trip(condition, result.records))]
+    failures = [failure for condition in conditions if (failure := condition.failure(result.records))]
+    untested = {str(condition): why for condition in conditions if (why := condition.why_untested(result.records))}
     if options.json:
         verdicts = [vars(verdict) for verdict in result.verdicts]
         records = [_without_pictures(record) for record in result.records]
-        _print_json({"verdicts": verdicts, "records": records, "report": str(path), "failures": failures})
+        _print_json({"verdicts": verdicts, "records": records, "report": str(path), "failures": failures, "untested": untested})
     else:
         print_audit(result, path)
+    if conditions and result.resumed:
+        say(f"--fail-on trusts {result.resumed} of {len(result.records)} records as {options.out} holds them; remove it to measure anew")
     for failure in failures:
-        sys.stderr.write(f"dosimeter: {failure}\n")
+        say(failure)
     if failures:
         return 1
-    for condition in conditions:
-        if is_untested(condition, result.records):
-            raise ValueError(
-                f"--fail-on: nothing that ran measures {condition.surface}, so '{condition}' cannot tell a pass from a failure"
-            )
+    for condition, why in untested.items():
+        raise ValueError(f"--fail-on: {why}, so '{condition}' cannot tell a pass from a failure")
     return 0
 
 
@@ -136,7 +167,7 @@ def _run(options: argparse.Namespace) -> int:
     from dosimeter.artefacts import CHECKPOINT_FOLDER, save_checkpoints
     from dosimeter.config import construct
     from dosimeter.progress import listening
-    from dosimeter.records import write_record
+    from dosimeter.records import lock_folder, write_record
     from dosimeter.runs.audited_client import Experiment, prepare
     from dosimeter.runs.experiment import run
     from dosimeter.terminal.progress import step_bar
@@ -147,10 +178,11 @@ def _run(options: argparse.Namespace) -> int:
     config = construct(Experiment, _read_words(options.words))
     client = prepare(config.model, config.data, seed=config.seed, device=config.device)
     folder = Path(options.out) / CHECKPOINT_FOLDER if options.out else None
-    with step_bar() as listener, listening(listener), save_checkpoints(folder, options.checkpoint_every):
-        record = run(client, config.measurement(), raise_refusals=True)
-    if options.out:
-        write_record(options.out, record)
+    with lock_folder(options.out, shared=True):
+        with step_bar() as listener, listening(listener), save_checkpoints(folder, options.checkpoint_every):
+            record = run(client, config.measurement(), raise_refusals=True)
+        if options.out:
+            write_record(options.out, record)
     if options.json:
         _print_json(_without_pictures(record))
     else:
@@ -257,4 +289,6 @@ def _print_json(value: Any) -> None:
 
 
 if __name__ == "__main__":
+    if not sys.flags.safe_path:
+        sys.path.pop(0)  # the working directory, whose files must not shadow installed modules
     sys.exit(main())

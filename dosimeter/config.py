@@ -115,6 +115,8 @@ def _build_method(registry: Registry[Any], data: Any, path: str) -> Any:
 
 
 def _build_table(kind: type, data: Any, path: str) -> Any:
+    if isinstance(data, str) and {"name", "options"} <= {field.name for field in dataclasses.fields(kind)}:
+        data = {"name": data}  # `model = "lenet5"` is short for a table with that name
     if not isinstance(data, dict):
         raise mismatch(path, "a table", data)
     annotations = field_types(kind)

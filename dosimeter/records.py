@@ -1,4 +1,8 @@
-"""Records on disk: append-only JSONL, one line an experiment, so that a killed run resumes without loss or repetition."""
+"""Records on disk: append-only JSONL, one line an experiment, so that a killed run resumes without loss or repetition.
+
+Each line carries a checksum of its content, which tells a damaged or edited record from a whole one. A checksum is no signature:
+whoever can write the file can write a new checksum too.
+"""
 
 from __future__ import annotations
 
@@ -7,47 +11,73 @@ import fcntl
 import json
 import math
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
+from dosimeter.artefacts import CHECKPOINT_FOLDER, fingerprint, open_own_file, refuse_link
 from dosimeter.files import read_file
 from dosimeter.record_schema import parse_record
+from dosimeter.stopping import stop_if_requested
 from dosimeter.types import Record
 
 FILE_NAME = "records.jsonl"
 LOCK_NAME = ".lock"
+CHECKSUM = "checksum"  # the last key of a line
+
+_held: ContextVar[frozenset[Path]] = ContextVar("locked folders", default=frozenset())
+_LINE_BEGINS = re.compile(rb'\{"key": ?"')  # as every line does that `write_record` began
 
 
 def write_record(folder: str | Path, record: Record) -> None:
-    """Append one line, which is on disk when this returns. A torn last line of a killed run is removed first."""
+    """Append one line, which is on disk when this returns. A torn last line of a killed run is removed first.
+
+    A file that Dosimeter did not write, or that is a symbolic link, is refused and stays as it is. If a signal has asked the run
+    to stop, the run stops here.
+    """
     path = Path(folder) / FILE_NAME
     path.parent.mkdir(parents=True, exist_ok=True)
-    line = json.dumps(finite_only(dataclasses.asdict(record)), ensure_ascii=False, allow_nan=False, separators=(",", ":")) + "\n"
-    with path.open("r+b" if path.exists() else "w+b") as file:
+    with os.fdopen(open_own_file(path), "r+b") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        file.seek(_whole_length(file.read()))
-        file.truncate()
-        file.write(line.encode())
+        content = file.read()
+        whole = _whole_length(content, path)
+        _check_ends(content[:whole], path)
+        file.seek(whole)
+        if whole < len(content):
+            file.truncate()
+        file.write(_line_of(record))
         file.flush()
         os.fsync(file.fileno())
+    stop_if_requested()
 
 
 @contextmanager
-def lock_folder(folder: str | Path | None) -> Iterator[None]:
-    """Lock the folder against a second run."""
-    if folder is None:
+def lock_folder(folder: str | Path | None, *, shared: bool = False) -> Iterator[None]:
+    """Lock the folder against other runs; where the lock is `shared`, only against those that want it for themselves.
+
+    A block inside of another one on the same folder needs no lock of its own. A folder in which a link stands in the place of our
+    files is refused here, before anything is computed.
+    """
+    if folder is None or Path(folder).absolute() in _held.get():
         yield
         return
     path = Path(folder) / LOCK_NAME
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as file:
+    for name in (FILE_NAME, CHECKPOINT_FOLDER):
+        refuse_link(Path(folder) / name)
+    with os.fdopen(open_own_file(path), "r+b") as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ValueError(f"{folder}: another run is writing there; wait for it or choose another folder") from None
-        yield
+        token = _held.set(_held.get() | {Path(folder).absolute()})
+        try:
+            yield
+        finally:
+            _held.reset(token)
 
 
 def read_records(folder: str | Path) -> list[Record]:
@@ -57,7 +87,7 @@ def read_records(folder: str | Path) -> list[Record]:
         raise FileNotFoundError(f"{path}: no records there; `dosimeter audit --out {folder}` writes them")
     content = read_file(path)
     records: dict[str, Record] = {}
-    for number, line in enumerate(content[: _whole_length(content)].splitlines(), 1):
+    for number, line in enumerate(content[: _whole_length(content, path)].splitlines(), 1):
         record = _parse_record(line, f"{path}, line {number}")
         records[record.key] = record
     return list(records.values())
@@ -74,22 +104,71 @@ def finite_only(value: Any) -> Any:
     return value
 
 
-def _whole_length(content: bytes) -> int:
-    """The length up to the last line that is whole: it ends in a newline and is JSON."""
+def _line_of(record: Record) -> bytes:
+    """A record as a line of JSON. Characters that UTF-8 lacks, such as halves of surrogate pairs, become question marks."""
+    text = json.dumps(finite_only(dataclasses.asdict(record)), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    content = json.loads(text.encode(errors="replace"))
+    return json.dumps({**content, CHECKSUM: _checksum(content)}, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
+
+
+def _checksum(content: dict[str, Any]) -> str:
+    """A hash of the canonical JSON: keys in order, no spaces."""
+    return fingerprint(json.dumps(content, sort_keys=True, separators=(",", ":")))
+
+
+def _whole_length(content: bytes, path: Path) -> int:
+    """The length up to the last line that is whole: it ends in a newline and is JSON. What follows must be a torn line of ours."""
     length = content.rfind(b"\n") + 1
     last = content[content.rfind(b"\n", 0, max(length - 1, 0)) + 1 : length]
-    try:
-        if last:
-            json.loads(last)
-    except (ValueError, RecursionError):
-        return length - len(last)
+    if last and _json_or_none(last) is None:
+        length -= len(last)
+    torn = content[length:]
+    if torn and not _is_torn_record(torn):
+        raise ValueError(f"{path}: is no records file of Dosimeter: its last line is neither a record nor a part of one")
     return length
+
+
+def _is_torn_record(torn: bytes) -> bool:
+    """Whether these bytes are the beginning of a line that `write_record` wrote. A whole one lacks its newline and has a checksum."""
+    content = _json_or_none(torn)
+    if content is not None:
+        return isinstance(content, dict) and CHECKSUM in content
+    return _LINE_BEGINS.match(torn) is not None or b'{"key":"'.startswith(torn)
+
+
+def _json_or_none(line: bytes) -> Any:
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _check_ends(whole: bytes, path: Path) -> None:
+    """Refuse to append to a file whose first or last line is no record of ours."""
+    lines = whole.splitlines()
+    for line in lines[:1] + lines[-1:]:
+        content = _json_or_none(line)
+        if not isinstance(content, dict) or CHECKSUM not in content:
+            raise ValueError(f"{path}: is no records file of Dosimeter, so nothing is written to it; choose another folder")
 
 
 def _parse_record(line: bytes, where: str) -> Record:
     try:
-        return parse_record(line)
+        content = json.loads(line)
+        if not isinstance(content, dict):
+            raise ValueError("no table")
+        _check_sum(content, content.pop(CHECKSUM, None))
+        return parse_record(json.dumps(content))
+    except RecursionError:
+        raise ValueError(f"{where}: not a record (its lists or tables are nested too deeply)") from None
     except ValueError as error:
         raise ValueError(f"{where}: not a record ({error}); the file was changed by hand or damaged") from None
     except TypeError as error:
         raise ValueError(f"{where}: a record of another version of Dosimeter ({error})") from None
+
+
+def _check_sum(content: dict[str, Any], found: Any) -> None:
+    if found is None:
+        raise ValueError("no checksum")
+    if found != _checksum(content):
+        raise ValueError("the checksum does not fit the content")

@@ -93,7 +93,9 @@ def test_a_checkpoint_is_loaded_under_its_own_key_only(tmp_path: Path) -> None:
     assert CheckpointFile(path).load() is None
     path.write_bytes(b"torn")
     assert CheckpointFile(path, key="one").load() is None
+    (tmp_path / ".run.safetensors.0123").write_bytes(b"half, by a write that was killed")
     CheckpointFile(path).remove()
+    assert list(tmp_path.iterdir()) == []
     assert CheckpointFile(path, key="one").load() is None
 
 

@@ -107,14 +107,14 @@ def test_own_model_weights_and_folder(tmp_path, monkeypatch, capsys):
         (["run", "labels=ilrg", "data.name=no/such/folder"], "no/such/folder"),
         (["run", "labels=ilrg", "data.name=digitz"], "did you mean 'digits'?"),
         (["run", *FAST, "model.name=resnet19"], "model"),
-        (["run", *FAST, "model.name=no_module:build"], "no_module"),
+        (["run", *FAST, "model=no_module:build"], "no_module"),
+        (["run", *FAST, "model=os:system", "model.command=touch x"], "'os:system' is in Python's standard library"),
         (["run", *FAST, "model.weights=none.pt"], "none.pt"),
         (["run", *FAST, "data.batch_size=0"], "data.batch_size: expected a positive int, got 0"),
         (["run", *FAST, "data.batch_size=100000"], "100000"),
         (["run", *FAST, "model.head_bias=false"], "the last layer has no bias"),
         (["audit", "labels=idlg"], "labels"),
         (["run", *FAST, "device=cudaa"], "device: 'cudaa' cannot be used here"),
-        (["run", *FAST, "model.name=torch.nn:Linear", "model.in_features=8", "model.out_features=10"], "model"),
         (["run", *FAST, "--checkpoint-every", "-1"], "checkpoint_every: expected seconds, 0 or more, got -1.0"),
         (["run", *FAST, "--checkpoint-every", "nan"], "checkpoint_every: expected seconds, 0 or more, got nan"),
         (["report", "no-such-folder"], "no records there"),
@@ -147,9 +147,9 @@ def test_a_strange_model_gets_a_sentence(answer, sentence, tmp_path, monkeypatch
     )
     sys.modules.pop("strange_net", None)
     assert main(["run", *FAST, "model.name=strange_net:build"]) == 2
-    error = capsys.readouterr().err
-    assert sentence in error
-    assert error.count("\n") == 1
+    imported, failed = capsys.readouterr().err.splitlines()
+    assert imported == f"dosimeter: imports strange_net from {tmp_path / 'strange_net.py'}"
+    assert sentence in failed
 
 
 def test_double_precision_models_are_audited(tmp_path, monkeypatch, capsys):
@@ -180,7 +180,7 @@ def test_why_an_attack_could_not_run_is_said(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     words = own_network("certain_net", CERTAIN)
     assert main(words) == 2
-    assert capsys.readouterr().err == f"dosimeter: {ZERO_UPDATE}: {ZERO_THEOREM}\n"
+    assert capsys.readouterr().err.endswith(f"\ndosimeter: {ZERO_UPDATE}: {ZERO_THEOREM}\n")
 
 
 CERTAIN = """

@@ -1,8 +1,11 @@
+import json
 import math
+import os
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from dosimeter.records import FILE_NAME, lock_folder, read_records, write_record
+from dosimeter.records import FILE_NAME, LOCK_NAME, lock_folder, read_records, write_record
 from dosimeter.types import Record
 
 
@@ -61,18 +64,99 @@ def test_numbers_that_json_does_not_have_become_null(tmp_path):
     assert read_records(tmp_path)[0].metrics == {"psnr": [1.0, None, None]}
 
 
+def refused_elsewhere(folder, shared=False):
+    """Whether another run, here one of another thread, cannot lock the folder."""
+
+    def lock():
+        with lock_folder(folder, shared=shared):
+            pass
+
+    with ThreadPoolExecutor(1) as other:
+        failure = other.submit(lock).exception()
+    assert failure is None or "another run is writing there" in str(failure)
+    return failure is not None
+
+
 def test_one_run_at_a_time(tmp_path):
-    with lock_folder(tmp_path), pytest.raises(ValueError, match="another run is writing there"), lock_folder(tmp_path):
+    with lock_folder(tmp_path):
+        assert refused_elsewhere(tmp_path)
+        assert refused_elsewhere(tmp_path, shared=True)
+        with lock_folder(tmp_path):  # of the same run
+            assert refused_elsewhere(tmp_path)
+        assert refused_elsewhere(tmp_path)
+    with lock_folder(tmp_path, shared=True):
+        assert not refused_elsewhere(tmp_path, shared=True)
+        assert refused_elsewhere(tmp_path)
+    assert not refused_elsewhere(tmp_path)
+
+
+@pytest.mark.parametrize("name", [LOCK_NAME, FILE_NAME, "checkpoints"])
+def test_no_link_is_followed(name, tmp_path):
+    foreign = tmp_path / "foreign"
+    foreign.write_text("theirs\n")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / name).symlink_to(foreign)
+    with pytest.raises(ValueError, match="is a symbolic link"), lock_folder(tmp_path / "out"):
         pass
+    if name == FILE_NAME:
+        with pytest.raises(ValueError, match="is a symbolic link"):
+            write_record(tmp_path / "out", record("a"))
+    assert foreign.read_text() == "theirs\n"
+
+
+def test_a_lock_file_of_another_program_is_not_cut(tmp_path):
+    (tmp_path / LOCK_NAME).write_text("theirs")
     with lock_folder(tmp_path):
         write_record(tmp_path, record("a"))
+    assert (tmp_path / LOCK_NAME).read_text() == "theirs"
+
+
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / FILE_NAME)
+    with pytest.raises(ValueError, match="expected a plain file"):
+        write_record(tmp_path, record("a"))
+
+
+@pytest.mark.parametrize(
+    "content", ["a note", "a note\n", '{"a": 1}', '{"a": 1}\n', "[1]\n", '{"key": "x"}', "1\n2", "\0", '{"key": "x"}\n']
+)
+def test_a_file_that_dosimeter_did_not_write_is_refused_and_stays_as_it_is(content, tmp_path):
+    (tmp_path / FILE_NAME).write_text(content)
+    with pytest.raises(ValueError, match="no records file of Dosimeter"):
+        write_record(tmp_path, record("a"))
+    with pytest.raises(ValueError, match=r"no records file of Dosimeter|not a record"):
+        read_records(tmp_path)
+    assert (tmp_path / FILE_NAME).read_text() == content
+
+
+def test_an_edited_record_is_refused_with_its_line(tmp_path):
+    for key in "abc":
+        write_record(tmp_path, record(key))
+    path = tmp_path / FILE_NAME
+    lines = path.read_text().splitlines()
+    edited = {
+        "no checksum": {name: value for name, value in json.loads(lines[1]).items() if name != "checksum"},
+        "the checksum does not fit": json.loads(lines[1]) | {"metrics": {"insacc": [0.0]}},
+    }
+    for problem, content in edited.items():
+        path.write_text("\n".join([lines[0], json.dumps(content), lines[2]]) + "\n")
+        with pytest.raises(ValueError, match=f"line 2: .*{problem}"):
+            read_records(tmp_path)
+    same = dict(reversed(json.loads(lines[1]).items()))  # other spaces and another order are the same record
+    path.write_text("\n".join([lines[0], json.dumps(same, indent=None), lines[2]]) + "\n")
+    assert read_records(tmp_path) == [record(key) for key in "abc"]
+
+
+def test_a_character_that_utf8_lacks_does_not_stop_the_record(tmp_path):
+    write_record(tmp_path, record("a", reason="\udcff ε"))
+    assert read_records(tmp_path)[0].reason == "? ε"
 
 
 def test_refusals(tmp_path):
     with pytest.raises(FileNotFoundError, match="no records there"):
         read_records(tmp_path)
-    (tmp_path / FILE_NAME).write_text('{"key": "1"}\n{"key": "2"}\n')
-    with pytest.raises(ValueError, match="line 1: a record of another version"):
+    (tmp_path / FILE_NAME).write_text('{"key": 1}\n{"key": 2}\n')
+    with pytest.raises(ValueError, match=r"line 1: not a record \(no checksum\)"):
         read_records(tmp_path)
     write_record(tmp_path / "x", record("a"))
     damaged = b"not json\n" + (tmp_path / "x" / FILE_NAME).read_bytes()

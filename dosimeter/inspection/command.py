@@ -28,9 +28,9 @@ def run_inspect(words: Sequence[str], *, reference: str | None = None, data: str
     """Inspect the model that the words name and print the findings. Returns 1 where it is suspicious, else 0.
 
     The first word is a TOML file with an audit's [model] table, an architecture's name, or `module:function`. The others
-    override the table, as in `model.weights=received.safetensors model.classes=100`. `reference` is the weights file of the
-    round before, for the same architecture. `data` are the client's images. A model that cannot be inspected raises a
-    ValueError or an OSError with one sentence, since a traceback would end with the exit code of a suspicious model.
+    override the table, as in `model.weights=received.safetensors model.classes=100`. Code that the table names runs only where
+    `allow_code` allows its module. `reference` is the weights file of the round before, for the same architecture. `data` are the
+    client's images. A model that cannot be inspected raises a ValueError or an OSError with one sentence.
     """
     try:
         found = _inspect_named(words, reference, data)

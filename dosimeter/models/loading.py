@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+from dosimeter.models.named_code import find_function, first_sentence, working_directory_last
 from dosimeter.models.weight_files import read_tensors
 from dosimeter.options import NonNegativeInt, OptionError, check_fields
 from dosimeter.randomness import generator
@@ -42,35 +40,13 @@ class ModelConfig:
 def load_model(name: str, options: Mapping[str, Any], weights: str | Path | None, seed: int) -> nn.Module:
     """A model by registry name or `module:function`, drawn from `seed` alone, then filled from `weights` where given.
 
-    The global random state is left as it was. `module:function` is looked for in the current directory, then among the
-    installed packages, and called with `options`.
+    The global random state is left as it was. `module:function` is called with `options`, where `allow_code` allows its module.
     """
     with _seed_from(seed):
         model = _call(name, dict(options)) if ":" in name else MODELS.construct(name, dict(options), "model")
     if weights is not None:
         load_weights(model, weights)
     return model
-
-
-def find_function(name: str) -> Callable[..., Any]:
-    """The function that `module:function` names."""
-    module_name, _, function_name = name.partition(":")
-    if not module_name or not function_name:
-        raise OptionError("model", f"expected a registered name or module:function, got {name!r}")
-    with _current_directory_first():
-        try:
-            module = importlib.import_module(module_name)
-        except Exception as error:
-            where = f"from {Path.cwd()} or the installed packages"
-            raise OptionError("model", f"cannot import {module_name!r} {where}: {_sentence(error)}") from error
-    if not hasattr(module, function_name):
-        close = get_close_matches(function_name, vars(module), 1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
-        raise OptionError("model", f"the module {module_name!r} has no {function_name!r}{hint}")
-    function = getattr(module, function_name)
-    if not callable(function):
-        raise OptionError("model", f"expected {name!r} to be a function that returns a torch.nn.Module, got {type(function).__name__}")
-    return function
 
 
 def load_weights(model: nn.Module, path: str | Path) -> None:
@@ -108,12 +84,12 @@ def fill(model: nn.Module, state: dict[str, Tensor], path: str | Path) -> None:
 
 def _call(name: str, options: dict[str, Any]) -> nn.Module:
     function = find_function(name)
-    with _current_directory_first():
+    with working_directory_last():
         try:
             model = function(**options)
         except Exception as error:
             given = ", ".join(f"{key}={value!r}" for key, value in options.items())
-            raise OptionError("model", f"{name} failed when called with ({given}): {_sentence(error)}") from error
+            raise OptionError("model", f"{name} failed when called with ({given}): {first_sentence(error)}") from error
     if not isinstance(model, nn.Module):
         raise OptionError("model", f"{name} must return a torch.nn.Module, got {type(model).__name__}")
     return model
@@ -152,21 +128,5 @@ def _seed_from(seed: int) -> Iterator[None]:
         yield
 
 
-@contextmanager
-def _current_directory_first() -> Iterator[None]:
-    before = list(sys.path)
-    sys.path.insert(0, str(Path.cwd()))
-    importlib.invalidate_caches()
-    try:
-        yield
-    finally:
-        sys.path[:] = before
-
-
 def _first_names(names: list[str]) -> str:
     return ", ".join(names[:NAMES_SHOWN]) + (", ..." if len(names) > NAMES_SHOWN else "")
-
-
-def _sentence(error: BaseException) -> str:
-    text = str(error).strip()
-    return text.splitlines()[0] if text else type(error).__name__

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dosimeter.artefacts import write_text
+from dosimeter.artefacts import refuse_link, write_text
 from dosimeter.numbers import duration, percent, times
 from dosimeter.records import read_records
 from dosimeter.report import words
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
 FILE_NAME = "report.html"
+GENERATOR_MARK = b'<meta name="generator" content="Dosimeter '  # in the head of every report
+BYTES_BEFORE_MARK = 4096  # at most
 
 
 def render(records: Sequence[Record], title: str | None = None) -> str:
@@ -66,8 +68,17 @@ def render(records: Sequence[Record], title: str | None = None) -> str:
 
 def write_report(folder: str | Path) -> Path:
     """Write `report.html` from the folder's records, completely or not at all."""
-    path = Path(folder) / FILE_NAME
+    path = check_report_place(folder)
     write_text(path, render(read_records(folder)))
+    return path
+
+
+def check_report_place(folder: str | Path) -> Path:
+    """The path of a folder's report. Another file of this name, which Dosimeter did not write, is refused."""
+    path = Path(folder) / FILE_NAME
+    refuse_link(path)
+    if path.exists() and (not path.is_file() or GENERATOR_MARK not in path.open("rb").read(BYTES_BEFORE_MARK)):
+        raise ValueError(f"{path}: was not written by Dosimeter and is not overwritten; move it or choose another folder")
     return path
 
 

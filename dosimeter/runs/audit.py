@@ -71,6 +71,7 @@ class Audit:
     """The records of an audit and the verdicts on them."""
 
     records: tuple[Record, ...]
+    resumed: int = 0  # of these, how many an earlier run had left in the folder
 
     @property
     def verdicts(self) -> list[SurfaceVerdict]:
@@ -158,12 +159,15 @@ def run_suite(
     countering = [attack for attack in attacks if suite.adaptive and adapt(attack, exposure).changed]
     total = len(labels) + len(features) + len(attacks) + len(countering)
     folder = None if out is None else Path(out)
-    known = known_records(folder, client, *beside)
+    known: dict[str, Record] = {}
     records: list[Record] = []
+    resumed: list[Record] = []
 
     def carry_out(measurement: Measurement) -> Record:
         record = known.get(key_of(client, measurement))
-        if record is None or record.outcome == Outcome.CRASHED:
+        if record is not None and record.outcome != Outcome.CRASHED:
+            resumed.append(record)
+        else:
             with listening(_listener(progress, measurement, len(records), total)):
                 record = _run_or_record_crash(client, measurement, attempts)
             if folder:
@@ -172,6 +176,7 @@ def run_suite(
         return record
 
     with lock_folder(folder), save_checkpoints(folder / CHECKPOINT_FOLDER if folder else None, checkpoint_every):
+        known |= known_records(folder, client, *beside)
         protocol = {name: getattr(suite, name) for name in Protocol.__dataclass_fields__}
         recovered = [(recovery, carry_out(Measurement(**protocol, labels=recovery))) for recovery in labels]
         source = "given" if suite.attack_labels == "given" else _label_source(recovered, suite.defenses if suite.adaptive else ())
@@ -183,7 +188,7 @@ def run_suite(
             if attack in countering:
                 carry_out(Measurement(**protocol, labels=wanted, attack=attack, adaptive=True))
             carry_out(Measurement(**protocol, labels=wanted, attack=attack))
-    return Audit(records=tuple(records))
+    return Audit(records=tuple(records), resumed=len(resumed))
 
 
 def _is_granted(method: LabelRecovery, exposure: Exposure) -> bool:

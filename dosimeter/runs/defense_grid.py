@@ -17,7 +17,7 @@ from dosimeter.models.loading import ModelConfig
 from dosimeter.options import OptionError, PositiveInt
 from dosimeter.progress import Listener, listening
 from dosimeter.randomness import generator
-from dosimeter.records import write_record
+from dosimeter.records import lock_folder, write_record
 from dosimeter.registry import DEFENSES, attack, defense, feature_recovery, label_recovery, options_of
 from dosimeter.runs.audit import Audit, AuditConfig, Progress, Suite, known_records, run_suite
 from dosimeter.runs.audited_client import DataConfig, fingerprints_of
@@ -111,8 +111,19 @@ def run_grid(
 ) -> Audit:
     """Audit the client behind every cell's defenses and measure their cost. Records that the folder `out` holds are not made again."""
     folder = None if out is None else Path(out)
+    with lock_folder(folder):
+        return _run_cells(client, grid, folder, progress, checkpoint_every)
+
+
+def _run_cells(
+    client: AuditedClient,
+    grid: DefenseGrid,
+    folder: Path | None,
+    progress: Callable[[Progress], None] | None,
+    checkpoint_every: float | None,
+) -> Audit:
     suite: dict[str, Any] = {item.name: getattr(grid, item.name) for item in fields(Suite)}
-    cells, records = grid.cells, []
+    cells, records, resumed = grid.cells, [], 0
     clients = _audited_clients(client, grid)
     undefended: Record | None = None
     for number, defenses in enumerate(cells):
@@ -124,14 +135,16 @@ def run_grid(
                 seeded = replace(protocol, seed=protocol.seed + draw)
                 found = run_suite(drawn, seeded, out=folder, progress=shown, checkpoint_every=checkpoint_every, beside=clients)
                 records.extend(found.records)
+                resumed += found.resumed
         except Refused as refused:
             if number == 0:
                 raise
             refusal = str(refused)
-        cost = _utility_record(clients, protocol, grid.federation, folder, undefended, refusal, shown)
+        cost, was_known = _utility_record(clients, protocol, grid.federation, folder, undefended, refusal, shown)
         undefended = undefended or cost
         records.append(cost)
-    return Audit(records=tuple(records))
+        resumed += was_known
+    return Audit(records=tuple(records), resumed=resumed)
 
 
 def _with_counters(suite: Suite) -> Suite:
@@ -168,14 +181,14 @@ def _utility_record(
     undefended: Record | None,
     refusal: str,
     progress: Callable[[Progress], None] | None,
-) -> Record:
-    """The record of what these defenses cost, measured here or read from the folder."""
+) -> tuple[Record, bool]:
+    """The record of what these defenses cost, measured here or read from the folder; and whether it was read."""
     client = clients[0]
     plain = Protocol(**{item.name: getattr(protocol, item.name) for item in fields(Protocol)})
     config = {"subject": describe(client.description), **describe(plain), UTILITY: describe(federation)}
     record = known_records(folder, *clients).get(digest(config))
     if record is not None and record.outcome != Outcome.CRASHED:
-        return record
+        return record, True
     began = time.perf_counter()
     with listening(None if progress is None else _listener(progress)):
         found = _failure_fields(Outcome.NOT_ATTEMPTED, refusal) if refusal else _measure_cost(client, plain, federation, undefended)
@@ -195,7 +208,7 @@ def _utility_record(
     )
     if folder:
         write_record(folder, record)
-    return record
+    return record, False
 
 
 def _measure_cost(client: AuditedClient, protocol: Protocol, federation: Federation, undefended: Record | None) -> dict[str, Any]:

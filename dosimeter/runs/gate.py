@@ -1,4 +1,7 @@
-"""Conditions under which an audit fails, for continuous integration: `inputs.psnr.median > 20`."""
+"""Conditions under which an audit fails, for continuous integration: `leaked`, or `inputs.psnr.median > 20`.
+
+A condition that nothing measured is neither met nor missed: `why_untested` says so, and the command ends with exit code 2.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +13,21 @@ from dataclasses import dataclass
 
 from dosimeter.registry import METRICS
 from dosimeter.surfaces.intervals import summarize
+from dosimeter.surfaces.judging import judge_surfaces
 from dosimeter.surfaces.surface import surface_names
 from dosimeter.surfaces.verdicts import UTILITY, Verdict, verdict_of
 from dosimeter.types import Record
 
-GRAMMAR = "surface.metric.statistic OP number, such as 'inputs.psnr.median > 20'"
+GRAMMAR = "leaked, surface.leaked, or surface.metric.statistic OP number, such as 'inputs.psnr.median > 20'"
 COSTS = {"accuracy": True, "accuracy_kept": True, "update_bytes": False, "bytes_ratio": False, "update_seconds": False}
 COSTS |= {"time_ratio": False, "epsilon": False}  # metrics of utility records, and whether more is better
 OPERATORS: dict[str, Callable[[float, float], bool]] = {">": operator.gt, ">=": operator.ge, "<": operator.lt, "<=": operator.le}
 STATISTICS = ("median", "min", "max")
 
+ANSWERS = (Verdict.LEAKED, Verdict.NOT_SHOWN, Verdict.IMPOSSIBLE)  # verdicts that rest on a method that ran, or on a theorem
+REASONS_SHOWN = 3  # in the sentence on what nothing measured
+
+_LEAKED = re.compile(r"\s*(?:(\w+)\.)?leaked\s*")
 _CONDITION = re.compile(r"\s*(\w+)\.(\w+)\.(\w+)\s*(>=|<=|>|<)\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*")
 
 
@@ -52,6 +60,47 @@ class Condition:
             return None
         return (min if self.statistic == "min" else max)(known)
 
+    def failure(self, records: Sequence[Record]) -> str | None:
+        """A sentence on the record that crosses the bound furthest, or None."""
+        trip = furthest_trip(self, records)
+        return None if trip is None else str(trip)
+
+    def why_untested(self, records: Sequence[Record]) -> str | None:
+        """Why no record has the metric and none proves the surface closed, so that the condition is neither met nor missed; else None."""
+        of_surface = [record for record in records if record.surface == self.surface]
+        if any(record.metrics.get(self.metric) or _is_closed(record) for record in of_surface):
+            return None
+        return _nothing_measures(f"{self.surface}.{self.metric}", [_why_absent(record, self.metric) for record in of_surface])
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeakCondition:
+    """The verdict "leaked" on one surface, or on any."""
+
+    surface: str | None
+
+    def __str__(self) -> str:
+        return "leaked" if self.surface is None else f"{self.surface}.leaked"
+
+    def failure(self, records: Sequence[Record]) -> str | None:
+        """A sentence on the surface that leaked, or None."""
+        for verdict in judge_surfaces(records):
+            if verdict.verdict == Verdict.LEAKED and self.surface in (None, verdict.surface):
+                return f"failed on {self}: {verdict.surface} leaked ({verdict.method}): {verdict.reason}"
+        return None
+
+    def why_untested(self, records: Sequence[Record]) -> str | None:
+        """Why the verdict on a surface rests neither on a method that ran nor on a theorem; None where it does.
+
+        Without a surface, all that the audit tried must have an answer.
+        """
+        tried = dict.fromkeys(record.surface for record in records if record.surface != UTILITY)
+        for surface in tried or ["anything"] if self.surface is None else [self.surface]:
+            of_surface = [record for record in records if record.surface == surface]
+            if not any(verdict_of(record) in ANSWERS for record in of_surface):
+                return _nothing_measures(surface, [_why_absent(record, "") for record in of_surface])
+        return None
+
 
 @dataclass(frozen=True, kw_only=True)
 class Trip:
@@ -66,8 +115,12 @@ class Trip:
         return f"failed on {self.condition}: {self.record.method} gave {self.value:.4g} (behind {defenses})"
 
 
-def parse_condition(text: str) -> Condition:
-    """The condition that a text spells out, such as `inputs.psnr.median > 20`."""
+def parse_condition(text: str) -> Condition | LeakCondition:
+    """The condition that a text spells out, such as `leaked` or `inputs.psnr.median > 20`."""
+    if leaked := _LEAKED.fullmatch(text):
+        if leaked[1] is not None and leaked[1] not in surface_names():
+            raise ValueError(f"--fail-on: expected a surface out of {', '.join(surface_names())}, got {leaked[1]!r}")
+        return LeakCondition(surface=leaked[1])
     found = _CONDITION.fullmatch(text)
     if found is None:
         raise ValueError(f"--fail-on: expected {GRAMMAR}, got {text!r}")
@@ -83,16 +136,6 @@ def parse_condition(text: str) -> Condition:
     return Condition(surface=surface, metric=metric, statistic=statistic, comparison=comparison, bound=float(bound))
 
 
-def is_untested(condition: Condition, records: Sequence[Record]) -> bool:
-    """Whether no record has the condition's metric and none proves its surface closed, so that the condition is neither met nor missed."""
-    of_surface = [record for record in records if record.surface == condition.surface]
-    return not any(condition.metric in record.metrics or _is_closed(record) for record in of_surface)
-
-
-def _is_closed(record: Record) -> bool:
-    return record.surface != UTILITY and verdict_of(record) is Verdict.IMPOSSIBLE
-
-
 def furthest_trip(condition: Condition, records: Sequence[Record]) -> Trip | None:
     """The record of any method and setting that crosses the bound furthest, or None."""
     crossed = [
@@ -101,3 +144,18 @@ def furthest_trip(condition: Condition, records: Sequence[Record]) -> Trip | Non
         if (value := condition.value(record)) is not None and OPERATORS[condition.comparison](value, condition.bound)
     ]
     return max(crossed, key=lambda trip: abs(trip.value - condition.bound), default=None)
+
+
+def _is_closed(record: Record) -> bool:
+    return record.surface != UTILITY and verdict_of(record) is Verdict.IMPOSSIBLE
+
+
+def _nothing_measures(what: str, reasons: Sequence[str]) -> str:
+    shown = list(dict.fromkeys(reasons))[:REASONS_SHOWN]
+    return f"nothing that ran measures {what}" + (f" ({'; '.join(shown)})" if shown else "")
+
+
+def _why_absent(record: Record, metric: str) -> str:
+    unavailable = record.details.get("unavailable")
+    reason = unavailable.get(metric) if isinstance(unavailable, dict) else None
+    return f"{record.method}: {reason or record.reason}"

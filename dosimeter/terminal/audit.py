@@ -16,13 +16,14 @@ from dosimeter.runs.audit import Audit
 from dosimeter.surfaces.judging import gravity
 from dosimeter.surfaces.surface import surface_named, surface_names
 from dosimeter.surfaces.verdicts import Verdict, premises_sentence, verdict_of
+from dosimeter.terminal.console import plain_console
 from dosimeter.terminal.record import COLOURS, short, summary_of, verdict_line
 from dosimeter.types import Record
 
 
 def print_audit(result: Audit, report: Path) -> None:
     """The verdict on every surface with its methods, or with the cells of a grid of defenses; then the report's path."""
-    console = Console()
+    console = plain_console()
     costs = tradeoff(result.records)
     for verdict in result.verdicts:
         console.print(verdict_line(verdict.surface, verdict.verdict, verdict.method, verdict.reason))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from rich.console import Console
 from rich.text import Text
+
+from dosimeter.terminal.console import plain_console
 
 
 def print_catalogue(entries: list[dict[str, Any]]) -> None:
-    console = Console()
+    console = plain_console()
     kind = None
     for entry in entries:
         if entry["kind"] != kind:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from dosimeter.registry import METRICS
 from dosimeter.surfaces.intervals import Summary, summarize
 from dosimeter.surfaces.verdicts import Verdict, premises_sentence, verdict_of
+from dosimeter.terminal.console import plain_console
 from dosimeter.types import Record
 
 COLOURS = {
@@ -21,7 +21,7 @@ COLOURS = {
 
 
 def print_record(record: Record) -> None:
-    console = Console()
+    console = plain_console()
     console.print(verdict_line(record.surface, verdict_of(record), record.method, record.reason))
     if premises := premises_sentence(record):
         console.print(Text(premises, "dim"))

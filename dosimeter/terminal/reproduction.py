@@ -8,6 +8,7 @@ from rich.text import Text
 
 from dosimeter.runs.reproduction.comparing import Agreement
 from dosimeter.runs.reproduction.reproduce import Reproduction
+from dosimeter.terminal.console import plain_console
 from dosimeter.terminal.record import short
 
 AGREEMENT_COLOURS = {Agreement.REPRODUCED: "green", Agreement.UNPUBLISHED: "dim", Agreement.SKIPPED: "dim"}  # others: yellow
@@ -16,7 +17,7 @@ UNBOUNDED_WIDTH = 10_000  # characters that no table's line has
 
 def print_tables(tables: list[dict[str, str]]) -> None:
     """Every table that can be carried out, by the key that names it."""
-    console = Console()
+    console = plain_console()
     for table in tables:
         console.print(Text.assemble((table["table"], "bold"), f"  {table['title']}"), soft_wrap=True)
         console.print(Text(f"      {table['source']}", "dim"), soft_wrap=True)
@@ -24,7 +25,7 @@ def print_tables(tables: list[dict[str, str]]) -> None:
 
 def print_reproduction(result: Reproduction) -> None:
     """Published beside measured, each with its verdict; then the laws, and every departure from the paper."""
-    console = Console()
+    console = plain_console()
     console.print(Text.assemble((f"{result.table}: {result.title}", "bold"), f" ({result.profile} profile)"), soft_wrap=True)
     console.print(Text(f"{result.source}. {result.published}.", "dim"), soft_wrap=True)
     table = Table(box=None, padding=(0, 2, 0, 0))
@@ -61,5 +62,5 @@ def print_reproduction(result: Reproduction) -> None:
 def _print_whole(console: Console, table: Table) -> None:
     """Print a table without truncation: folded on a terminal, at full width into a pipe or a file."""
     if not console.is_terminal:
-        console = Console(width=console.measure(table, options=console.options.update(max_width=UNBOUNDED_WIDTH)).maximum)
+        console = plain_console(width=console.measure(table, options=console.options.update(max_width=UNBOUNDED_WIDTH)).maximum)
     console.print(table)

@@ -2,7 +2,7 @@ import dataclasses
 
 import pytest
 
-from dosimeter.runs.gate import furthest_trip, is_untested, parse_condition
+from dosimeter.runs.gate import furthest_trip, parse_condition
 from dosimeter.types import Record
 
 BLANK = Record(
@@ -69,11 +69,13 @@ def test_costs_can_be_gated_too():
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("", "expected surface.metric.statistic OP number"),
-        ("inputs.psnr > 20", "expected surface.metric.statistic OP number"),
-        ("inputs.psnr.median = 20", "expected surface.metric.statistic OP number"),
-        ("inputs.psnr.median > twenty", "expected surface.metric.statistic OP number"),
-        ("inputs.psnr.median > 20 or 1", "expected surface.metric.statistic OP number"),
+        ("", "expected leaked, surface.leaked, or surface.metric.statistic OP number"),
+        ("inputs.psnr > 20", "expected leaked"),
+        ("inputs.psnr.median = 20", "expected leaked"),
+        ("inputs.psnr.median > twenty", "expected leaked"),
+        ("inputs.psnr.median > 20 or 1", "expected leaked"),
+        ("leaked > 1", "expected leaked"),
+        ("pictures.leaked", "expected a surface out of labels, features, inputs"),
         ("pictures.psnr.median > 20", "expected a surface out of labels, features, inputs, utility, got 'pictures'"),
         ("inputs.insacc.median > 20", "expected a metric of inputs out of"),
         ("utility.psnr.median > 20", "expected a metric of utility out of accuracy"),
@@ -92,17 +94,61 @@ def test_a_defense_that_promises_nothing_has_no_finite_epsilon():
     assert furthest_trip(parse_condition("utility.epsilon.max > 1"), [defended]) is not None
 
 
-def test_a_surface_that_nothing_measured_is_no_pass():
-    condition = parse_condition("inputs.psnr.median > 20")
-    assert is_untested(condition, [record("labels", "ilrg", insacc=[1.0])])
-    assert not is_untested(condition, [record(psnr=[1.0])])
+NOT_MEASURED = {"crashed": "not measured", "not attempted": "not attempted", "impossible": "impossible here"}  # without a theorem
 
 
-def test_what_was_not_attempted_is_no_pass_and_a_theorem_is_one():
+def unmeasured(outcome, surface="inputs", method="dlg"):
+    """The record of a method that gave nothing to score."""
+    return dataclasses.replace(record(surface, method), outcome=outcome, verdict=NOT_MEASURED[outcome], reason=f"it {outcome}")
+
+
+def shown(surface, verdict, **metrics):
+    return dataclasses.replace(record(surface, "ilrg", **metrics), verdict=verdict, reason="so it is")
+
+
+def test_a_metric_that_nothing_measured_is_no_pass():
     condition = parse_condition("inputs.psnr.median > 20")
-    refused = dataclasses.replace(record(), outcome="not attempted", verdict="not attempted")
-    assert is_untested(condition, [refused])
-    assert is_untested(condition, [dataclasses.replace(refused, outcome="impossible", verdict="impossible here")])
-    proved = dataclasses.replace(refused, outcome="impossible", verdict="impossible here", details={"theorem": "zero is zero"})
-    assert not is_untested(condition, [proved])
-    assert is_untested(parse_condition("utility.accuracy.median < 0.8"), [dataclasses.replace(record("utility"), verdict="")])
+    assert condition.why_untested([record("labels", "ilrg", insacc=[1.0])]) == "nothing that ran measures inputs.psnr"
+    assert condition.why_untested([record(psnr=[1.0])]) is None
+    assert condition.why_untested([record(psnr=[1.0]), unmeasured("crashed")]) is None
+    for outcome in NOT_MEASURED:
+        found = [unmeasured(outcome), record("labels", "ilrg", insacc=[1.0])]
+        assert condition.why_untested(found) == f"nothing that ran measures inputs.psnr (dlg: it {outcome})"
+        assert condition.failure(found) is None
+
+
+def test_a_metric_without_weights_is_no_pass():
+    weightless = dataclasses.replace(record(psnr=[30.0]), details={"unavailable": {"lpips": "no weights"}})
+    why = parse_condition("inputs.lpips.median < 0.1").why_untested([weightless])
+    assert why == "nothing that ran measures inputs.lpips (dlg: no weights)"
+
+
+def test_leaked_is_the_verdict_of_any_surface_or_of_one():
+    records = [shown("labels", "leaked", insacc=[1.0]), shown("inputs", "not shown at this budget", psnr=[8.0])]
+    assert parse_condition("leaked").failure(records) == "failed on leaked: labels leaked (ilrg): so it is"
+    assert parse_condition(" labels.leaked ").failure(records) == "failed on labels.leaked: labels leaked (ilrg): so it is"
+    assert parse_condition("inputs.leaked").failure(records) is None
+    assert parse_condition("inputs.leaked").why_untested(records) is None
+    assert parse_condition("leaked").failure(records[1:]) is None
+
+
+@pytest.mark.parametrize("outcome", NOT_MEASURED)
+def test_leaked_needs_a_method_that_ran(outcome):
+    alone = [unmeasured(outcome)]
+    for text in ("leaked", "inputs.leaked"):
+        assert parse_condition(text).failure(alone) is None
+        assert parse_condition(text).why_untested(alone) == f"nothing that ran measures inputs (dlg: it {outcome})"
+    assert parse_condition("labels.leaked").why_untested(alone) == "nothing that ran measures labels"
+    beside = [*alone, shown("labels", "not shown at this budget", insacc=[0.1])]
+    assert parse_condition("labels.leaked").why_untested(beside) is None
+    assert parse_condition("leaked").why_untested(beside) == f"nothing that ran measures inputs (dlg: it {outcome})"
+    assert parse_condition("leaked").why_untested([]) == "nothing that ran measures anything"
+
+
+def test_a_theorem_is_an_answer():
+    proved = dataclasses.replace(unmeasured("impossible"), details={"theorem": "zero is zero"})
+    for text in ("inputs.psnr.median > 20", "inputs.leaked", "leaked"):
+        assert parse_condition(text).why_untested([proved, unmeasured("not attempted")]) is None
+        assert parse_condition(text).failure([proved]) is None
+    cost = dataclasses.replace(record("utility"), verdict="")
+    assert parse_condition("utility.accuracy.median < 0.8").why_untested([cost]) == "nothing that ran measures utility.accuracy (dlg: )"

@@ -19,6 +19,7 @@ from dosimeter.engines.decoder.target import Target
 from dosimeter.engines.decoder.train import DecoderSettings, train_decoder
 from dosimeter.interfaces import Exposure
 from dosimeter.normalization import to_pixels
+from dosimeter.stopping import saving_before_stop
 from dosimeter.types import Refused
 
 KIND = "dosimeter decoder"
@@ -66,7 +67,8 @@ def train_or_load(
         if all(found.facts.get(name) == json.dumps(value) for name, value in depends.items()):
             return found
     keep = CheckpointFile(path.with_suffix(".progress"), SECONDS_BETWEEN_SAVES, digest(depends))
-    result = train_decoder(target, pixels, settings, keep, start=None if start is None else start.decoder)
+    with saving_before_stop():
+        result = train_decoder(target, pixels, settings, keep, start=None if start is None else start.decoder)
     shape = result.decoder.shape
     facts = {name: json.dumps(value) for name, value in depends.items()}
     facts |= {"kind": KIND, "shape": json.dumps(vars(shape)), "mode": "train" if target.train_mode else "eval"}

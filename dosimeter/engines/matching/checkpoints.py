@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from dosimeter.artefacts import atomic_write, checkpoint_file, fingerprint, saves_checkpoints
+from dosimeter.artefacts import atomic_write, checkpoint_file, fingerprint, remove_file, saves_checkpoints
 from dosimeter.engines.matching.recipe import Recipe
 from dosimeter.interfaces import Exposure
 from dosimeter.normalization import to_pixels
+from dosimeter.stopping import saving_before_stop
 from dosimeter.types import Normalization, Update
 
 SAME_UPDATE = 1e-3  # of a layer's norm: updates no further apart are one update, computed twice
@@ -42,6 +44,10 @@ class Checkpoint:
         norms = self.sketch[:, :1]
         return tensors if bool((difference <= SAME_UPDATE * (norms + SAME_UPDATE * norms.max())).all()) else None
 
+    def saving_before_stop(self) -> AbstractContextManager[None]:
+        """Inside this block, a signal waits for the next checkpoint, where there are checkpoints."""
+        return nullcontext() if self.file is None else saving_before_stop()
+
     @property
     def due(self) -> bool:
         return self.file is not None and self.file.due
@@ -57,7 +63,7 @@ class Checkpoint:
         """The run is done: nothing is left to resume, and its pictures are in its record."""
         if self.file is not None:
             self.file.remove()
-            self.file.path.with_suffix(".png").unlink(missing_ok=True)
+            remove_file(self.file.path.with_suffix(".png"))
 
 
 def write_preview(samples: Tensor, normalization: Normalization, file: Path) -> None:

@@ -17,6 +17,7 @@ from dosimeter.engines.matching.result import best_inputs
 from dosimeter.engines.matching.state import State, end_trial, forget_best_objective, keep_best, move, restore, to_tensors, trial_ends
 from dosimeter.engines.matching.terms import TermSchedule
 from dosimeter.progress import advance
+from dosimeter.stopping import stop_requested
 
 PULSE = 10  # steps between two looks at the numbers, each of which waits for the device
 FALL, FALL_BEFORE_RESTART = 0.999, 0.9  # of the lowest objective: less counts as better; with fresh starts waiting, slow progress does not
@@ -40,7 +41,7 @@ def descend(problem: Problem, state: State, rng: Generator, checkpoint: Checkpoi
     evaluator, schedule = choose(problem, state.variables), TermSchedule(problem)
     while state.step < recipe.steps:
         looks = state.step % PULSE == 0
-        if looks and checkpoint.due:
+        if checkpoint.due and (looks or stop_requested()):
             checkpoint.save(to_tensors(state, rng), best_inputs(problem, state))
         if problem.begins_phase(state.step):
             forget_best_objective(state)

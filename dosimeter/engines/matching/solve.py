@@ -57,7 +57,8 @@ def _carry_out(problem: Problem, state: State, rng: Generator) -> tuple[Reconstr
     """One descent to its end: what it found, and the recipe for another round where it stalled with steps left."""
     began = time.monotonic()
     checkpoint = Checkpoint(problem.exposure, problem.recipe, state.variables, problem.guess.targets)
-    evaluator, stop = descend(problem, state, rng, checkpoint)
+    with checkpoint.saving_before_stop():
+        evaluator, stop = descend(problem, state, rng, checkpoint)
     found = make_reconstruction(problem, state, evaluator, stop.reason if stop else "")
     checkpoint.remove()
     stalled = stop is not None and stop.stalled

@@ -10,7 +10,7 @@ from typing import Any
 from dosimeter.config import describe, digest
 from dosimeter.engines.decoder.decoding import DecodingAttack
 from dosimeter.interfaces import Exposure, Tampering
-from dosimeter.records import FILE_NAME, read_records, write_record
+from dosimeter.records import FILE_NAME, lock_folder, read_records, write_record
 from dosimeter.runs.decoder_training import train_decoder_of
 from dosimeter.runs.experiment import expose, run
 from dosimeter.runs.measurement import AuditedClient, Measurement, Protocol
@@ -52,7 +52,11 @@ def reproduce(
     """Run the trials that the folder `out` does not hold already. Each record is written as soon as it is made."""
     table = replace(table, rows=tuple(_at_hand(row, library) for row in table.rows))
     _check(table, library)
-    folder = None if out is None else Path(out)
+    with lock_folder(out):
+        return _reproduce(table, library, None if out is None else Path(out), device, progress)
+
+
+def _reproduce(table: Table, library: Library, folder: Path | None, device: str, progress: Progress | None) -> Reproduction:
     known, asked = _known_records(folder), _asked_quantities(table)
     side_measures = tuple(name for name in SIDE_MEASURES if name in asked)
     if "lpips" in asked:

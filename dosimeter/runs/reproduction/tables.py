@@ -17,10 +17,11 @@ from dosimeter.options import Fraction, NonNegativeFloat, NonNegativeInt, Option
 from dosimeter.runs.measurement import Measurement
 from dosimeter.types import Normalization
 
-FOLDERS = (  # here, beside the package's source, or where the wheel puts them
-    Path("papers"),
-    Path(__file__).resolve().parents[3] / "papers",
-    Path(sysconfig.get_path("data")) / "share" / "dosimeter" / "papers",
+SOURCE = Path(__file__).resolve().parents[3]
+SCHEMES = (sysconfig.get_default_scheme(), sysconfig.get_preferred_scheme("user"))
+FOLDERS = (  # of the installation: beside the package's source, or where pip puts a wheel's data; never the working directory
+    *((SOURCE / "papers",) if (SOURCE / "pyproject.toml").is_file() else ()),
+    *(Path(sysconfig.get_path("data", scheme)) / "share" / "dosimeter" / "papers" for scheme in SCHEMES),
 )
 
 
@@ -161,10 +162,10 @@ def summaries() -> list[dict[str, str]]:
 
 
 def read_table(key: str, *, quick: bool = False) -> Table:
-    """The table of a key, or of the user's own TOML file."""
+    """The table of a key, which comes with the installation, or of the user's own file, whose path ends in .toml."""
     files = table_files()
     path = files.get(key) or Path(key)
-    if key not in files and not path.is_file():
+    if key not in files and not (path.suffix == ".toml" and path.is_file()):
         there = ", ".join(files) or f"none in {_search_path()}"
         raise FileNotFoundError(f"{key}: no such table; there are: {there}")
     try:
