@@ -88,6 +88,7 @@ def test_a_table_of_ones_own_runs_no_code_either(folder, capsys):
     assert "add --allow-code strange_model" in capsys.readouterr().err
     assert not Path("trace").exists()
     assert main(["reproduce", "table.toml", "--allow-code", "strange_model"]) == 0
+    assert len(read_records(Path("dosimeter-reproduction", folder.name, "table"))) == 1
 
 
 def test_local_files_shadow_no_installed_module(folder):

@@ -169,7 +169,7 @@ def read_table(key: str, *, quick: bool = False) -> Table:
         there = ", ".join(files) or f"none in {_search_path()}"
         raise FileNotFoundError(f"{key}: no such table; there are: {there}")
     try:
-        return parse_table(read_toml(path), key if key in files else f"{path.parent.name}/{path.stem}", quick=quick)
+        return parse_table(read_toml(path), key if key in files else f"{path.resolve().parent.name or 'own'}/{path.stem}", quick=quick)
     except OptionError as error:
         raise OptionError(f"{path}: {error.path}", error.problem) from None
 
