@@ -150,10 +150,10 @@ def _audit(options: argparse.Namespace) -> int:
         _print_json({"verdicts": verdicts, "records": records, "report": str(path), "failures": failures, "untested": untested})
     else:
         print_audit(result, path)
-    if conditions and result.resumed:
-        say(f"--fail-on trusts {result.resumed} of {len(result.records)} records as {options.out} holds them; remove it to measure anew")
     for failure in failures:
         say(failure)
+    if conditions and result.resumed:
+        say(f"--fail-on trusts {result.resumed} of {len(result.records)} records as {options.out} holds them; remove it to measure anew")
     if failures:
         return 1
     for condition, why in untested.items():
