@@ -152,10 +152,10 @@ def _audit(options: argparse.Namespace) -> int:
         print_audit(result, path)
     for failure in failures:
         say(failure)
-    if conditions and result.resumed:
-        say(f"--fail-on trusts {result.resumed} of {len(result.records)} records as {options.out} holds them; remove it to measure anew")
     if failures:
         return 1
+    if conditions and result.resumed:
+        say(f"--fail-on trusts {result.resumed} of {len(result.records)} records as {options.out} holds them; remove it to measure anew")
     for condition, why in untested.items():
         raise ValueError(f"--fail-on: {why}, so '{condition}' cannot tell a pass from a failure")
     return 0
