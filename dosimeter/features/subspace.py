@@ -7,16 +7,17 @@ from dataclasses import dataclass
 import torch
 from torch import Generator
 
-from dosimeter.client.training import sends_one_gradient
-from dosimeter.engines.subspace.distortion import unmodelled
+from dosimeter.engines.premises import premises_of
 from dosimeter.engines.subspace.guesses import add_likely_guesses
 from dosimeter.engines.subspace.problem import Targets, counter_of, separate_head
 from dosimeter.engines.subspace.verdict import Separation
-from dosimeter.interfaces import Defense, Exposure, FeatureRecovery
+from dosimeter.interfaces import Defense, Exposure, FeatureRecovery, Public
 from dosimeter.network.head import Head, find_head
 from dosimeter.options import NonNegativeInt, PositiveInt
 from dosimeter.registry import FEATURES
 from dosimeter.types import FeatureEstimate, Knowledge, LabelEstimate, Outcome
+
+COPIES = "samples that count as copies are equal: two samples of one label whose logits are equal have the gradient of their mean"
 
 
 @FEATURES.register("subspace")
@@ -46,7 +47,7 @@ class Subspace(FeatureRecovery):
             exposure, head, labels, rng, method=self.name, attempts=self.attempts, starts=self.starts, targets=self.targets
         )
         found, likely = add_likely_guesses(proved, exposure, head, labels)
-        outcome, message = _verdict(found, proved.rank, exposure, head)
+        outcome, message = _verdict(found, proved.rank, head)
         message = message if likely is None else f"{message}; {likely.sentence}"
         if labels is not None and (unknown := int((labels.labels < 0).sum())):
             message += f"; {unknown} of {len(labels.labels)} labels were given as unknown, −1"
@@ -61,6 +62,7 @@ class Subspace(FeatureRecovery):
             soft=None if found.soft is None else found.soft[each].to(dtype),
             batch_size=int(found.times.sum()) if found.complete else found.rank or None,
             complete=found.complete,
+            premises=_premises(found, exposure.public),
             outcome=outcome,
             message=message,
         )
@@ -71,13 +73,18 @@ class Subspace(FeatureRecovery):
         return counter_of(self.name, defense) or super().counter(defense)
 
 
-def _verdict(found: Separation, dimensions: int, exposure: Exposure, head: Head) -> tuple[Outcome, str]:
+def _premises(found: Separation, public: Public) -> tuple[str, ...]:
+    """What the certificates take for granted. A sample that occurs once is proved to be one; of copies, only the mean is."""
+    if not bool(found.certified.any()):
+        return ()
+    several = bool((found.times[found.certified] > 1).any()) or public.batch_size is None
+    return (*premises_of(public), *((COPIES,) if several else ()))
+
+
+def _verdict(found: Separation, dimensions: int, head: Head) -> tuple[Outcome, str]:
     certified, rank = int(found.certified.sum()), found.rank
-    if not sends_one_gradient(exposure.public.training):
-        return Outcome.PARTIAL, f"guesses only: the update sums gradients of {exposure.public.training.name}'s local steps"
-    assert head.weight_gradient is not None
-    if changing := unmodelled(head.weight_gradient, exposure.public):
-        return Outcome.PARTIAL, f"guesses only: {changing} changes the gradient's entries in a way that is not modelled"
+    if found.doubt:
+        return Outcome.PARTIAL, f"guesses only: {found.doubt}"
     if rank == 0:
         return Outcome.SINGULAR, "no direction of the head's gradient stands above its noise"
     if found.complete:

@@ -12,7 +12,7 @@ from torch.nn.functional import one_hot
 from dosimeter.client.losses import CrossEntropy
 from dosimeter.client.training import sends_one_gradient
 from dosimeter.engines.subspace.certificate import PAIR_FREEDOM
-from dosimeter.engines.subspace.distortion import distortion_of, unmodelled
+from dosimeter.engines.subspace.distortion import distortion_of, missing_noise, unmodelled
 from dosimeter.engines.subspace.equations import Equations, build_equations, mean_coordinates
 from dosimeter.engines.subspace.search import search_from_extreme_rows
 from dosimeter.engines.subspace.separate import Effort, separate, spare_equations
@@ -62,9 +62,20 @@ def separate_head(
     if targets == "any" and distortion_of(gradient, public) is not None:
         targets = "declared"  # a distorted gradient fits any kind of target
     result = _separate_any_targets(problem) if targets == "any" else problem.separate(targets)
-    if not sends_one_gradient(public.training) or unmodelled(gradient, public):
-        result = replace(result, certified=torch.zeros_like(result.certified))
+    if doubt := doubt_of(equations, gradient, public):
+        result = replace(result, certified=torch.zeros_like(result.certified), doubt=doubt)
     return result
+
+
+def doubt_of(equations: Equations, gradient: Tensor, public: Public) -> str:
+    """Why the update (C, H) is no proof, whatever fits it: what is declared forbids one, or the update refutes what is declared."""
+    if not sends_one_gradient(public.training):
+        return f"the update sums gradients of {public.training.name}'s local steps"
+    if changing := unmodelled(gradient, public):
+        return f"{changing} changes the gradient's entries in a way that is not modelled"
+    if equations.spectrum.crowded:
+        return f"the gradient has more dimensions than the {public.batch_size} samples declared, and no independent noise explains them"
+    return missing_noise(gradient, public)
 
 
 def find_sure_samples(exposure: Exposure, head: Head, rng: Generator, *, method: str) -> tuple[Tensor, Tensor]:

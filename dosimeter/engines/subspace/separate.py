@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Generator, Tensor
 
-from dosimeter.engines.subspace.certificate import LARGEST_MISFIT, Assessment, assess
+from dosimeter.engines.subspace.certificate import DEVIATIONS, LARGEST_MISFIT, Assessment, assess
 from dosimeter.engines.subspace.equations import (
     Equations,
     mean_coordinates,
@@ -20,6 +20,7 @@ from dosimeter.engines.subspace.equations import (
     whole_span,
 )
 from dosimeter.engines.subspace.joint import fit_batch, guess_batch
+from dosimeter.engines.subspace.rival_labels import label_margins
 from dosimeter.engines.subspace.search import Candidates, candidates_at, missing_counts, search
 from dosimeter.engines.subspace.single import linear_scan, polish, solve
 from dosimeter.engines.subspace.verdict import (
@@ -156,6 +157,7 @@ def _separate_with_counts(equations: Equations, start: Tensor, counts: Tensor | 
     t, labels, single = t[keep], labels[keep], _select(single, keep)
     trusted = (single.error_bar <= LARGEST_ERROR_BAR) & single.isolated & (single.misfit < LARGEST_MISFIT)
     trusted &= single.mass_bar <= SHARE_TOLERANCE * single.mass  # else the number of times that it occurs is unknown
+    trusted = _with_sure_labels(equations, t, labels, single, trusted)
     if equations.blends:
         trusted &= single.second_bar <= LARGEST_ERROR_BAR / 2
         trusted &= (single.second_share >= -single.second_bar) & (single.second_share <= 1 + single.second_bar)
@@ -211,6 +213,13 @@ def _separate_jointly(
     mass_each = torch.full_like(joint.error_bar, joint.mass)
     exactly = torch.zeros_like(mass_each)  # the fit assumes that every sample occurs once
     return judge(equations, joint.t, labels, residual, joint.error_bar, joint.isolated, mass_each, exactly, trusted, plan.facts)
+
+
+def _with_sure_labels(equations: Equations, t: Tensor, labels: Tensor, single: Assessment, trusted: Tensor) -> Tensor:
+    """The trusted solutions whose labels fit better than every other label by `DEVIATIONS`: (n,) bool."""
+    chosen = trusted.nonzero()[:, 0]
+    sure = label_margins(equations, t[chosen], labels[chosen]) >= DEVIATIONS * single.misfit[chosen].clamp_min(1).sqrt()
+    return trusted.index_fill(0, chosen[~sure], False)
 
 
 def spare_equations(equations: Equations) -> int:

@@ -80,7 +80,7 @@ def solve(equations: Equations, span: Span, t: Tensor, labels: Tensor, *, iterat
 
     The residual is relative because the plain one vanishes trivially where softmax(z) reaches the label (rgla's "twin data").
     """
-    chunk = _chunk(span, t)
+    chunk = chunk_size(span, t)
     pieces = [
         minimise(_RelativeResidual(equations=equations, span=span, labels=names), starts, Damping(), iterations=iterations)
         for starts, names in zip(t.split(chunk), labels.split(chunk))
@@ -95,20 +95,20 @@ def polish(equations: Equations, span: Span, t: Tensor, labels: Tensor, *, steps
     """
     for _ in range(steps):
         t = newton_step(equations, span, t, labels)
-    chunk = _chunk(span, t)
+    chunk = chunk_size(span, t)
     pieces = zip(t.split(chunk), labels.split(chunk))
     return t, torch.cat([_slopes_and_inverse(equations, span, probabilities(equations, span, a), b)[1] for a, b in pieces])
 
 
 def newton_step(equations: Equations, span: Span, t: Tensor, labels: Tensor) -> Tensor:
     """One undamped Gauss–Newton step on the plain residual; no step where the slopes are singular."""
-    chunk = _chunk(span, t)
+    chunk = chunk_size(span, t)
     return torch.cat([_newton_step(equations, span, a, b) for a, b in zip(t.split(chunk), labels.split(chunk))])
 
 
 def sensitivities(equations: Equations, t: Tensor, labels: Tensor, inverse: Tensor) -> Tensor:
     """The squared length by which one unit in each equation moves a feature: columns of S A⁺, A the projected slopes: (n, C)."""
-    span, chunk, values = whole_span(equations), _chunk(whole_span(equations), t), equations.spectrum.values
+    span, chunk, values = whole_span(equations), chunk_size(whole_span(equations), t), equations.spectrum.values
     pieces = []
     for piece, names, factor in zip(t.split(chunk), labels.split(chunk), inverse.split(chunk)):
         slope = slopes(equations, span, probabilities(equations, span, piece), names)
@@ -117,7 +117,7 @@ def sensitivities(equations: Equations, t: Tensor, labels: Tensor, inverse: Tens
     return torch.cat(pieces) if pieces else t.new_empty(0, equations.classes)
 
 
-def _chunk(span: Span, t: Tensor) -> int:
+def chunk_size(span: Span, t: Tensor) -> int:
     """The number of starts that fit into one (starts, classes, rank) tensor."""
     return max(1, LARGEST_TENSOR.get(t.device.type, 2**24) // max(span.logits.numel(), 1))
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Generator, Tensor
 
 ROUNDING_SLACK = 8.0  # rounding noise over that of one rounding: matrix products round many partial sums
 NOISE_SLACK = 1.3  # threshold over the edge of a white spectrum, since real noise fluctuates and is not exactly white
+STRUCTURE_SLACK = 3.0  # the same, for what cannot be noise: pruning and quantisation are not white, and stay below
 FIRST_SKETCH_WIDTH = 32  # columns of the first random sketch
 SPARE_COLUMNS = 16  # columns more than the rank, at least
 
@@ -27,6 +28,7 @@ class Spectrum:
     below: float  # the largest singular value that counts as noise
     informative: int  # rows that exceed their noise
     additive: bool  # the noise exceeds rounding
+    crowded: bool = False  # more directions than samples are declared stand above any noise, so that something declared is wrong
 
     @property
     def rank(self) -> int:
@@ -46,7 +48,8 @@ def factor(gradient: Tensor, unit: float, rng: Generator, *, at_most: int | None
 
     Each row is first divided by its own noise. Rounding is relative, so the small rows of absent classes are far more precise than the
     rows of present ones. Added noise shows in the sum of the rows, which is zero for every loss of softmax outputs; it is taken to be
-    equally large in every row. A batch of `at_most` samples cannot have a higher rank, so anything beyond counts as noise.
+    equally large in every row. A batch of `at_most` samples cannot have a higher rank, so anything beyond counts as noise. If it is
+    larger than independent noise of the size that the sum shows, the spectrum is `crowded`.
     """
     rounding = _rounding_noise(gradient, unit)  # (C,)
     added = added_noise(gradient)
@@ -54,7 +57,7 @@ def factor(gradient: Tensor, unit: float, rng: Generator, *, at_most: int | None
         spectrum = _sketch_spectrum(gradient, rounding, rng, at_most) or _decompose_spectrum(gradient, rounding)
         if at_most is None or spectrum.rank <= at_most:
             return spectrum
-    return _decompose_spectrum(gradient, (rounding.square() + added**2).sqrt(), added=added, at_most=at_most)
+    return _decompose_spectrum(gradient, rounding, added=added, at_most=at_most)
 
 
 def added_noise(gradient: Tensor) -> float:
@@ -113,17 +116,24 @@ def _sketch_spectrum(gradient: Tensor, rounding: Tensor, rng: Generator, expecte
     return None
 
 
-def _decompose_spectrum(gradient: Tensor, row_noise: Tensor, *, added: float = 0.0, at_most: int | None = None) -> Spectrum:
+def _decompose_spectrum(gradient: Tensor, rounding: Tensor, *, added: float = 0.0, at_most: int | None = None) -> Spectrum:
     """The signal by a full decomposition. With `added` noise, the signal is what exceeds the edge of a white spectrum."""
     rows, columns = gradient.shape
+    row_noise = (rounding.square() + added**2).sqrt()
     scale = float(row_noise.median())
     weights = scale / row_noise
     left, values, right = _decompose(weights[:, None] * gradient)
     over = NOISE_SLACK * noise_edge(scale, rows, columns) if added else _threshold(values, scale, rows, columns)
     rank = int((values > over).sum())
-    rank = rank if at_most is None else min(rank, at_most)
+    crowded = False
+    if at_most is not None and at_most < rank:
+        largest_noise = max(
+            STRUCTURE_SLACK * noise_edge(scale, rows, columns), _threshold(values, float((weights * rounding).median()), rows, columns)
+        )
+        rank, crowded = at_most, float(values[at_most]) > largest_noise
     noise = max(_noise_of_tail(values, rank, rows, columns), scale)
-    return _build_spectrum(weights, left, values, right, rank, noise, rows, columns, additive=added > 0)
+    spectrum = _build_spectrum(weights, left, values, right, rank, noise, rows, columns, additive=added > 0)
+    return replace(spectrum, crowded=crowded)
 
 
 def _decompose(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:

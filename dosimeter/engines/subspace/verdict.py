@@ -31,6 +31,7 @@ class Separation:
     rank: int
     soft: Tensor | None = None  # (n, C) the target that the loss aims at, where that is not one class
     batch_size: int | None = None  # as declared, or the least that the shares allow; None where neither is known
+    doubt: str = ""  # why nothing is certified whatever fits, "" where nothing speaks against it
 
     @property
     def complete(self) -> bool:

@@ -1,11 +1,14 @@
 """What the defenses in force leave unsaid of a layer."""
 
+from dataclasses import dataclass
+
 import pytest
 import torch
 from torch import nn
 
 import dosimeter as dm
-from dosimeter.engines.subspace.distortion import distortion_of
+from dosimeter.defenses.outgoing import OutgoingDefense, live_entries
+from dosimeter.engines.subspace.distortion import distortion_of, missing_noise
 from dosimeter.network.head import find_head
 
 
@@ -74,3 +77,43 @@ def test_nothing_is_said_where_no_entry_is_distorted(defenses):
     _, change, public = sent(*defenses)
     assert distortion_of(change, public) is None
     assert distortion_of(None, public) is None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quiet(OutgoingDefense):
+    """Declares noise of `std`, and adds a `share` of it."""
+
+    std: float
+    share: float
+
+    def protect(self, update, rng):
+        return {name: change + self.share * self.std * torch.randn(change.shape, generator=rng) for name, change in update.items()}
+
+    def distorts(self):
+        return True
+
+    def distortion(self, change, public):
+        return live_entries(change, noise=self.std)
+
+    def scaling(self):
+        return "none"
+
+
+@pytest.mark.parametrize(
+    ("defenses", "missing"),
+    [
+        ((), False),
+        ((Quiet(std=1e-3, share=1.0),), False),
+        ((Quiet(std=1e-3, share=0.0),), True),
+        ((Quiet(std=1e-3, share=0.2),), True),
+        ((Quiet(std=1e-12, share=0.0),), False),  # rounding hides as much
+        ((Quiet(std=1e-3, share=1.0), dm.defense("clipping", max_norm=1e-3)), False),  # scaled down after it was added
+        ((dm.defense("clipping", max_norm=1e-3), Quiet(std=1e-3, share=0.0)), True),
+        ((dm.defense("gaussian_noise", std=1e-3), dm.defense("pruning", ratio=0.9)), False),
+        ((dm.defense("laplace_noise", scale=1e-3),), False),
+        ((dm.defense("quantisation", bits=8),), False),
+    ],
+)
+def test_declared_noise_must_show_in_the_sum_of_the_rows(defenses, missing):
+    _, change, public = sent(*defenses)
+    assert bool(missing_noise(change.double(), public)) == missing

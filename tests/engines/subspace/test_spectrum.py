@@ -46,6 +46,15 @@ def test_a_declared_batch_size_bounds_the_rank(rng):
     assert found.noise > 1e-2
 
 
+def test_directions_beyond_the_declared_size_are_noise_only_if_noise_can_be_that_large(rng):
+    signal = product(9, 60, 80, torch.float64)
+    noise = torch.randn(60, 80, generator=rng, dtype=torch.float64)
+    assert factor(signal.float().double(), rounding_unit(signal.float()), rng, at_most=6).crowded
+    assert factor(signal + 0.01 * noise, rounding_unit(signal), rng, at_most=6).crowded  # three samples more than declared
+    assert not factor(signal + 0.01 * noise, rounding_unit(signal), rng, at_most=9).crowded
+    assert not factor(signal + 3.0 * noise, rounding_unit(signal), rng, at_most=6).crowded  # the noise hides them
+
+
 def test_the_numbers_in_use_are_found_out():
     values = torch.randn(10, 10)
     assert rounding_unit(values) == torch.finfo(torch.float32).eps / 2
