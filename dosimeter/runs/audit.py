@@ -155,8 +155,9 @@ def run_suite(
     exposure = expose(client, suite, client.batch)  # a client that cannot be audited is refused here, before anything is written
     if labels or features:
         _require_head(client, suite)
-    attempts = sum(_is_granted(recovery, exposure) for recovery in labels)  # the verdict on labels corrects for this number
     countering = [attack for attack in attacks if suite.adaptive and adapt(attack, exposure).changed]
+    attempts = {"labels": sum(_is_granted(recovery, exposure) for recovery in labels)}  # the verdict on a surface corrects for its number
+    attempts |= {"features": len(features), "inputs": len(attacks) + len(countering)}
     total = len(labels) + len(features) + len(attacks) + len(countering)
     folder = None if out is None else Path(out)
     known: dict[str, Record] = {}
@@ -169,7 +170,7 @@ def run_suite(
             resumed.append(record)
         else:
             with listening(_listener(progress, measurement, len(records), total)):
-                record = _run_or_record_crash(client, measurement, attempts)
+                record = _run_or_record_crash(client, measurement, attempts[measurement.surface])
             if folder:
                 write_record(folder, record)
         records.append(record)

@@ -21,6 +21,7 @@ from dosimeter.options import NonNegativeInt, OptionError, PositiveInt, check_fi
 from dosimeter.progress import advance
 from dosimeter.randomness import generator
 from dosimeter.registry import MODELS, options_of
+from dosimeter.runs.foreign import other_samples
 from dosimeter.runs.measurement import AuditedClient, Measurement
 from dosimeter.types import Batch, Normalization
 
@@ -86,7 +87,7 @@ def prepare(model_config: ModelConfig, data_config: DataConfig, *, seed: int = 0
     return AuditedClient(
         model=model,
         batch=private_batch,
-        foreign=batch(foreign) if len(foreign) else None,
+        foreign=batch(foreign) if len(foreign) else _stand_in(private_batch, None, normalization),
         auxiliary=granted,
         reference=batch(public[:MOST_ACCURACY_IMAGES]) if granted is None and len(public) else None,
         pool=batch(public[:MOST_POOL_IMAGES]) if len(public) else None,
@@ -143,13 +144,12 @@ def check_device(device: str) -> None:
 
 
 def _stand_in(batch: Batch, auxiliary: Batch | None, normalization: Normalization) -> Batch:
-    """A foreign batch where the caller gives none: auxiliary samples, or noise with the labels shifted by one sample."""
+    """A foreign batch where the caller gives none: auxiliary samples, or drawn ones with the labels shifted by one sample."""
     size = len(batch.inputs)
     if auxiliary is not None and len(auxiliary.inputs) >= size:
         return Batch(auxiliary.inputs[-size:], auxiliary.targets[-size:])
-    rng = generator(0, "foreign noise")
-    noise = torch.rand(batch.inputs.shape, generator=rng).to(batch.inputs)
-    return Batch(from_pixels(noise, normalization), batch.targets.roll(1, 0))
+    samples = other_samples(batch, None, normalization, generator(0, "foreign samples"))
+    return Batch(samples, batch.targets.roll(1, 0))
 
 
 def fingerprints_of(model: nn.Module, batch: Batch) -> dict[str, Any]:

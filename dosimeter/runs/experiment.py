@@ -13,6 +13,7 @@ from dosimeter.client.observe import observe
 from dosimeter.engines.adaptation import adapt
 from dosimeter.engines.needs import check_possible
 from dosimeter.interfaces import Defense, Exposure, LabelRecovery
+from dosimeter.runs.foreign import foreign_batches
 from dosimeter.runs.measurement import AuditedClient, Measurement, Protocol, identity_of
 from dosimeter.runs.server import run_attack, run_feature_recovery, run_label_recovery
 from dosimeter.surfaces.scores import Scores
@@ -36,7 +37,7 @@ def run(
 ) -> Record:
     """Carry out one measurement and return its record. A refusal gives a record too, unless `raise_refusals` is set.
 
-    `attempts` is the number of methods tried on the same labels. The verdict on labels corrects for it.
+    `attempts` is the number of methods tried on the same surface. The verdict corrects for it.
     `exposure` is what `expose` gave for this client and protocol, where several measurements share it.
     """
     if measurement.method is None:
@@ -64,8 +65,8 @@ def run(
         if found.outcome is Outcome.CRASHED:
             return failure_record(client, measurement, Outcome.CRASHED, found.message)
         seconds = time.perf_counter() - started
-        foreign = _attack_foreign(client, measurement) if surface.has_foreign_null else None
-        scores = _score(client, exposure, found, foreign)
+        foreign, refused = _attack_foreign(client, measurement, surface, found) if surface.has_foreign_null else (None, {})
+        scores = _score(client, exposure, found, foreign, refused)
         details = (
             _details(found, scores)
             | surface.details(found, exposure, client.batch)
@@ -146,21 +147,44 @@ def _without_vain_proof(surface: Surface[Any], found: Estimate, defenses: tuple[
     return surface.without_proof(found, "; ".join(filter(None, (found.message, vain))))
 
 
-def _attack_foreign(client: AuditedClient, measurement: Measurement) -> Estimate | None:
-    """The same attack on another client's gradient: the null for what the attack invents by itself."""
+def _attack_foreign(
+    client: AuditedClient, measurement: Measurement, surface: Surface[Any], found: Estimate
+) -> tuple[Estimate | None, dict[str, str]]:
+    """The same attack on other clients' gradients, until it has as many guesses as `found`; and why there is none.
+
+    It is the null for what the attack invents by itself.
+    """
     if client.foreign is None:
-        return None
-    try:
-        elsewhere = replace(measurement, seed=measurement.seed + FOREIGN_SEED_OFFSET)  # another client draws other noise
-        found = _attack(expose(client, elsewhere, client.foreign), measurement, client.foreign.targets)
-    except Refused:
-        return None
-    return None if refusal_of(found) or found.outcome is Outcome.CRASHED else found
+        return None, {"foreign": "no foreign batch was given"}
+    wanted, estimates, refusals = surface.count_guesses(found), [], []
+    for draw, batch in enumerate(foreign_batches(client, measurement.seed)):
+        try:
+            elsewhere = replace(measurement, seed=measurement.seed + (draw + 1) * FOREIGN_SEED_OFFSET)  # others draw other noise
+            recovered = _attack(expose(client, elsewhere, batch), measurement, batch.targets)
+        except Refused as refusal:
+            refusals.append(str(refusal))
+            continue
+        if refusal_of(recovered) or recovered.outcome is Outcome.CRASHED:
+            refusals.append(recovered.message)
+            continue
+        estimates.append(recovered)
+        if sum(map(surface.count_guesses, estimates)) >= wanted:
+            break
+    if not estimates:
+        return None, {"foreign": f"the method refused each of {len(refusals)} foreign gradients: {refusals[0]}"}
+    return surface.merge(estimates, wanted), {}
 
 
-def _score(client: AuditedClient, exposure: Exposure, found: Estimate, foreign: Estimate | None) -> Scores:
-    reference = client.auxiliary or client.reference
-    return score(found, client.batch, auxiliary=reference, foreign=foreign, exposure=exposure, normalization=client.normalization)
+def _score(client: AuditedClient, exposure: Exposure, found: Estimate, foreign: Estimate | None, refused: dict[str, str]) -> Scores:
+    return score(
+        found,
+        client.batch,
+        auxiliary=client.auxiliary or client.reference,
+        foreign=foreign,
+        refused=refused,
+        exposure=exposure,
+        normalization=client.normalization,
+    )
 
 
 def _objective_at_truth(exposure: Exposure, measurement: Measurement, found: Estimate, truth: Batch) -> dict[str, float]:

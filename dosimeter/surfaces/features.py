@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -15,8 +15,25 @@ from dosimeter.interfaces import Exposure
 from dosimeter.metrics.feature_error import FeatureError
 from dosimeter.network.head import find_head
 from dosimeter.network.probing import input_of
+from dosimeter.normalization import from_pixels
+from dosimeter.randomness import generator
 from dosimeter.registry import FEATURES
-from dosimeter.surfaces.scores import SAMPLE_NULLS, Comparison, Nulls, Scores, Values, columns_of, median, number, score_samples
+from dosimeter.surfaces.luck import LARGEST_CHANCE, correct_for_attempts, luck_words
+from dosimeter.surfaces.scores import (
+    SAMPLE_NULLS,
+    Comparison,
+    Nulls,
+    Scores,
+    Values,
+    columns_of,
+    keep_finite,
+    mark_classmates,
+    median,
+    no_foreign_null,
+    number,
+    score_samples,
+)
+from dosimeter.surfaces.stand_ins import STAND_INS, draw_stand_ins
 from dosimeter.surfaces.surface import SURFACES, Surface
 from dosimeter.surfaces.verdicts import Verdict
 from dosimeter.types import Batch, FeatureEstimate
@@ -49,13 +66,25 @@ class Features(Surface[FeatureEstimate]):
         return score_features(found, comparison)
 
     def judge(self, found: FeatureEstimate, scores: Scores, attempts: int) -> tuple[Verdict, str]:
-        return judge_features(*scores.as_lists(), int(found.certified.sum()), scores.details.get("false_certificates", 0))
+        details = scores.details
+        certified, refuted = int(found.certified.sum()), details.get("false_certificates", 0)
+        chance, refused = details.get("chance", 1.0), details.get("refused_nulls", {})
+        return judge_features(*scores.as_lists(), certified, refuted, chance=chance, attempts=attempts, refused=refused)
 
     def beats_nulls(self, value: float | None, rivals: Values) -> bool:
         return beats_nulls(value, rivals)
 
     def without_proof(self, found: FeatureEstimate, message: str) -> FeatureEstimate:
         return replace(found, certified=torch.zeros_like(found.certified), premises=(), message=message)
+
+    def count_guesses(self, found: FeatureEstimate) -> int:
+        return len(keep_finite(found.features))
+
+    def merge(self, estimates: Sequence[FeatureEstimate], count: int) -> FeatureEstimate:
+        features = torch.cat([keep_finite(estimate.features) for estimate in estimates])[:count]
+        unknown = torch.full((len(features),), -1, device=features.device)
+        bare = torch.zeros(len(features), dtype=torch.bool, device=features.device)
+        return FeatureEstimate(features=features, labels=unknown, residual=torch.full_like(features[:, 0], torch.nan), certified=bare)
 
     def details(self, found: FeatureEstimate, exposure: Exposure, truth: Batch) -> dict[str, Any]:
         return {
@@ -83,8 +112,21 @@ def beats_nulls(error: float | None, rivals: Values) -> bool:
     return number(error, math.inf) < SHARE_OF_NULL * min([1.0, *known])
 
 
-def judge_features(found: Mapping[str, Values], nulls: Nulls, certified: int, refuted: int = 0) -> tuple[Verdict, str]:
-    """Features leaked where one is certified, or where the median error beats the median of every null."""
+def judge_features(
+    found: Mapping[str, Values],
+    nulls: Nulls,
+    certified: int,
+    refuted: int = 0,
+    *,
+    chance: float,
+    attempts: int = 1,
+    refused: Mapping[str, str] | None = None,
+) -> tuple[Verdict, str]:
+    """Features leaked where one is certified, or where the median error beats the median of every null and luck is refuted.
+
+    `chance` is the probability of luck, `attempts` the number of methods tried, `refused` why a null could not be made. Without the
+    null of a foreign gradient nothing counts as leaked that is not certified.
+    """
     errors = [number(value, math.inf) for value in found.get("feature_error", ())]
     if not errors:
         unmeasured = "their error cannot be measured, since the client's own features cannot be computed again"
@@ -98,9 +140,15 @@ def judge_features(found: Mapping[str, Values], nulls: Nulls, certified: int, re
         return Verdict.LEAKED, f"{counted}; median relative error {middle:.2g}"
     null_medians = [median([number(value, math.inf) for value in column]) for column in columns_of(nulls, "feature_error")]
     floor = min(null_medians, default=1.0)
-    if beats_nulls(middle, null_medians):
-        return Verdict.LEAKED, f"median relative feature error {middle:.2g}, the best null has {floor:.2g}"
-    return Verdict.NOT_SHOWN, f"median relative feature error {middle:.2g} against {floor:.2g} of the best null"
+    if not beats_nulls(middle, null_medians):
+        return Verdict.NOT_SHOWN, f"median relative feature error {middle:.2g} against {floor:.2g} of the best null"
+    figures = f"median relative feature error {middle:.2g}, the best null has {floor:.2g}"
+    if "foreign" not in nulls:
+        return Verdict.NOT_SHOWN, f"{figures}; {no_foreign_null(refused)}"
+    luck = luck_words(chance, attempts)
+    if correct_for_attempts(chance, attempts) <= LARGEST_CHANCE:
+        return Verdict.LEAKED, f"{figures}; {luck}"
+    return Verdict.NOT_SHOWN, f"{figures}; {luck}, so this batch does not tell a leak from luck"
 
 
 def score_features(found: FeatureEstimate, comparison: Comparison) -> Scores:
@@ -120,8 +168,12 @@ def score_features(found: FeatureEstimate, comparison: Comparison) -> Scores:
         if estimate is not None and estimate.features.shape[1:] != actual.shape[1:]:
             got = tuple(estimate.features.shape)
             raise ValueError(f"{path}.features: expected (n, {actual.shape[1]}) as the model's last layer takes, got {got}")
-    public = None
-    if auxiliary is not None:
+    public, stand_ins = None, None
+    if auxiliary is None:
+        drawn = draw_stand_ins(tuple(truth.inputs.shape[1:]), STAND_INS, generator(0, "stand-ins"))
+        scale = comparison.normalization or exposure.public.normalization
+        stand_ins = features_of(from_pixels(drawn, scale)).to(torch.float64)
+    else:
         pieces = auxiliary.inputs.tensor_split(-(-len(auxiliary.inputs) // AUXILIARY_PIECE))  # of nearly equal size
         public = torch.cat([features_of(piece) for piece in pieces]).to(torch.float64)
     scores = score_samples(
@@ -131,6 +183,8 @@ def score_features(found: FeatureEstimate, comparison: Comparison) -> Scores:
         auxiliary=public,
         foreign=None if foreign is None else foreign.features.detach().to(actual.device, torch.float64),
         blind=("zero", torch.zeros_like(actual, dtype=torch.float64)),
+        stand_ins=stand_ins,
+        classmates=mark_classmates(truth, auxiliary),
         metrics=comparison.metrics,
     )
     dropping = _drops_units(model)
@@ -144,7 +198,7 @@ def score_features(found: FeatureEstimate, comparison: Comparison) -> Scores:
     replaced = any(defense.replaces for defense in exposure.public.defenses)
     if not dropping and not replaced:  # else the truth is not what the client trained on, and refutes nothing
         counts["false_certificates"] = int(false.sum())
-    return replace(scores, details=counts)
+    return replace(scores, details=scores.details | counts)
 
 
 def false_certificates(found: FeatureEstimate, features: Tensor, targets: Tensor, assignment: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -13,9 +13,25 @@ from torch import Tensor
 from dosimeter.interfaces import Exposure
 from dosimeter.normalization import to_pixels
 from dosimeter.numbers import THIN, significant
+from dosimeter.randomness import generator
 from dosimeter.registry import ATTACKS
+from dosimeter.surfaces.luck import LARGEST_CHANCE, correct_for_attempts, luck_words
 from dosimeter.surfaces.pictures import picture_rows
-from dosimeter.surfaces.scores import SAMPLE_NULLS, Comparison, Nulls, Scores, Values, columns_of, median, number, score_samples
+from dosimeter.surfaces.scores import (
+    SAMPLE_NULLS,
+    Comparison,
+    Nulls,
+    Scores,
+    Values,
+    columns_of,
+    keep_finite,
+    mark_classmates,
+    median,
+    no_foreign_null,
+    number,
+    score_samples,
+)
+from dosimeter.surfaces.stand_ins import STAND_INS, draw_stand_ins
 from dosimeter.surfaces.surface import SURFACES, Surface
 from dosimeter.surfaces.verdicts import Verdict
 from dosimeter.types import Batch, Normalization, Reconstruction
@@ -58,10 +74,20 @@ class Inputs(Surface[Reconstruction]):
         return score_inputs(found, comparison)
 
     def judge(self, found: Reconstruction, scores: Scores, attempts: int) -> tuple[Verdict, str]:
-        return judge_inputs(*scores.as_lists())
+        chance, refused = scores.details.get("chance", 1.0), scores.details.get("refused_nulls", {})
+        return judge_inputs(*scores.as_lists(), chance=chance, attempts=attempts, refused=refused)
 
     def beats_nulls(self, value: float | None, rivals: Values) -> bool:
         return beats_nulls(value, rivals)
+
+    def count_guesses(self, found: Reconstruction) -> int:
+        return len(keep_finite(found.inputs))
+
+    def merge(self, estimates: Sequence[Reconstruction], count: int) -> Reconstruction:
+        sound = [estimate.inputs.flatten(1).isfinite().all(1) for estimate in estimates]
+        inputs = torch.cat([estimate.inputs[finite] for estimate, finite in zip(estimates, sound)])[:count]
+        labels = torch.cat([estimate.labels[finite] for estimate, finite in zip(estimates, sound)])[:count]
+        return replace(estimates[0], inputs=inputs, labels=labels)
 
     def details(self, found: Reconstruction, exposure: Exposure, truth: Batch) -> dict[str, Any]:
         return {"objective": found.objective, "distance": found.distance, "restarts": list(found.restarts)}
@@ -96,8 +122,14 @@ def beats_nulls(psnr: float | None, rivals: Values) -> bool:
     return bool(known) and value > -math.inf and value >= max(known) + MARGIN_DB
 
 
-def judge_inputs(found: Mapping[str, Values], nulls: Nulls) -> tuple[Verdict, str]:
-    """Inputs leaked where at least one input beats each of its own nulls. An average could do so by luck."""
+def judge_inputs(
+    found: Mapping[str, Values], nulls: Nulls, *, chance: float, attempts: int = 1, refused: Mapping[str, str] | None = None
+) -> tuple[Verdict, str]:
+    """Inputs leaked where at least one input beats each of its own nulls, and luck is refuted.
+
+    `chance` is the probability of luck, `attempts` the number of attacks tried, `refused` why a null could not be made. Without the
+    null of a foreign gradient nothing counts as leaked.
+    """
     psnr = [number(value, -math.inf) for value in found["psnr"]]
     rivals = list(zip(*columns_of(nulls, "psnr")))
     best = [max(number(value, -math.inf) for value in column) for column in rivals]
@@ -109,9 +141,15 @@ def judge_inputs(found: Mapping[str, Values], nulls: Nulls) -> tuple[Verdict, st
     figures = f"median PSNR {middle:.1f} dB against {rival:.1f} dB of each input's best null"
     if len(given) < len(psnr):
         figures = f"{len(given)} came back, {figures}"
-    if above:
-        return Verdict.LEAKED, f"{above} of {len(psnr)} inputs beat every null by {MARGIN_DB:g} dB or more; {figures}"
-    return Verdict.NOT_SHOWN, f"no input beats its nulls by {MARGIN_DB:g} dB; {figures}"
+    if not above:
+        return Verdict.NOT_SHOWN, f"no input beats its nulls by {MARGIN_DB:g} dB; {figures}"
+    figures = f"{above} of {len(psnr)} inputs beat every null by {MARGIN_DB:g} dB or more; {figures}"
+    if "foreign" not in nulls:
+        return Verdict.NOT_SHOWN, f"{figures}; {no_foreign_null(refused)}"
+    luck = luck_words(chance, attempts)
+    if correct_for_attempts(chance, attempts) <= LARGEST_CHANCE:
+        return Verdict.LEAKED, f"{figures}; {luck}"
+    return Verdict.NOT_SHOWN, f"{figures}; {luck}, so this batch does not tell a leak from luck"
 
 
 def score_inputs(found: Reconstruction, comparison: Comparison) -> Scores:
@@ -137,6 +175,8 @@ def score_inputs(found: Reconstruction, comparison: Comparison) -> Scores:
         foreign=None if foreign is None else pixels(foreign.inputs, "foreign.inputs", foreign_scale),
         own={name: pixels(inputs, f"found.nulls[{name!r}]", scale) for name, inputs in found.nulls.items()},
         blind=("gray", torch.full_like(wanted, 0.5)),
+        stand_ins=draw_stand_ins(tuple(wanted.shape[1:]), STAND_INS, generator(0, "stand-ins")).to(wanted),
+        classmates=mark_classmates(truth, auxiliary),
         metrics=comparison.metrics,
     )
     if bool((wanted < -PIXEL_SLACK).any()) or bool((wanted > 1 + PIXEL_SLACK).any()):

@@ -18,13 +18,13 @@ from dosimeter.numbers import THIN, percent
 from dosimeter.randomness import generator
 from dosimeter.registry import LABELS
 from dosimeter.surfaces.assignment import assign
+from dosimeter.surfaces.luck import LARGEST_CHANCE, correct_for_attempts, luck_words
 from dosimeter.surfaces.scores import Comparison, Nulls, Scores, Values, choose_metrics, compare_samples, number
 from dosimeter.surfaces.surface import SURFACES, Surface
 from dosimeter.surfaces.verdicts import Verdict
 from dosimeter.types import Batch, LabelEstimate, Record, Refused
 
 GUESSED_BATCHES = (1_000, 10_000)  # label batches drawn for the null of label counts, fewer where there are many classes
-LARGEST_CHANCE = 0.05  # labels count as leaked up to this probability of luck
 LABEL_MASS_SLACK = 1e-2  # by which the entries of a soft label may miss a sum of 1
 LARGEST_CERTIFIED_ERROR = 1e-2  # distance (L1) of a certified soft label from the true one
 DOUBTFUL_SHARE = 0.25  # from this agreement on, between guessing (0) and perfect (1), the report says that luck may explain it
@@ -126,11 +126,10 @@ def judge_labels(
         return Verdict.NOT_SHOWN, f"{share}; the certificate is refuted by the truth: do not trust this run, and report it"
     if certified:
         return Verdict.LEAKED, f"{share}; proved from the gradient alone"
-    corrected = min(1.0, chance * attempts)
-    luck = f"by luck with probability {corrected:.2g}" + (f", counting {attempts} methods tried" if attempts > 1 else "")
-    if corrected <= LARGEST_CHANCE:
-        return Verdict.LEAKED, f"{share}; as much agreement comes {luck}"
-    return Verdict.NOT_SHOWN, f"{share}; as much agreement comes {luck}, so this batch does not tell a leak from luck"
+    luck = luck_words(chance, attempts)
+    if correct_for_attempts(chance, attempts) <= LARGEST_CHANCE:
+        return Verdict.LEAKED, f"{share}; {luck}"
+    return Verdict.NOT_SHOWN, f"{share}; {luck}, so this batch does not tell a leak from luck"
 
 
 def check_one_label(targets: Tensor) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor
 from dosimeter.interfaces import Exposure, Metric
 from dosimeter.registry import METRICS
 from dosimeter.surfaces.assignment import assign, distances
+from dosimeter.surfaces.luck import chance_of_luck, chance_without_references
 from dosimeter.types import Batch, Normalization
 
 Values = Sequence[float | None]  # one a sample; None or nan is a miss
@@ -33,6 +34,7 @@ class Comparison:
     truth: Batch
     auxiliary: Batch | None = None
     foreign: Any = None  # what the same method recovers from another client's gradient
+    refused: Mapping[str, str] = field(default_factory=dict)  # null -> why it could not be made
     exposure: Exposure | None = None
     normalization: Normalization | None = None  # overrides the estimate's own
     classes: int | None = None
@@ -83,12 +85,16 @@ def score_samples(
     auxiliary: Tensor | None,
     foreign: Tensor | None,
     blind: tuple[str, Tensor],
+    stand_ins: Tensor | None = None,
+    classmates: Tensor | None = None,
     metrics: Sequence[str | Metric] | None,
     own: Mapping[str, Tensor] | None = None,
 ) -> Scores:
     """Match recovered samples (n, *shape) with the truth (B, *shape) and compare them; do the same for every null.
 
-    `blind` is the null without auxiliary data. `own` are the nulls that the method itself supplies.
+    `blind` is the null without auxiliary data. `own` are the nulls that the method itself supplies. `foreign` has no more guesses
+    than were recovered, and passes through the same matching. `details["chance"]` is the probability of luck: see `chance_of_luck`
+    for `auxiliary` and its `classmates`, `chance_without_references` for `stand_ins`.
     """
     if not truth.isfinite().all():
         raise ValueError(f"truth: has NaN or infinite {surface}, against which nothing can be scored")
@@ -108,11 +114,43 @@ def score_samples(
         if shared:
             warnings = (f"{shared} of {len(truth)} private samples are in the auxiliary data too, so that their nearest null is exact",)
     if foreign is not None:
-        nulls["foreign"] = compare_samples(usable, foreign, truth, assign(foreign, truth))
+        guesses = keep_finite(foreign)[: len(keep_finite(recovered))]
+        nulls["foreign"] = compare_samples(usable, guesses, truth, assign(guesses, truth))
     for name, drawn in (own or {}).items():
         nulls[name] = compare_samples(usable, drawn, truth, assign(drawn, truth))
-    per_metric = compare_samples(usable, recovered, truth, assignment)
-    return Scores(surface=surface, per_metric=per_metric, nulls=nulls, assignment=assignment, unavailable=unavailable, warnings=warnings)
+    chance = 1.0
+    if auxiliary is not None:
+        apart = distances(truth, auxiliary).amin(0) > 0  # a sample that the client holds too is no reference
+        chance = chance_of_luck(recovered, truth, auxiliary[apart], None if classmates is None else classmates[apart])
+    elif stand_ins is not None:
+        chance = chance_without_references(recovered, truth, stand_ins, blind[1][0])
+    return Scores(
+        surface=surface,
+        per_metric=compare_samples(usable, recovered, truth, assignment),
+        nulls=nulls,
+        assignment=assignment,
+        unavailable=unavailable,
+        warnings=warnings,
+        details={"chance": chance},
+    )
+
+
+def no_foreign_null(refused: Mapping[str, str] | None) -> str:
+    """Why the null of a foreign gradient is missing, and what follows."""
+    why = (refused or {}).get("foreign", "the same method was not run on a foreign gradient")
+    return f"no leak is claimed without a null of the same kind: {why}"
+
+
+def keep_finite(samples: Tensor) -> Tensor:
+    """The samples without a NaN or infinite entry: (m, *shape)."""
+    return samples[samples.flatten(1).isfinite().all(1)]
+
+
+def mark_classmates(truth: Batch, auxiliary: Batch | None) -> Tensor | None:
+    """Which auxiliary samples have a class of the truth; None where there are none, or where targets are not single classes: (N,) bool."""
+    if auxiliary is None or truth.targets.ndim != 1 or auxiliary.targets.ndim != 1:
+        return None
+    return torch.isin(auxiliary.targets, truth.targets.to(auxiliary.targets))
 
 
 def choose_metrics(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from dosimeter.interfaces import Exposure, Metric
@@ -18,6 +19,7 @@ def score(
     normalization: Normalization | None = None,
     auxiliary: Batch | None = None,
     foreign: Any = None,
+    refused: Mapping[str, str] | None = None,
     exposure: Exposure | None = None,
     classes: int | None = None,
     metrics: Sequence[str | Metric] | None = None,
@@ -29,7 +31,7 @@ def score(
     - inputs, features: `mean` of the auxiliary data, and `nearest`, the auxiliary sample nearest to the truth. Without auxiliary data
       `gray`, the mid-gray image, or `zero`.
     - labels: `prior`, random labels of the auxiliary distribution (uniform without).
-    - all: `foreign`, recovered from another gradient.
+    - all: `foreign`, recovered from another gradient. `refused` says why a null could not be made; the scores' details keep it.
     - inputs: `found.nulls`, what a method's own prior draws.
 
     `normalization` overrides the one in `found`. `auxiliary` defaults to what `exposure` grants. Features need `exposure`, since its
@@ -48,9 +50,15 @@ def score(
         truth=truth,
         auxiliary=auxiliary,
         foreign=foreign,
+        refused=refused or {},
         exposure=exposure,
         normalization=normalization,
         classes=classes,
         metrics=metrics,
     )
-    return surface.score(found, comparison)
+    scores = surface.score(found, comparison)
+    if not comparison.refused:
+        return scores
+    said = tuple(f"the null {name!r} could not be made: {why}" for name, why in comparison.refused.items())
+    details = scores.details | {"refused_nulls": dict(comparison.refused)}
+    return replace(scores, details=details, warnings=(*scores.warnings, *said))

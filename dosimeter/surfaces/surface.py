@@ -78,6 +78,14 @@ class Surface(ABC, Generic[Estimate]):
         """The estimate without its certificates, with the reason. For defenses that replace the client's samples."""
         return found
 
+    def count_guesses(self, found: Estimate) -> int:
+        """How many samples an estimate holds; 0 where it is one answer for the whole batch."""
+        return 0
+
+    def merge(self, estimates: Sequence[Estimate], count: int) -> Estimate:
+        """One estimate of at most `count` guesses, from several of the same method. For the foreign null."""
+        return estimates[0]
+
     def details(self, found: Estimate, exposure: Exposure, truth: Batch) -> dict[str, Any]:
         """What the record says about the estimate beside its scores, as plain JSON."""
         return {}

@@ -6,8 +6,9 @@ import torch
 import dosimeter as dm
 from dosimeter.engines.matching import descent
 from dosimeter.models.loading import ModelConfig
+from dosimeter.runs import experiment
 from dosimeter.runs.audited_client import DataConfig, client_from, prepare
-from dosimeter.runs.experiment import run
+from dosimeter.runs.experiment import expose, run
 from dosimeter.runs.measurement import Measurement, key_of
 from dosimeter.surfaces.verdicts import Verdict
 from dosimeter.types import Refused
@@ -85,7 +86,7 @@ def test_a_divergence_is_warned_of(subject):
     assert [warning for warning in record.warnings if warning.startswith("diverged, so that what is scored is no answer: a step left")]
 
 
-def test_a_foreign_client_that_cannot_be_attacked_is_no_null(subject):
+def test_a_foreign_client_that_cannot_be_attacked_is_replaced_by_another(subject):
     model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 16 * 16, 10)).eval()
     torch.nn.init.zeros_(model[1].weight)
     with torch.no_grad():
@@ -93,7 +94,27 @@ def test_a_foreign_client_that_cannot_be_attacked_is_no_null(subject):
     sure = dm.Batch(subject.foreign.inputs, torch.zeros_like(subject.foreign.targets))
     wrong = dm.Batch(subject.batch.inputs, torch.ones_like(subject.batch.targets))
     record = run(replace(subject, model=model, batch=wrong, foreign=sure), Measurement(attack=dm.attack("inverting_gradients", steps=2)))
-    assert set(record.nulls) == {"mean", "nearest"}
+    assert set(record.nulls) == {"mean", "nearest", "foreign"}
+    assert "refused_nulls" not in record.details
+
+
+def test_a_null_that_cannot_be_made_is_named_and_nothing_leaks_without_it(subject, monkeypatch):
+    def fails_elsewhere(exposure, measurement, given):
+        if torch.equal(given, subject.batch.targets) and exposure is own:
+            return dm.Reconstruction(inputs=subject.batch.inputs, labels=given, objective=0.0)
+        raise Refused("this gradient is foreign")
+
+    measurement = Measurement(attack=dm.attack("inverting_gradients", steps=2))
+    own = expose(subject, measurement, subject.batch)
+    monkeypatch.setattr(experiment, "_attack", fails_elsewhere)
+    record = run(subject, measurement, exposure=own)
+    assert record.metrics["psnr"] == [100.0] * 3
+    assert record.verdict == Verdict.NOT_SHOWN
+    why = "the method refused each of 5 foreign gradients: this gradient is foreign"
+    assert record.reason.endswith(f"no leak is claimed without a null of the same kind: {why}")
+    assert record.details["refused_nulls"] == {"foreign": why}
+    assert f"the null 'foreign' could not be made: {why}" in record.warnings
+    assert "foreign" not in record.nulls
 
 
 def test_a_refusal_is_a_finding_or_raised(subject):

@@ -37,6 +37,7 @@ def test_features_are_scored_against_what_the_model_really_computed(seen):
     assert scores.assignment.tolist() == [5, 4, 3, 2, 1, 0]
     assert scores["feature_error"].tolist() == pytest.approx([0.005] * 6, rel=1e-3)
     assert scores["feature_cosine"].tolist() == pytest.approx([1.0] * 6)
+    assert scores.details.pop("chance") < 1e-3
     assert scores.details == {"recovered": 6, "certified": 6, "false_certificates": 0}
     assert set(scores.nulls) == {"mean", "nearest"}
     assert bool((scores.nulls["nearest"]["feature_error"] > 0.1).all())
@@ -68,7 +69,11 @@ def test_false_certificates_are_counted(seen):
     features[2] *= 3
     certified = torch.tensor([True, True, False, True, True, True])
     details = dm.score(features_of(features, labels, certified=certified), truth, exposure=exposure).details
-    assert details == {"recovered": 6, "certified": 5, "false_certificates": 2}
+    assert {name: details[name] for name in ("recovered", "certified", "false_certificates")} == {
+        "recovered": 6,
+        "certified": 5,
+        "false_certificates": 2,
+    }
 
 
 def test_fewer_features_are_misses_and_dropout_is_told(digits):
@@ -89,11 +94,33 @@ def test_what_cannot_be_compared_is_refused(digits, seen):
 
 
 def test_features_leak_by_certificate_or_by_half_of_the_best_null():
-    nulls = {"mean": {"feature_error": [0.4, 0.4]}, "zero": {"feature_error": [1.0, 1.0]}}
-    assert judge_features({"feature_error": [0.19, 0.19]}, nulls, 0)[0] == Verdict.LEAKED
-    assert judge_features({"feature_error": [0.21, 0.21]}, nulls, 0)[0] == Verdict.NOT_SHOWN
-    assert judge_features({"feature_error": [0.9, None]}, nulls, 1)[0] == Verdict.LEAKED
-    assert judge_features({"feature_error": [0.001, 0.9]}, nulls, 2, refuted=1)[0] == Verdict.NOT_SHOWN
+    nulls = {"mean": {"feature_error": [0.4, 0.4]}, "foreign": {"feature_error": [1.0, 1.0]}}
+    assert judge_features({"feature_error": [0.19, 0.19]}, nulls, 0, chance=0.01)[0] == Verdict.LEAKED
+    assert judge_features({"feature_error": [0.21, 0.21]}, nulls, 0, chance=0.01)[0] == Verdict.NOT_SHOWN
+    assert judge_features({"feature_error": [0.9, None]}, nulls, 1, chance=1.0)[0] == Verdict.LEAKED
+    assert judge_features({"feature_error": [0.001, 0.9]}, nulls, 2, refuted=1, chance=0.01)[0] == Verdict.NOT_SHOWN
+
+
+def test_features_leak_only_beyond_luck_and_beside_a_foreign_null():
+    nulls = {"mean": {"feature_error": [0.4, 0.4]}, "foreign": {"feature_error": [1.0, 1.0]}}
+    close = {"feature_error": [0.1, 0.1]}
+    assert judge_features(close, nulls, 0, chance=0.01, attempts=5)[0] == Verdict.LEAKED
+    verdict, reason = judge_features(close, nulls, 0, chance=0.011, attempts=5)
+    assert verdict == Verdict.NOT_SHOWN
+    assert reason.endswith("by luck with probability 0.055, counting 5 methods tried, so this batch does not tell a leak from luck")
+    del nulls["foreign"]
+    verdict, reason = judge_features(close, nulls, 0, chance=0.0, refused={"foreign": "the gradient is zero"})
+    assert verdict == Verdict.NOT_SHOWN
+    assert reason.endswith("no leak is claimed without a null of the same kind: the gradient is zero")
+    assert judge_features(close, nulls, 1, chance=1.0)[0] == Verdict.LEAKED
+
+
+def test_foreign_features_are_merged_to_the_number_of_guesses():
+    first, second = certified_features(), certified_features(torch.tensor([[torch.nan] * 4, [5.0] * 4]), TARGETS[:2])
+    merged = Features().merge([first, second], 5)
+    assert merged.features.tolist() == [*torch.eye(4).tolist(), [5.0] * 4]
+    assert not merged.certified.any()
+    assert [Features().count_guesses(estimate) for estimate in (first, second, merged)] == [4, 1, 5]
 
 
 @pytest.mark.parametrize(

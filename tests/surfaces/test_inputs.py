@@ -198,29 +198,61 @@ def test_an_input_beats_its_nulls_by_the_margin_and_never_without_a_null(psnr, r
 
 @given(st.lists(st.tuples(st.floats(0, 60), st.floats(0, 60), st.floats(0, 60)), min_size=1, max_size=8))
 def test_the_verdict_counts_the_inputs_that_beat_their_nulls(rows):
-    nulls = {"mean": {"psnr": [row[1] for row in rows]}, "nearest": {"psnr": [row[2] for row in rows]}}
-    verdict, reason = judge_inputs({"psnr": [row[0] for row in rows]}, nulls)
+    nulls = {"mean": {"psnr": [row[1] for row in rows]}, "foreign": {"psnr": [row[2] for row in rows]}}
+    verdict, reason = judge_inputs({"psnr": [row[0] for row in rows]}, nulls, chance=0.01)
     marked = sum(beats_nulls(value, rivals) for value, *rivals in rows)
     assert (verdict == Verdict.LEAKED) == (marked > 0)
     assert not marked or reason.startswith(f"{marked} of {len(rows)} ")
 
 
 def test_inputs_leak_where_one_picture_beats_each_of_its_own_nulls():
-    nulls = {"mean": {"psnr": [10.0, 10.0]}, "nearest": {"psnr": [20.0, 12.0]}}
-    verdict, reason = judge_inputs({"psnr": [22.9, 15.0]}, nulls)
+    nulls = {"mean": {"psnr": [10.0, 10.0]}, "foreign": {"psnr": [20.0, 12.0]}}
+    verdict, reason = judge_inputs({"psnr": [22.9, 15.0]}, nulls, chance=0.01)
     assert verdict == Verdict.LEAKED
     assert reason.startswith("1 of 2 inputs beat every null by 3 dB or more")
-    assert judge_inputs({"psnr": [22.9, 14.9]}, nulls)[0] == Verdict.NOT_SHOWN
-    assert judge_inputs({"psnr": [None, math.nan]}, nulls)[0] == Verdict.NOT_SHOWN
+    assert judge_inputs({"psnr": [22.9, 14.9]}, nulls, chance=0.01)[0] == Verdict.NOT_SHOWN
+    assert judge_inputs({"psnr": [None, math.nan]}, nulls, chance=0.01)[0] == Verdict.NOT_SHOWN
+
+
+def test_inputs_leak_only_beyond_luck_and_beside_a_foreign_null():
+    nulls = {"mean": {"psnr": [10.0, 10.0]}, "foreign": {"psnr": [9.0, 12.0]}}
+    close = {"psnr": [25.0, 15.0]}
+    assert judge_inputs(close, nulls, chance=0.005, attempts=10)[0] == Verdict.LEAKED
+    verdict, reason = judge_inputs(close, nulls, chance=0.006, attempts=10)
+    assert verdict == Verdict.NOT_SHOWN
+    assert reason.endswith("by luck with probability 0.06, counting 10 methods tried, so this batch does not tell a leak from luck")
+    del nulls["foreign"]
+    verdict, reason = judge_inputs(close, nulls, chance=0.0)
+    assert verdict == Verdict.NOT_SHOWN
+    assert reason.endswith("without a null of the same kind: the same method was not run on a foreign gradient")
+
+
+def test_other_clients_pictures_leak_nothing_and_the_own_ones_leak(digits):
+    truth, other, auxiliary = first(digits, 4), first(digits, 4, 40), first(digits, 60, 100)
+    for known in (auxiliary, None):
+        for guessed, expected in ((truth, Verdict.LEAKED), (other, Verdict.NOT_SHOWN)):
+            found = reconstruction(guessed.inputs)
+            scores = dm.score(found, truth, auxiliary=known, foreign=reconstruction(first(digits, 4, 60).inputs))
+            assert Inputs().judge(found, scores, attempts=9)[0] is expected
+
+
+def test_foreign_pictures_are_merged_to_the_number_of_guesses_and_more_do_not_help(digits):
+    truth, other = first(digits, 4), first(digits, 8, 40)
+    merged = Inputs().merge([reconstruction(other.inputs[:3]), reconstruction(other.inputs[3:])], 4)
+    assert torch.equal(merged.inputs, other.inputs[:4])
+    assert Inputs().count_guesses(merged) == 4
+    few, many = (dm.score(reconstruction(truth.inputs), truth, foreign=reconstruction(other.inputs[:n])) for n in (4, 8))
+    assert torch.equal(few.nulls["foreign"]["psnr"], many.nulls["foreign"]["psnr"])
 
 
 def test_inputs_that_did_not_come_back_are_counted_and_not_averaged():
-    verdict, reason = judge_inputs({"psnr": [30.0, math.nan, 28.0, None]}, {"mean": {"psnr": [12.0, 12.0, 14.0, 12.0]}})
+    verdict, reason = judge_inputs({"psnr": [30.0, math.nan, 28.0, None]}, {"foreign": {"psnr": [12.0, 12.0, 14.0, 12.0]}}, chance=0.01)
     assert verdict is Verdict.LEAKED
-    assert reason.endswith(
+    assert reason.startswith(
         "2 of 4 inputs beat every null by 3 dB or more; 2 came back, median PSNR 29.0 dB against 13.0 dB of each input's best null"
     )
-    assert judge_inputs({"psnr": [math.nan] * 3}, {"mean": {"psnr": [12.0] * 3}}) == (Verdict.NOT_SHOWN, "none of 3 inputs came back")
+    nothing = judge_inputs({"psnr": [math.nan] * 3}, {"foreign": {"psnr": [12.0] * 3}}, chance=0.01)
+    assert nothing == (Verdict.NOT_SHOWN, "none of 3 inputs came back")
 
 
 def test_a_lower_objective_at_the_truth_is_a_shortfall():

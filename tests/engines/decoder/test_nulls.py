@@ -11,15 +11,16 @@ def test_an_attacks_own_nulls_are_matched_and_counted(digits):
     images, labels = digits
     truth = dm.Batch(images[:3], labels[:3])
     found = dm.Reconstruction(inputs=images[:3] + 0.01, labels=labels[:3], objective=0.0)
-    leaked = dm.score(found, truth, metrics=("psnr",))
+    foreign = dm.Reconstruction(inputs=images[40:43], labels=labels[:3], objective=0.0)
+    leaked = dm.score(found, truth, metrics=("psnr",), foreign=foreign)
     told = dm.Reconstruction(inputs=found.inputs, labels=found.labels, objective=0.0, nulls={"mean feature": images[:3].flip(0) + 0.01})
-    scores = dm.score(told, truth, metrics=("psnr",))
+    scores = dm.score(told, truth, metrics=("psnr",), foreign=foreign)
     assert torch.allclose(scores.nulls["mean feature"]["psnr"], torch.full((3,), 40.0, dtype=torch.float64), atol=1e-3)
     assert torch.equal(scores["psnr"], leaked["psnr"])
 
     def verdict(result):
         nulls = {name: {"psnr": null["psnr"].tolist()} for name, null in result.nulls.items()}
-        return judge_inputs({"psnr": result["psnr"].tolist()}, nulls)[0]
+        return judge_inputs({"psnr": result["psnr"].tolist()}, nulls, chance=result.details["chance"])[0]
 
     assert verdict(leaked) is Verdict.LEAKED
     assert verdict(scores) is Verdict.NOT_SHOWN

@@ -1,0 +1,38 @@
+"""Other clients' batches. What a method recovers from their updates is the foreign null."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from dosimeter.normalization import from_pixels
+from dosimeter.randomness import generator
+from dosimeter.runs.measurement import AuditedClient
+from dosimeter.surfaces.stand_ins import draw_stand_ins
+from dosimeter.types import Batch, Normalization
+
+FOREIGN_DRAWS = 5  # batches that are tried before a null is given up
+
+
+def foreign_batches(client: AuditedClient, seed: int) -> Iterator[Batch]:
+    """The foreign batch of the client, then others for a method that refuses it or recovers too little from it.
+
+    The others have the private batch's labels, with which the method did run: known labels are no leak of samples. Their samples
+    are auxiliary ones, or drawn ones where there are too few.
+    """
+    assert client.foreign is not None
+    yield client.foreign
+    for draw in range(1, FOREIGN_DRAWS):
+        rng = generator(seed, f"foreign batch {draw}")
+        samples = other_samples(client.batch, client.auxiliary or client.reference, client.normalization, rng)
+        yield Batch(samples, client.batch.targets.roll(draw, 0))
+
+
+def other_samples(batch: Batch, known: Batch | None, normalization: Normalization, rng: torch.Generator) -> Tensor:
+    """As many samples as the batch has: of the known ones at random, or drawn ones where too few are known."""
+    size = len(batch.inputs)
+    if known is not None and len(known.inputs) >= size:
+        return known.inputs[torch.randperm(len(known.inputs), generator=rng)[:size].to(known.inputs.device)]
+    return from_pixels(draw_stand_ins(tuple(batch.inputs.shape[1:]), size, rng), normalization).to(batch.inputs)
