@@ -19,6 +19,7 @@ from dosimeter.models.loading import load_model
 
 PIXELS = (3, 8, 8)
 ACTIVATIONS = (nn.ReLU, nn.LeakyReLU, nn.ReLU6, nn.Tanh, nn.Sigmoid, nn.GELU)
+DEFENDED_SHAPES = ((8, 100, 512), (4, 20, 64), (12, 50, 256))  # batch size, classes, features
 CLASSES = (2, 3, 5, 10, 20, 50, 100, 200, 1000)
 
 
@@ -57,6 +58,23 @@ def plain() -> list[Configuration]:
         Configuration(name="no size declared, random networks", draw=partial(random_network, declare_batch_size=False)),
         Configuration(name="resnet20 eval B=13..16 C=50..100", draw=untrained_residual),
         Configuration(name="resnet20 train B=13..16 C=50..100", draw=partial(untrained_residual, train=True)),
+    ]
+
+
+def alone() -> list[Configuration]:
+    """Batches of one."""
+    one = {"sizes": (1,)}
+    return [
+        Configuration(name="one sample", draw=partial(random_network, **one)),
+        Configuration(name="one sample, C=3..10", draw=partial(random_network, classes=(3, 5, 10), **one)),
+        Configuration(name="one sample, 1,000 classes", draw=partial(random_network, classes=(1000,), **one)),
+        Configuration(name="one sample, trained perceptron", draw=partial(trained_perceptron, sizes=(1,))),
+        *(
+            Configuration(name=f"one sample, {_spelt(name, options)}, declared", draw=partial(behind, name, options, shapes=((1, 20, 64),)))
+            for name, options in (("gaussian_noise", {"std": 1e-5}), ("quantisation", {"bits": 8}), ("clipping", {"max_norm": 0.05}))
+        ),
+        Configuration(name="one sample, undeclared FedAvg", draw=partial(undeclared_steps, sizes=(1,)), breaks="one gradient"),
+        Configuration(name="two samples declared as one", draw=two_as_one, breaks="batch size"),
     ]
 
 
@@ -214,10 +232,10 @@ def duplicates(seed: int, *, other_labels: bool = False, apart: bool = False, **
     return observed(plain.exposure.model, inputs.clamp(0, 1), labels, **options)
 
 
-def trained_perceptron(seed: int, **options: Any) -> Case:
+def trained_perceptron(seed: int, *, sizes: Sequence[int] = tuple(range(2, 17)), **options: Any) -> Case:
     """A perceptron trained on clusters until it is sure of most samples, and a batch of its training data with its own labels."""
     rng = Generator().manual_seed(seed)
-    size, classes = _pick(rng, range(2, 17)), _pick(rng, (10, 20, 50))
+    size, classes = _pick(rng, sizes), _pick(rng, (10, 20, 50))
     centres = torch.rand(classes, 192, generator=rng)
     targets = torch.arange(classes).repeat(10)
     images = (centres[targets] + 0.15 * torch.randn(len(targets), 192, generator=rng)).clamp(0, 1).view(-1, *PIXELS)
@@ -234,14 +252,16 @@ def trained_perceptron(seed: int, **options: Any) -> Case:
 
 
 def trained_residual(data: Path, seed: int, *, train: bool, wrong: float) -> Case:
-    size = _pick(Generator().manual_seed(seed), (1, 2, 3, 4, 6) if not train else (3, 4, 6))
+    size = _pick(Generator().manual_seed(seed), (1, 2, 3, 4, 8, 16, 32) if not train else (3, 4, 6))
     return trained(data, size, seed=seed, train=train, wrong=wrong)
 
 
-def behind(name: str, options: dict[str, Any], seed: int, *, declared: bool = True) -> Case:
+def behind(
+    name: str, options: dict[str, Any], seed: int, *, declared: bool = True, shapes: Sequence[tuple[int, int, int]] = DEFENDED_SHAPES
+) -> Case:
     """A plain batch behind one defense, of which the server knows or not."""
-    size, classes, features = _pick(Generator().manual_seed(seed), ((8, 100, 512), (4, 20, 64), (12, 50, 256)))
-    case = build(size, classes, features, seed=seed, defenses=(dm.defense(name, **options),))
+    size, classes, features = _pick(Generator().manual_seed(seed), shapes)
+    case = build(size, classes, features, seed=seed, train=size > 1, defenses=(dm.defense(name, **options),))
     return case if declared else _told(case, defenses=())
 
 
@@ -267,6 +287,12 @@ def wrong_size_of_random_network(seed: int) -> Case:
     size = len(case.labels)
     others = [other for other in range(1, 2 * size + 3) if other != size]
     return _told(case, batch_size=_pick(Generator().manual_seed(seed + 1), others))
+
+
+def two_as_one(seed: int) -> Case:
+    """Two samples, as a batch of one; the truth is the first."""
+    case = random_network(seed, sizes=(2,), classes=(5, 10, 50))
+    return _told(replace(case, labels=case.labels[:1], features=case.features[:1]), batch_size=1)
 
 
 def undeclared_steps(seed: int, *, sizes: Sequence[int] = (1, 2, 4, 8), mini_batch: bool = False) -> Case:

@@ -11,13 +11,17 @@ from torch import Generator, Tensor
 from dosimeter.client.training import FedSGD
 from dosimeter.engines.counting.auxiliary import reference_at
 from dosimeter.engines.counting.bounds import Bounds, bounds
+from dosimeter.engines.counting.consistency import refutation_of_batch
 from dosimeter.engines.counting.counts import estimate_of, nearest_counts, nothing_to_read
 from dosimeter.engines.counting.one_hot_loss import require_sign_rule
+from dosimeter.engines.premises import premises_of
 from dosimeter.interfaces import Exposure, LabelRecovery
 from dosimeter.network.head import find_head
 from dosimeter.options import PositiveInt
 from dosimeter.registry import LABELS
 from dosimeter.types import Knowledge, LabelEstimate, Outcome
+
+PREMISES = ("every sample has one label", "no feature is negative where random inputs give none")
 
 
 @LABELS.register("cv_matching")
@@ -30,8 +34,8 @@ class CVMatching(LabelRecovery):
     cosine of v h̄ᵀ and the sorted |rows|. `solver="evolution"` is the paper's search.
     Departures: `solver="exact"` finds the best counts. Both keep lower bounds (`bounds.py`), since the best cosine is often wrong;
     `bounded=False` keeps v ≥ 1.
-    `certified`: signs prove every count, and the update is the batch's own gradient. `confidence`: the share of samples whose class
-    proved bounds tell.
+    `certified`: signs prove every count, and nothing in the update refutes that it is one batch's gradient. `confidence`: the share
+    of samples whose class proved bounds tell.
     """
 
     needs = frozenset({Knowledge.HEAD_GRADIENT, Knowledge.SOFTMAX_LOSS, Knowledge.BATCH_SIZE, Knowledge.AUXILIARY})
@@ -65,13 +69,17 @@ class CVMatching(LabelRecovery):
         else:
             found = evolved_counts(pull, size, at_least, self.population, self.generations, rng)
         counts = torch.zeros(len(means), dtype=torch.long, device=means.device).index_copy(0, coarse, found)
+        certified = known.proved and known.leave(size) == 0 and isinstance(public.training, FedSGD) and not public.defenses
+        refuted = refutation_of_batch(head, size, public.loss, rng) if certified else ""
+        message = "no row of the head's gradient has a negative mean; the smallest is taken" if failed else refuted
         return estimate_of(
             counts,
             scores=-means,
-            certified=known.proved and known.leave(size) == 0 and isinstance(public.training, FedSGD) and not public.defenses,
+            certified=certified and not refuted,
+            premises=(*premises_of(public), *PREMISES) if certified and not refuted else (),
             confidence=1 - known.leave(size) / size if known.proved else None,
             outcome=Outcome.AMBIGUOUS if failed else Outcome.COMPLETED,
-            message="no row of the head's gradient has a negative mean; the smallest is taken" if failed else "",
+            message=message,
             details={"cosine": cosine(found, pull)},
         )
 

@@ -11,6 +11,7 @@ from torch import Generator
 
 from dosimeter.client.losses import CrossEntropy
 from dosimeter.engines.counting.counts import nothing_to_read
+from dosimeter.engines.premises import premises_of
 from dosimeter.engines.scalar.problem import Candidates, Family, ScalarProblem, on_host, scalar_problem
 from dosimeter.engines.scalar.search import solve
 from dosimeter.engines.scalar.swarm_search import published_search
@@ -88,6 +89,7 @@ def _estimate(problem: ScalarProblem, found: Candidates, head: Head, public: Pub
         soft=label[None].to(gradient.dtype),
         scores=label,
         certified=judged.label_certified,
+        premises=premises_of(public) if judged.label_certified else (),
         outcome=judged.outcome,
         message=message,
         details={

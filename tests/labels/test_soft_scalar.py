@@ -256,3 +256,22 @@ def test_two_samples_or_another_loss_are_refused(expose):
         recover_labels(expose([1, 2]), "soft_scalar")
     with pytest.raises(Refused, match="trains with focal"):
         recover_labels(expose([1], loss=Focal()), "soft_scalar")
+
+
+def test_undeclared_local_steps_are_noticed_by_the_rank(expose):
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 10)).eval()
+    batch = Batch(torch.rand(1, 32, generator=torch.Generator().manual_seed(1)), torch.tensor([4]))
+    one, several = (observe(model, batch, training=training) for training in (None, FedAvg(steps=3, learning_rate=0.01)))
+    told = replace(several, public=one.public)
+    assert recover_labels(one, "soft_scalar").certified
+    found = recover_labels(told, "soft_scalar")
+    assert not found.certified
+    assert "rank one" in found.message
+
+
+def test_the_premises_stand_with_the_certificate(expose):
+    found = recover_labels(expose([4]), "soft_scalar")
+    assert found.certified
+    assert "the batch size is 1, as declared" in found.premises

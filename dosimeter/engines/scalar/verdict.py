@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dosimeter.client.training import sends_one_gradient
+from dosimeter.client.training import FedSGD, sends_one_gradient
 from dosimeter.engines.scalar.problem import Candidates, ScalarProblem
 from dosimeter.interfaces import Defense, Public
 from dosimeter.types import Outcome
@@ -17,6 +17,7 @@ BLURRED = 1e-2  # error of the label (L1) from which on a range of scalars fits
 UNEXPLAINED = 1e-2  # distance from the family beyond which no scalar fits, where the noise is unknown
 NOISE_FACTOR = 10.0  # times the noise's residual: up to there a scalar fits
 VISIBLE_ROW = 100.0  # times the noise's residual: a row of that size can check a scalar
+RANK_ONE = 16.0  # units of rounding: a gradient further from rank one is not one sample's, or not of one step
 SPARE_EQUATIONS = 2  # beyond the one that finds the scalar: with fewer, a label of another family fits by chance
 
 
@@ -36,7 +37,7 @@ def verdict(found: Candidates, problem: ScalarProblem, public: Public) -> Scalar
     """Judge the best candidate: does it fit, does no other, and is the update one sample's gradient by the protocol?"""
     explained = _best_fits(found)
     outcome, message = (Outcome.PARTIAL, _message_of_misfit(found, problem)) if not explained else _uniqueness(found)
-    doubt = doubt_of(public)
+    doubt = doubt_of(public) or _refutation(problem, public)
     if doubt:
         outcome = Outcome.PARTIAL
     elif outcome is Outcome.COMPLETED and not found.read and _spare_equations(found, problem) < SPARE_EQUATIONS:
@@ -64,6 +65,17 @@ def doubt_of(public: Public) -> str:
     if not sends_one_gradient(public.training):
         return f"a guess only: the update sums gradients of {public.training.name}'s local steps, which is not (p − y) fᵀ"
     return ""
+
+
+def _refutation(problem: ScalarProblem, public: Public) -> str:
+    """Why the gradient itself shows that it is not (p − y) fᵀ; "" where it does not.
+
+    Local steps that nobody declared sum gradients of different features, and a second sample adds its own. Neither sum has rank one.
+    A declared difference of weights is rounded as the weights are, so that its distance from rank one tells nothing.
+    """
+    if problem.noise <= RANK_ONE * problem.precision or not isinstance(public.training, FedSGD):
+        return ""
+    return "a guess only: the gradient has not rank one to its rounding, so it is not one gradient of one sample"
 
 
 def _changes_values(defense: Defense) -> bool:

@@ -231,7 +231,9 @@ def _select_distinct(equations: Equations, new: Candidates, found: Candidates, w
 
 def _no_candidates(equations: Equations) -> Candidates:
     empty = equations.basis.new_empty(0, equations.rank)
-    return Candidates(t=empty, labels=torch.empty(0, dtype=torch.long, device=empty.device), errors=empty, value=empty[:, 0])
+    return Candidates(
+        t=empty, labels=torch.empty(0, dtype=torch.long, device=empty.device), errors=empty, value=equations.basis.new_empty(0)
+    )
 
 
 def _concatenate(a: Candidates, b: Candidates) -> Candidates:
