@@ -26,15 +26,15 @@ SECONDS_BETWEEN_CHECKPOINTS = 60.0  # by default
 FINGERPRINT_DIGITS = 16  # hexadecimal: 64 bits
 
 
-def fingerprint(*parts: str | Tensor) -> str:
-    """A hash of text and of tensors to the last bit, in this order: 16 hexadecimal digits of SHA-256.
+def fingerprint(*parts: str | Tensor, digits: int = FINGERPRINT_DIGITS) -> str:
+    """A hash of text and of tensors to the last bit, in this order: the first hexadecimal digits of SHA-256.
 
     A tensor counts by its bytes alone. A caller for whom shapes or types matter passes them as text.
     """
     digest = hashlib.sha256()
     for part in parts:
         digest.update(part.encode() if isinstance(part, str) else _bytes_of(part))
-    return digest.hexdigest()[:FINGERPRINT_DIGITS]
+    return digest.hexdigest()[:digits]
 
 
 @contextmanager

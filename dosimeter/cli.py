@@ -126,7 +126,7 @@ def _audit(options: argparse.Namespace) -> int:
     from dosimeter.runs.audit import AuditConfig, run_suite
     from dosimeter.runs.audited_client import prepare
     from dosimeter.runs.defense_grid import DefenseGrid, grid_of, run_grid
-    from dosimeter.runs.gate import parse_condition
+    from dosimeter.runs.gate import caveat, parse_condition
     from dosimeter.terminal.audit import print_audit
     from dosimeter.terminal.progress import progress_bar
 
@@ -150,8 +150,8 @@ def _audit(options: argparse.Namespace) -> int:
         _print_json({"verdicts": verdicts, "records": records, "report": str(path), "failures": failures, "untested": untested})
     else:
         print_audit(result, path)
-    for failure in failures:
-        say(failure)
+    for sentence in (*failures, *filter(None, (caveat(condition, result.records) for condition in conditions))):
+        say(sentence)
     if failures:
         return 1
     if conditions and result.resumed:

@@ -44,6 +44,7 @@ DETAILS: dict[str, Any] = {
     "message": str,
     "objective": Number,
     "objective_at_truth": Number,
+    "theorem": str,
     "unavailable": dict[str, str],
 }
 GUARANTEE: dict[str, Any] = {"epsilon": Number, "delta": Number, "unit": str, "source": str}

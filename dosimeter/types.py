@@ -212,6 +212,6 @@ class Record:
     reason: str
     warnings: list[str]
     seconds: float
-    versions: dict[str, str]
+    versions: dict[str, str]  # of the packages; and "threads", since the last bits depend on their number
     details: dict[str, Any] = field(default_factory=dict)
     pictures: list[dict[str, Any]] = field(default_factory=list)  # truth, recovery and nulls as PNG data, small

@@ -4,7 +4,7 @@ import copy
 import inspect
 import json
 import re
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import pytest
 import torch
@@ -14,6 +14,8 @@ import dosimeter as dm
 from dosimeter.config import construct, describe
 from dosimeter.interfaces import ActiveAttack, Attack, Defense, FeatureRecovery, LabelRecovery, Loss, Metric, Training
 from dosimeter.registry import ATTACKS, DEFENSES, FEATURES, LABELS, LOSSES, METHODS, METRICS, TRAININGS, Registry, options_of
+from dosimeter.runs.experiment import run
+from dosimeter.runs.measurement import AuditedClient, Measurement
 from dosimeter.types import Knowledge, Refused
 
 # For options without a default: a value with which the method can be built.
@@ -69,6 +71,28 @@ def exposures(digits, classifier):
     for model, chosen in ((classifier, distinct), (normed, distinct), (classifier, distinct[:1]), (bare, distinct[:1])):
         batch = dm.Batch(images[chosen].clone(), labels[chosen].clone())
         yield batch, dm.observe(model, batch, auxiliary=auxiliary)
+
+
+def measurement_of(registry: Registry, method) -> Measurement:
+    if registry is LABELS:
+        return Measurement(labels=method)
+    return Measurement(labels="optimised", **{"features" if registry is FEATURES else "attack": method})
+
+
+@pytest.mark.parametrize(("registry", "name"), SERVER, ids=identify)
+def test_only_a_theorem_makes_a_method_impossible(classifier, batch, registry, name):
+    """A zero update is impossible by its theorem. Where hardly anything is granted, a method runs or is not attempted."""
+    client, measurement = AuditedClient(model=classifier, batch=batch), measurement_of(registry, build(registry, name, fast=True))
+    exposure = dm.observe(classifier, batch)
+    zero = replace(exposure, update={layer: torch.zeros_like(change) for layer, change in exposure.update.items()})
+    record = run(client, measurement, exposure=zero)
+    assert (record.outcome, record.verdict) == ("impossible", "impossible here")
+    assert record.details["theorem"] in record.reason
+    scant = replace(exposure, update={"0.weight": exposure.update["0.weight"]}, public=replace(exposure.public, batch_size=None))
+    record = run(client, measurement, exposure=scant)
+    assert record.verdict != "impossible here"
+    assert "theorem" not in record.details
+    assert record.metrics or (record.outcome, record.verdict) == ("not attempted", "not attempted")
 
 
 def tensors(value):

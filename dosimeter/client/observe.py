@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -18,11 +20,13 @@ from dosimeter.client.checks import (
     warn_outside_bounds,
 )
 from dosimeter.client.losses import CrossEntropy
+from dosimeter.client.server_copy import server_copy
 from dosimeter.client.training import FedSGD
 from dosimeter.interfaces import Client, Defense, Exposure, Loss, Public, Training
+from dosimeter.network.copies import deep_copy
 from dosimeter.network.head import copy_of
 from dosimeter.options import PositiveInt, check_value
-from dosimeter.randomness import generator, global_seed
+from dosimeter.randomness import generator, global_seed, secret_of
 from dosimeter.registry import DEFENSES, LOSSES, TRAININGS
 from dosimeter.types import Batch, Impossible, Normalization, Update
 
@@ -41,28 +45,34 @@ def observe(
 ) -> Exposure:
     """Let a client train on `batch` behind `defenses`, and return all that the server then has.
 
-    The model's current mode (train or eval) is the client's mode. Neither the model nor the batch is changed. The exposure
-    holds copies, so that later changes to either do not reach it.
+    The model's current mode (train or eval) is the client's mode. Neither the model nor the batch is changed. The exposure's model is
+    a copy made before the client trains. The client trains on another copy, which is thrown away with all that the model's own code
+    kept of the batch. The client's random numbers depend on the seed and on its batch, so that nobody without the batch can draw
+    them again.
     """
     scale: Normalization = check_value(Normalization, normalization or Normalization(), "normalization")
     training, loss = TRAININGS.resolve(training or FedSGD()), LOSSES.resolve(loss or CrossEntropy())
     defenses = [DEFENSES.resolve(defense) for defense in defense_list(defenses)]
     seed, declare_batch_size = check_value(int, seed, "seed"), check_value(bool, declare_batch_size, "declare_batch_size")
-    classes = check_batch(model, batch, "batch", loss)
-    client = Client(model=copy_of(model), batch=batch, training=training, loss=loss)
+    check_model(model)
+    classes = check_batch(copy_of(model), batch, "batch", loss)
+    client = Client(model=server_copy(model, batch), batch=batch, training=training, loss=loss)
     if auxiliary is not None:
         check_batch(client.model, auxiliary, "auxiliary", loss)
         auxiliary = Batch(auxiliary.inputs.detach().clone(), auxiliary.targets.detach().clone())
     warn_outside_bounds(batch.inputs, scale)
+    secret = secret_of(batch.inputs, batch.targets)
     for position, defense in enumerate(defenses):
-        client = defense(client, generator(seed, f"defense {position} {defense.name}", batch.inputs.device))
-    with global_seed(seed, "training"):
+        client = _defend(client, defense, seed, f"defense {position} {defense.name}", secret)
+    with global_seed(seed, "training", secret):
         update = _train(client)
     for transform in client.outgoing:
         update = transform(update)
     if not update:
         names = ", ".join(defense.name for defense in defenses)
-        raise Impossible(f"{names}: every layer that this model trains is withheld", theorem="what is not sent tells nothing")
+        raise Impossible(
+            f"{names}: every layer that this model trains is withheld", theorem="nothing is sent, so there is nothing to attack"
+        )
     public = Public(
         input_shape=tuple(client.batch.inputs.shape[1:]),
         classes=classes,
@@ -79,9 +89,24 @@ def observe(
     return exposure
 
 
+def _defend(client: Client, defense: Defense, seed: int, role: str, secret: str) -> Client:
+    """The client behind one more defense. A defense of the model draws in public, since the server has the model.
+
+    Any other defense gets a copy of the model to run the batch through, so that nothing of the batch stays in the server's.
+    """
+    device = client.batch.inputs.device
+    if defense.side == "model":
+        return copy.deepcopy(defense)(client, generator(seed, role, device))
+    seen = copy_of(client.model)
+    defended = copy.deepcopy(defense)(replace(client, model=seen), generator(seed, role, device, secret))
+    return replace(defended, model=client.model) if defended.model is seen else defended
+
+
 def _train(client: Client) -> Update:
+    """The update, computed by copies of model, training and loss, which are then thrown away."""
+    model, training, loss = deep_copy(client.model), copy.deepcopy(client.training), copy.deepcopy(client.loss)
     try:
-        return client.training(client.model, client.batch.inputs, client.batch.targets, client.loss)
+        return training(model, client.batch.inputs, client.batch.targets, loss)
     except RuntimeError as error:
         raise ValueError(f"model: cannot be trained on this batch: {str(error).strip().splitlines()[0]}") from error
 

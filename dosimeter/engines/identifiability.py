@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from dosimeter.engines.subspace.spectrum import Spectrum, factor, noise_edge, rounding_unit
 from dosimeter.interfaces import Exposure
-from dosimeter.network.head import find_head
+from dosimeter.network.head import find_head, parameter_name
 from dosimeter.randomness import generator
 from dosimeter.types import Refused
 
@@ -43,7 +43,8 @@ def identifiability(exposure: Exposure) -> Identifiability:
     """What the gradient of each layer can determine: its rank, the bound on the rank, and the gap above the noise."""
     try:
         head = find_head(exposure)
-        head_name = head.name if head.weight_gradient is not None else None
+        owner = parameter_name(exposure.model, head.name, "weight").rpartition(".")[0]  # of a wrapped layer, the layer inside
+        head_name = owner if head.weight_gradient is not None else None
     except Refused:
         head_name = None
     size = exposure.public.batch_size

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dosimeter.interfaces import Exposure, Method
-from dosimeter.network.head import find_head
+from dosimeter.network.head import Head, find_head, parameter_name
 from dosimeter.types import Impossible, Knowledge, LabelEstimate, Refused
 
 ZERO_UPDATE = "the update is zero in every layer"
@@ -27,6 +27,12 @@ def check_needs(method: Method, exposure: Exposure, labels: LabelEstimate | None
             raise Refused(f"{method.name} needs {'the ' if need in NEEDS_WITH_ARTICLE else ''}{need.value}: {missing}")
 
 
+def _is_frozen(exposure: Exposure, head: Head) -> bool:
+    """Whether the client does not train the last layer, or trains something in its place, as LoRA does."""
+    parameter = dict(exposure.model.named_parameters()).get(parameter_name(exposure.model, head.name, "weight"))
+    return parameter is not None and not parameter.requires_grad
+
+
 def _missing(need: Knowledge, exposure: Exposure, labels: LabelEstimate | None) -> str:
     """Why `need` is not granted here, or nothing where it is."""
     public = exposure.public
@@ -36,7 +42,7 @@ def _missing(need: Knowledge, exposure: Exposure, labels: LabelEstimate | None) 
             if not head.alone:
                 return "the last layer shares its weight with another, and only the sum of their gradients is sent"
             if head.weight_gradient is None:
-                return "the client withholds the last layer"
+                return "the last layer is frozen" if _is_frozen(exposure, head) else "the client withholds the last layer"
         case Knowledge.BIAS_GRADIENT:
             head = find_head(exposure)
             if head.bias is None:

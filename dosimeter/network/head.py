@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from dosimeter.interfaces import Exposure
+from dosimeter.network.copies import deep_copy
 from dosimeter.network.probing import evaluation_mode, forward, input_of, record_calls
 from dosimeter.randomness import generator
 from dosimeter.types import Refused
@@ -66,17 +66,31 @@ def find_head(exposure: Exposure) -> Head:
     public = exposure.public
     proof = _proof_of(exposure.model, public.input_shape, allow_shift=public.loss.shift_invariant)
     weight, bias = _parameters(exposure.model.get_submodule(proof.name))
-    prefix = f"{proof.name}." if proof.name else ""
     return Head(
         name=proof.name,
         weight=weight.detach(),
         bias=None if bias is None else bias.detach(),
-        weight_gradient=exposure.update.get(prefix + "weight"),
-        bias_gradient=None if bias is None else exposure.update.get(prefix + "bias"),
+        weight_gradient=_sent(exposure, proof.name, "weight"),
+        bias_gradient=None if bias is None else _sent(exposure, proof.name, "bias"),
         non_negative=proof.non_negative,
         alone=proof.alone,
         precision=proof.precision,
     )
+
+
+def _sent(exposure: Exposure, layer: str, which: str) -> Tensor | None:
+    change = exposure.update.get(f"{layer}.{which}" if layer else which)
+    return change if change is not None else exposure.update.get(parameter_name(exposure.model, layer, which))
+
+
+def parameter_name(model: nn.Module, layer: str, which: str) -> str:
+    """The name of a layer's weight or bias in an update. A wrapper, such as PEFT's `modules_to_save`, holds the parameter further down."""
+    own = f"{layer}.{which}" if layer else which
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    if own in parameters:
+        return own
+    tensor = getattr(model.get_submodule(layer), which, None)
+    return next((name for name, parameter in parameters.items() if parameter is tensor), own)
 
 
 def locate_head(model: nn.Module, input_shape: tuple[int, ...], allow_shift: bool = True) -> tuple[str, bool]:
@@ -100,7 +114,7 @@ def _proof_of(model: nn.Module, input_shape: tuple[int, ...], allow_shift: bool)
 
 def copy_of(model: nn.Module) -> nn.Module:
     """A deep copy that shares the model's proofs, so that a server with many updates of one model proves it once."""
-    twin = copy.deepcopy(model)
+    twin = deep_copy(model)
     _KNOWN[twin] = (_state(twin)[0], _proofs(model)[0])
     return twin
 
@@ -183,7 +197,7 @@ def _is_alone(model: nn.Module, name: str, features: Tensor, inputs: Tensor, pre
 
     True where it cannot be told: the weight is no parameter, or has no gradient at all.
     """
-    key = f"{name}.weight" if name else "weight"
+    key = parameter_name(model, name, "weight")
     parameters = {other: parameter.detach() for other, parameter in model.named_parameters(remove_duplicate=False)}
     if key not in parameters:
         return True

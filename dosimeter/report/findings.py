@@ -24,6 +24,7 @@ class Finding:
     reason: str = ""
     method: str = ""
     setting: str = ""
+    under_optimised: bool = False  # no leak is shown, and an attack stopped short
 
 
 def findings(records: Sequence[Record]) -> list[Finding]:
@@ -48,6 +49,7 @@ def findings(records: Sequence[Record]) -> list[Finding]:
                 meaning=surface.meaning(judged.verdict),
                 reason=judged.reason,
                 method=judged.method,
+                under_optimised=judged.under_optimised,
                 setting=next(setting.name for setting in settings if telling in setting.records),
             )
         )
@@ -58,10 +60,11 @@ def headline(found: Sequence[Finding]) -> str:
     """All verdicts in one sentence."""
     by_state: dict[str, list[str]] = {}
     for finding in found:
-        by_state.setdefault(finding.state, []).append(finding.surface)
+        by_state.setdefault("under-optimised" if finding.under_optimised else finding.state, []).append(finding.surface)
     phrases = {
         "leaked": "{} leaked",
         "not-attempted": "nothing tried on {}, which says nothing about safety",
+        "under-optimised": "no leak of {} shown at this budget by attacks that were under-optimised, so more steps may show more",
         "not-shown": "no leak of {} shown at this budget",
         "impossible": "recovery of {} impossible here",
         "not-measured": "{} not measured",

@@ -10,12 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from dosimeter.artefacts import fingerprint
-from dosimeter.client.checks import check_batch
+from dosimeter.client.checks import check_batch, check_model
 from dosimeter.data.dataset import ImageSet
 from dosimeter.data.load import load_images
 from dosimeter.data.samplers import Random
 from dosimeter.interfaces import Sampler
 from dosimeter.models.loading import ModelConfig, load_model
+from dosimeter.network.copies import deep_copy
+from dosimeter.network.head import copy_of
 from dosimeter.normalization import from_pixels
 from dosimeter.options import NonNegativeInt, OptionError, PositiveInt, check_fields
 from dosimeter.progress import advance
@@ -78,7 +80,7 @@ def prepare(model_config: ModelConfig, data_config: DataConfig, *, seed: int = 0
         return Batch(from_pixels(images.images[indices], normalization).to(like), images.labels[indices].to(device))
 
     private_batch = batch(private)
-    check_batch(model, private_batch, "data")
+    check_batch(deep_copy(model), private_batch, "data")  # a model may keep what it sees
     if model_config.epochs:
         train_model(model, batch(public), model_config.epochs, seed)
     model.train(model_config.mode == "train")
@@ -114,10 +116,12 @@ def client_from(
 ) -> AuditedClient:
     """The client made of the caller's own model and batches."""
     normalization = normalization or Normalization()
-    check_batch(model, batch, "batch")
+    check_model(model)
+    trial = copy_of(model)  # a model may keep what it sees
+    check_batch(trial, batch, "batch")
     for path, samples in (("auxiliary", auxiliary), ("foreign", foreign)):
         if samples is not None:
-            check_batch(model, samples, path)
+            check_batch(trial, samples, path)
     judged, where = (auxiliary, "the auxiliary data") if auxiliary is not None else (batch, "the private batch itself")
     return AuditedClient(
         model=model,
@@ -129,7 +133,7 @@ def client_from(
             "model": type(model).__name__,
             "stage": "as handed over",
             "data": "handed over",
-            "accuracy": measure_accuracy(model, judged),
+            "accuracy": measure_accuracy(trial, judged),
             "accuracy_on": where,
             **fingerprints_of(model, batch),
         },

@@ -19,7 +19,7 @@ from dosimeter.runs.server import run_attack, run_feature_recovery, run_label_re
 from dosimeter.surfaces.scores import Scores
 from dosimeter.surfaces.scoring import score
 from dosimeter.surfaces.surface import Surface, surface_named
-from dosimeter.surfaces.verdicts import refusal_of, verdict_of_failure
+from dosimeter.surfaces.verdicts import Verdict, refusal_of, verdict_of_failure
 from dosimeter.types import Batch, FeatureEstimate, Impossible, LabelEstimate, Outcome, Reconstruction, Record, Refused
 
 FOREIGN_SEED_OFFSET = 1_000_003  # between the seed of a client and that of the foreign one
@@ -74,6 +74,9 @@ def run(
             | _counters(measurement, exposure)
         )
     verdict, reason = surface.judge(found, scores, attempts)
+    short = _shortfalls(surface, found, details)
+    if verdict is Verdict.NOT_SHOWN:
+        reason = "; ".join([reason, *short])
     metrics, nulls = scores.as_lists()
     said = [str(warning.message) for warning in caught if issubclass(warning.category, UserWarning)]
     return Record(
@@ -83,7 +86,7 @@ def run(
         outcome=found.outcome.value,
         verdict=verdict.value,
         reason=reason,
-        warnings=list(dict.fromkeys([*said, *scores.warnings, *_shortfalls(surface, found, details)])),
+        warnings=list(dict.fromkeys([*said, *scores.warnings, *short])),
         seconds=seconds,
         details=details,
         pictures=surface.pictures(found, client.batch, foreign, client.auxiliary or client.reference, scores),

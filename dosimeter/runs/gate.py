@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from dosimeter.registry import METRICS
 from dosimeter.surfaces.intervals import summarize
-from dosimeter.surfaces.judging import judge_surfaces
+from dosimeter.surfaces.judging import is_under_optimised, judge_surfaces
 from dosimeter.surfaces.surface import surface_names
 from dosimeter.surfaces.verdicts import UTILITY, Verdict, verdict_of
 from dosimeter.types import Record
@@ -159,3 +159,14 @@ def _why_absent(record: Record, metric: str) -> str:
     unavailable = record.details.get("unavailable")
     reason = unavailable.get(metric) if isinstance(unavailable, dict) else None
     return f"{record.method}: {reason or record.reason}"
+
+
+def caveat(condition: Condition | LeakCondition, records: Sequence[Record]) -> str:
+    """A sentence where a condition is not met and attacks on its surface were under-optimised; else an empty text."""
+    if condition.failure(records):
+        return ""
+    surfaces = surface_names() if condition.surface is None else [condition.surface]
+    short = dict.fromkeys(
+        record.method for record in records if record.surface in surfaces and record.surface != UTILITY and is_under_optimised(record)
+    )
+    return f"not failed on {condition}, but {', '.join(short)} under-optimised: more steps may show more" if short else ""

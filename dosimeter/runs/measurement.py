@@ -111,7 +111,9 @@ def facts_of(client: AuditedClient, protocol: Protocol) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    return {"dosimeter": __version__, "torch": torch.__version__, "python": platform.python_version()}
+    """What a run's last bits depend on beside its seed: versions, and PyTorch's threads, whose number changes the order of sums."""
+    threads = str(torch.get_num_threads())
+    return {"dosimeter": __version__, "torch": torch.__version__, "python": platform.python_version(), "threads": threads}
 
 
 def _threat_model(client: AuditedClient, measurement: Measurement) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from dosimeter.engines.identifiability import identifiability
 from dosimeter.interfaces import Exposure
 from dosimeter.metrics.feature_error import FeatureError
+from dosimeter.network.copies import deep_copy
 from dosimeter.network.head import find_head
 from dosimeter.network.probing import input_of
 from dosimeter.normalization import from_pixels
@@ -156,7 +157,7 @@ def score_features(found: FeatureEstimate, comparison: Comparison) -> Scores:
     exposure, foreign, auxiliary, truth = comparison.exposure, comparison.foreign, comparison.auxiliary, comparison.truth
     if exposure is None:
         raise ValueError("exposure: scoring features needs the exposure they were recovered from, whose model gives the true ones")
-    model = exposure.model
+    model = deep_copy(exposure.model)  # a model may keep what it sees, and the exposure is the server's
     head = find_head(exposure).name
     parameter = next(model.parameters())
 

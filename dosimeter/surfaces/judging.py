@@ -18,6 +18,7 @@ class SurfaceVerdict:
     verdict: Verdict
     reason: str
     method: str  # of that record, "" where there is none
+    under_optimised: bool = False  # no leak is shown, and an attack stopped short of what its own objective allows
 
 
 def judge_surfaces(records: Iterable[Record]) -> list[SurfaceVerdict]:
@@ -35,11 +36,20 @@ def gravity(record: Record) -> tuple[int, bool, float]:
     return -list(Verdict).index(verdict_of(record)), proved, surface_named(record.surface).advantage(record)
 
 
+def is_under_optimised(record: Record) -> bool:
+    """Whether the truth has a lower objective than the attack reached, so that more steps may show more."""
+    return bool(surface_named(record.surface).shortfalls(record.details))
+
+
 def _judge_surface(surface: str, group: list[Record]) -> SurfaceVerdict:
     worst = max(group, key=gravity)
     verdict = verdict_of(worst)
     if verdict not in (Verdict.NOT_ATTEMPTED, Verdict.IMPOSSIBLE):
-        return SurfaceVerdict(surface=surface, verdict=verdict, reason=worst.reason, method=worst.method)
+        short = [record.method for record in group if is_under_optimised(record)] if verdict is Verdict.NOT_SHOWN else []
+        reason = worst.reason
+        if short and not is_under_optimised(worst):
+            reason += f"; {', '.join(dict.fromkeys(short))} under-optimised, so more steps may show more"
+        return SurfaceVerdict(surface=surface, verdict=verdict, reason=reason, method=worst.method, under_optimised=bool(short))
     reason = "; ".join(dict.fromkeys(record.reason for record in group))
     if verdict is Verdict.NOT_ATTEMPTED and len(group) > 1:
         reason = f"none of {len(group)} methods runs in this threat model: {reason}"

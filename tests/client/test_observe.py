@@ -5,6 +5,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import dosimeter as dm
+from dosimeter.randomness import generator, global_seed
 
 
 def test_the_server_cannot_reach_the_batch(classifier, batch):
@@ -92,3 +93,44 @@ def test_what_was_received_is_checked(classifier, batch):
             dm.receive(classifier, update, **({"input_shape": (1, 8, 8)} | wrong))
     with pytest.raises(TypeError, match="update: expected tensors by parameter name"):
         dm.receive(classifier, [1, 2], input_shape=(1, 8, 8))
+
+
+@pytest.mark.parametrize("defense", [{"name": "gaussian_noise", "std": 1.0}, {"name": "dpsgd", "max_norm": 1.0, "noise_multiplier": 1.0}])
+def test_a_server_that_knows_the_seed_cannot_draw_the_noise_again(classifier, batch, defense):
+    """With the right batch the noise can be drawn again; with the seed, the role and any other batch it cannot."""
+    options = {key: value for key, value in defense.items() if key != "name"}
+    noisy = dm.defense(defense["name"], **options)
+    exposure = dm.observe(classifier, batch, defenses=(noisy,), seed=7)
+    clean = dm.observe(
+        classifier, batch, defenses=(dm.defense("dpsgd", max_norm=1.0, noise_multiplier=0.0),) if "max_norm" in options else ()
+    )
+    name = "5.weight"
+    noise = exposure.update[name] - clean.update[name]
+    guessed = dm.Batch(batch.inputs + 1e-3, batch.targets)
+    elsewhere = dm.observe(classifier, guessed, defenses=(noisy,), seed=7).update[name] - clean.update[name]
+    assert abs(float(torch.corrcoef(torch.stack([noise.flatten(), elsewhere.flatten()]))[0, 1])) < 0.5
+    for role in (f"defense 0 {noisy.name}", "training", "labels ilrg"):
+        drawn = torch.randn(noise.shape, generator=generator(7, role))
+        assert abs(float(torch.corrcoef(torch.stack([noise.flatten(), drawn.flatten()]))[0, 1])) < 0.5
+
+
+def test_nothing_in_an_exposure_is_the_seed(classifier, batch):
+    exposure = dm.observe(classifier, batch, defenses=(dm.defense("gaussian_noise", std=0.1),), seed=987654321)
+    assert "987654321" not in repr(exposure.public)
+
+
+def test_dropout_masks_are_the_clients_secret(batch):
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 32), torch.nn.Dropout(0.5), torch.nn.Linear(32, 10)).train()
+    first, again = dm.observe(model, batch, seed=1), dm.observe(model, batch, seed=1)
+    assert all(torch.equal(first.update[name], again.update[name]) for name in first.update)
+    with global_seed(1, "training"):
+        guessed = dm.FedSGD()(model, batch.inputs, batch.targets, dm.CrossEntropy())
+    assert not torch.equal(guessed["1.weight"], first.update["1.weight"])
+
+
+def test_a_bottleneck_of_the_model_is_drawn_in_public(batch):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Linear(32, 10)).train()
+    other = dm.Batch(batch.inputs.flip(0), batch.targets)
+    one, two = (dm.observe(model, samples, defenses=("precode",), seed=4).model.state_dict() for samples in (batch, other))
+    assert all(torch.equal(one[name], two[name]) for name in one)

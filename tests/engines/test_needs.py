@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 import dosimeter as dm
-from dosimeter.engines.needs import check_needs
+from dosimeter.engines.needs import check_needs, check_possible
 from dosimeter.interfaces import Exposure, Method
-from dosimeter.types import Knowledge, LabelEstimate
+from dosimeter.types import Impossible, Knowledge, LabelEstimate, Refused
 
 LABELS = LabelEstimate(counts=torch.tensor([1, 1]), labels=torch.tensor([0, 1]))
 
@@ -37,6 +37,20 @@ def without(exposure: Exposure, *names: str) -> Exposure:
 
 def with_public(exposure: Exposure, **changes) -> Exposure:
     return replace(exposure, public=replace(exposure.public, **changes))
+
+
+def test_a_frozen_head_is_not_called_withheld(classifier, batch):
+    classifier[5].requires_grad_(False)
+    with pytest.raises(Refused, match="the last layer is frozen"):
+        check_needs(method_that_needs(Knowledge.HEAD_GRADIENT), dm.observe(classifier, batch), None)
+
+
+def test_a_zero_update_is_impossible_by_a_theorem(granted):
+    check_possible(granted)
+    zero = replace(granted, update={name: torch.zeros_like(change) for name, change in granted.update.items()})
+    with pytest.raises(Impossible, match="zero in every layer: all batches that give a zero update look the same") as proof:
+        check_possible(zero)
+    assert proof.value.theorem.endswith("no method can tell them apart")
 
 
 @pytest.mark.parametrize("need", Knowledge)

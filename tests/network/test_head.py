@@ -1,8 +1,11 @@
+import copy
+
 import pytest
 import torch
 from torch import nn
 
 from dosimeter.client.observe import observe
+from dosimeter.engines.identifiability import identifiability
 from dosimeter.network.head import copy_of, find_head, locate_head
 from dosimeter.network.probing import input_of
 from dosimeter.runs.server import recover_labels
@@ -208,3 +211,37 @@ def test_what_is_proved_in_one_mode_is_kept_through_the_other(monkeypatch):
     locate_head(model.train(), (16,))
     monkeypatch.setattr("dosimeter.network.head._prove", None)
     assert locate_head(model.eval(), (16,)) == ("classify", True)
+
+
+class SavedModule(nn.Module):
+    """What PEFT puts in place of a module of `modules_to_save`: the frozen original, and a copy that is trained and used."""
+
+    def __init__(self, original: nn.Linear) -> None:
+        super().__init__()
+        self.modules_to_save = nn.ModuleDict({"default": copy.deepcopy(original)})
+        self.original_module = original.requires_grad_(False)
+
+    @property
+    def weight(self):
+        return self.modules_to_save["default"].weight
+
+    @property
+    def bias(self):
+        return self.modules_to_save["default"].bias
+
+    def forward(self, inputs):
+        return self.modules_to_save["default"](inputs)
+
+
+def test_a_head_that_peft_saves_is_not_withheld(classifier, batch):
+    plain = observe(classifier, batch)
+    wrapped = copy.deepcopy(classifier)
+    wrapped[5] = SavedModule(wrapped[5])
+    exposure = observe(wrapped, batch)
+    head = find_head(exposure)
+    assert (head.name, head.alone) == ("5", True)
+    assert torch.equal(head.weight_gradient, plain.update["5.weight"])
+    assert torch.equal(head.bias_gradient, plain.update["5.bias"])
+    for method in ("ilrg", "subspace"):
+        assert torch.equal(recover_labels(exposure, method).counts, recover_labels(plain, method).counts)
+    assert identifiability(exposure).separable == identifiability(plain).separable

@@ -39,6 +39,17 @@ def test_what_was_not_attempted_does_not_read_as_safe(make_record):
     assert "says nothing about safety" in found[1].meaning
 
 
+def test_the_headline_says_that_attacks_were_under_optimised(make_record):
+    short = make_record(
+        "inputs", "dlg", metrics={"psnr": [5.0]}, verdict="not shown at this budget", details={"objective": 2.0, "objective_at_truth": 1.0}
+    )
+    labels = make_record("labels", "ilrg", verdict="not shown at this budget", reason="as good as guessing")
+    assert headline(findings([short, labels])) == (
+        "No leak of inputs shown at this budget by attacks that were under-optimised, so more steps may show more; "
+        "no leak of labels shown at this budget; features not measured."
+    )
+
+
 def test_matrix_has_the_verdict_of_each_setting(audit_records):
     (bare, first), (noisy, second) = verdict_matrix(audit_records)
     assert (bare, noisy) == ("no defense", "gaussian_noise (std 0.1)")

@@ -10,6 +10,7 @@ from dosimeter.runs import experiment
 from dosimeter.runs.audited_client import DataConfig, client_from, prepare
 from dosimeter.runs.experiment import expose, run
 from dosimeter.runs.measurement import Measurement, key_of
+from dosimeter.surfaces.judging import judge_surfaces
 from dosimeter.surfaces.verdicts import Verdict
 from dosimeter.types import Refused
 
@@ -132,6 +133,10 @@ def test_under_optimisation_is_said(subject):
     record = run(subject, Measurement(attack=dm.attack("inverting_gradients", steps=1)))
     assert record.details["objective"] > record.details["objective_at_truth"]
     assert any(warning.startswith("under-optimised") for warning in record.warnings)
+    assert record.verdict == "not shown at this budget"
+    assert "under-optimised: the attack ended at objective" in record.reason
+    (verdict,) = judge_surfaces([record])
+    assert (verdict.under_optimised, verdict.reason) == (True, record.reason)
 
 
 def test_private_foreign_and_auxiliary_samples_are_disjoint():

@@ -2,7 +2,7 @@ import dataclasses
 
 import pytest
 
-from dosimeter.runs.gate import furthest_trip, parse_condition
+from dosimeter.runs.gate import caveat, furthest_trip, parse_condition
 from dosimeter.types import Record
 
 BLANK = Record(
@@ -152,3 +152,13 @@ def test_a_theorem_is_an_answer():
         assert parse_condition(text).failure([proved]) is None
     cost = dataclasses.replace(record("utility"), verdict="")
     assert parse_condition("utility.accuracy.median < 0.8").why_untested([cost]) == "nothing that ran measures utility.accuracy (dlg: )"
+
+
+def test_a_pass_of_under_optimised_attacks_is_said_to_be_one():
+    details = {"objective": 2.0, "objective_at_truth": 1.0}
+    short = dataclasses.replace(record(psnr=[10.0]), verdict="not shown at this budget", details=details)
+    for text in ("inputs.psnr.median > 20", "inputs.leaked", "leaked"):
+        said = caveat(parse_condition(text), [short, dataclasses.replace(short, method="sapag", details={})])
+        assert said == f"not failed on {text}, but dlg under-optimised: more steps may show more"
+    assert caveat(parse_condition("inputs.psnr.median > 5"), [short]) == ""
+    assert caveat(parse_condition("labels.insacc.median > 0.5"), [short]) == ""

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+import torch
 
 import dosimeter as dm
 from dosimeter.options import OptionError
@@ -54,6 +55,7 @@ def test_the_identity_tells_the_threat_model(client):
     assert (identity["surface"], identity["method"], identity["seed"]) == ("inputs", "dlg", 4)
     assert identity["key"] == key_of(client, Measurement(labels=LABELS, attack=ATTACK, declare_batch_size=False, seed=4))
     assert identity["versions"] == versions()
+    assert identity["versions"]["threads"] == str(torch.get_num_threads())
     told = identity["threat_model"]
     assert told["labels"] == "recovered by ilrg"
     assert (told["auxiliary"], told["batch_size"], told["batch_size_declared"]) == (6, 6, False)

@@ -74,3 +74,14 @@ def test_lower_errors_are_graver():
 @pytest.mark.parametrize("surface", ["labels", "features", "inputs"])
 def test_a_record_without_scores_ranks_last(surface):
     assert gravity(record(surface))[2] == -math.inf
+
+
+def test_a_surface_without_a_leak_says_which_attacks_were_under_optimised():
+    done = record(method="done", metrics={"psnr": [9.0]}, objective=1.0, objective_at_truth=2.0)
+    short = record(method="short", metrics={"psnr": [5.0]}, objective=2.0, objective_at_truth=1.0)
+    (verdict,) = judge_surfaces([done, short])
+    assert (verdict.method, verdict.under_optimised) == ("done", True)
+    assert verdict.reason == "because of done; short under-optimised, so more steps may show more"
+    assert not judge_surfaces([done])[0].under_optimised
+    leaked = record(method="leaked", verdict=Verdict.LEAKED, metrics={"psnr": [30.0]})
+    assert not judge_surfaces([leaked, short])[0].under_optimised

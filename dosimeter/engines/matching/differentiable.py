@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from dosimeter.client.training import leaves
@@ -86,8 +86,11 @@ def _reason_in_slope(problem: Problem, variables: Tensor) -> str:
             distances.append(float(evaluation.distance[0]))
     if all(abs(distance - of_nothing) <= 1e-6 * of_nothing for distance in distances):
         return "the model gives every start its label without any error, so that its update is 0 and no step can be taken"
+    reads_ids = any(isinstance(module, nn.Embedding | nn.EmbeddingBag) for module in problem.exposure.model.modules())
+    tokens = "; the inputs are ids of an embedding, and the rows of its gradient that are not zero name them" if reads_ids else ""
     return (
-        "the model passes no gradient to its inputs, as one that rounds or detaches them: no step can be taken, whatever the update holds"
+        "the model passes no gradient to its inputs, as one that rounds or detaches them: no step can be taken, "
+        f"whatever the update holds{tokens}"
     )
 
 

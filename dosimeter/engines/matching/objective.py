@@ -13,6 +13,7 @@ from dosimeter.client.training import FedSGD, Replayable, eager_gradient, functi
 from dosimeter.engines.matching.recipe import Recipe
 from dosimeter.engines.matching.second_order import lighten
 from dosimeter.interfaces import Exposure
+from dosimeter.network.copies import deep_copy
 from dosimeter.network.probing import InputWatch, copied_buffers
 from dosimeter.types import Update
 
@@ -38,7 +39,7 @@ class Objective:
     def __init__(self, exposure: Exposure, recipe: Recipe, targets: Tensor | None) -> None:
         self.public, self.recipe = exposure.public, recipe
         self.targets = targets  # (B,) or (B, C); None where the labels are optimised
-        self.model = copy.deepcopy(exposure.model)
+        self.model = deep_copy(exposure.model)
         lighten(self.model, grouped_only=True)
         self.trainable: Update = {name: p.detach() for name, p in self.model.named_parameters() if p.requires_grad}
         self.names = tuple(name for name in self.trainable if name in exposure.update)

@@ -1,4 +1,4 @@
-"""Convolutions and batch norms in forms with cheaper second derivatives. Values and parameter names stay the same."""
+"""Layers in forms with cheaper second derivatives, or with one where PyTorch's own have none. Values and parameter names stay the same."""
 
 from __future__ import annotations
 
@@ -13,13 +13,16 @@ Settings = tuple[list[int], list[int], list[int], int]  # stride, padding, dilat
 def lighten(model: nn.Module, *, grouped_only: bool) -> None:
     """Give plain convolutions, and plain batch norms in eval mode, their cheaper forms, in place; or grouped convolutions alone.
 
-    In eager double backward only grouped convolutions gain: it computes the slope at the kernel although nobody needs it.
+    In eager double backward only grouped convolutions gain: it computes the slope at the kernel although nobody needs it. A hardsigmoid
+    always gets the form that has a second derivative.
     """
     for module in model.modules():
         if _is_plain_convolution(module, grouped_only):
             module.__class__ = Convolution
         elif not grouped_only and _is_fixed_norm(module):
             module.__class__ = FixedNorm
+        elif type(module) is nn.Hardsigmoid:
+            module.__class__ = Hardsigmoid
 
 
 def _is_plain_convolution(module: nn.Module, grouped_only: bool) -> bool:
@@ -31,6 +34,13 @@ def _is_plain_convolution(module: nn.Module, grouped_only: bool) -> bool:
 def _is_fixed_norm(module: nn.Module) -> bool:
     plain = type(module) in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
     return plain and not module.training and getattr(module, "running_mean", None) is not None
+
+
+class Hardsigmoid(nn.Hardsigmoid):
+    """clamp(x + 3, 0, 6) / 6. PyTorch's own hardsigmoid has a first derivative only."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return (input + 3).clamp(0, 6) / 6
 
 
 class Convolution(nn.modules.conv._ConvNd):

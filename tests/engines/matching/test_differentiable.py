@@ -187,6 +187,43 @@ def test_a_start_at_the_truth_has_no_slope_and_is_attacked_all_the_same() -> Non
     assert found.objective == 0
 
 
+class Excited(nn.Module):
+    """A squeeze-and-excitation block as MobileNetV3 has it, whose gate is a hardsigmoid."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.gate = nn.Conv2d(2, 4, 3, padding=1), nn.Sequential(nn.Linear(4, 4), nn.Hardsigmoid())
+        self.head = nn.Linear(4 * 16, 5)
+
+    def forward(self, images: Tensor) -> Tensor:
+        maps = nn.functional.hardswish(self.conv(images))
+        return self.head((maps * self.gate(maps.mean((2, 3)))[:, :, None, None]).flatten(1))
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_a_hardsigmoid_is_no_obstacle(attack: str) -> None:
+    data = batch()
+    found = dm.reconstruct(dm.observe(seeded(Excited), data), attack, labels=data.targets, steps=20, **ATTACKS[attack])
+    assert found.outcome is dm.Outcome.COMPLETED
+    assert found.objective < float("inf")
+
+
+def test_ids_of_an_embedding_are_not_attempted_and_said_to_be_in_the_update() -> None:
+    class Words(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding, self.head = nn.Embedding(11, 4), nn.Linear(4, 5)
+
+        def forward(self, ids: Tensor) -> Tensor:
+            return self.head(self.embedding(ids.long()).mean(1))
+
+    ids = dm.Batch(torch.tensor([[1.0, 7.0, 3.0]]), torch.tensor([2]))
+    exposure = dm.observe(seeded(Words), ids, normalization=dm.Normalization(mean=(0.0,), std=(0.1,)))
+    found = dm.reconstruct(exposure, "inverting_gradients", labels=torch.tensor([2]), steps=5)
+    assert found.outcome is dm.Outcome.NOT_ATTEMPTED
+    assert "the rows of its gradient that are not zero name them" in found.message
+
+
 class Gated(nn.Module):
     """A network that a first unit switches on where the first pixel is bright."""
 

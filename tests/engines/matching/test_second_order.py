@@ -56,6 +56,18 @@ def test_the_cheaper_form_gives_the_numbers_of_pytorch_s_own(name: str) -> None:
     assert dict(own.state_dict()).keys() == dict(light.state_dict()).keys()
 
 
+def test_a_hardsigmoid_keeps_its_values_and_gains_a_second_derivative() -> None:
+    own, light = nn.Hardsigmoid(), nn.Hardsigmoid()
+    lighten(light, grouped_only=True)
+    at = torch.tensor([-9.0, -3.5, -2.9, -1.0, 0.3, 2.9, 3.1, 8.0], dtype=torch.float64, requires_grad=True)
+    assert torch.equal(own(at), light(at))
+    slopes = [torch.autograd.grad(module(at).sum(), at)[0] for module in (own, light)]
+    assert torch.allclose(*slopes, rtol=1e-7, atol=0)  # PyTorch holds its sixth in single precision
+    assert gradgradcheck(lambda x: light(0.9 * x) ** 2, at)
+    with pytest.raises(RuntimeError, match="hardsigmoid_backward is not implemented"):
+        gradgradcheck(lambda x: own(0.9 * x) ** 2, at)
+
+
 @pytest.mark.parametrize("name", LAYERS)
 def test_its_first_and_second_derivatives_are_those_of_finite_differences(name: str) -> None:
     _, light, inputs = pair(name)
