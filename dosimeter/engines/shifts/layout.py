@@ -13,12 +13,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dosimeter.engines.subspace.spectrum import ROUNDING_SLACK, noise_edge
+from dosimeter.engines.subspace.spectrum import NOISE_SLACK, ROUNDING_SLACK, noise_edge
 
 Offset = tuple[int, int]
 
 CENTRE: Offset = (0, 0)
 LEAST_GAP = 10.0  # between the last singular value of the signal and the first of the noise
+LEAST_TAIL = 12  # singular values that must look like white noise, where nothing is known of the noise
+DECOMPOSITION_SLACK = 20.0  # rounding units of the largest singular value
 LEAST_CORNER_GAP = 10.0  # between the corners' kernel and the rest
 
 
@@ -28,6 +30,7 @@ class Rank:
 
     positions: int  # n = B·H·W
     left: int  # n, or n − 1 behind a batch norm in train mode, whose slopes sum to zero
+    largest: float  # singular value
     smallest_kept: float  # singular value, over the largest
     largest_dropped: float  # singular value, over the largest; 0 where none is left
     noise: float  # standard deviation of one entry of the gradient
@@ -51,14 +54,14 @@ class NoLayout(ValueError):
     """Why a gradient does not show its maps: too many positions, no gap in its spectrum, or no grid."""
 
 
-def read_rank(gradient: Tensor, area: int, *, unit: float, batch_size: int | None = None) -> Rank:
+def read_rank(gradient: Tensor, area: int, *, unit: float, noise: float = 0.0, batch_size: int | None = None) -> Rank:
     """How many positions a layer's gradient (out, in, k, k) holds; refuses where its spectrum does not show it."""
     check_capacity(gradient, area, batch_size)
     gradient = gradient.to(torch.float64)
-    return find_rank(_Spectrum.of(gradient), gradient, area, unit=unit, batch_size=batch_size)
+    return find_rank(_Spectrum.of(gradient), gradient, area, unit=unit, noise=noise, batch_size=batch_size)
 
 
-def read_layout(gradient: Tensor, height: int, width: int, *, unit: float, batch_size: int | None = None) -> Layout:
+def read_layout(gradient: Tensor, height: int, width: int, *, unit: float, noise: float = 0.0, batch_size: int | None = None) -> Layout:
     """(out, in, k, k) -> the maps of the layer's input, for an odd kernel with stride 1 that keeps the grid's size.
 
     Two passes spread from the top left and from the bottom right corner. Their errors grow away from where they begin,
@@ -67,7 +70,7 @@ def read_layout(gradient: Tensor, height: int, width: int, *, unit: float, batch
     check_capacity(gradient, height * width, batch_size)
     gradient = gradient.to(torch.float64)
     spectrum = _Spectrum.of(gradient)
-    rank = find_rank(spectrum, gradient, height * width, unit=unit, batch_size=batch_size)
+    rank = find_rank(spectrum, gradient, height * width, unit=unit, noise=noise, batch_size=batch_size)
     if height * width == 1:
         return _single_position(spectrum, rank)
     first, corner_gap = _spread(gradient, spectrum, rank, height, width)
@@ -122,31 +125,51 @@ def check_capacity(gradient: Tensor, area: int, batch_size: int | None) -> None:
         )
 
 
-def find_rank(spectrum: _Spectrum, gradient: Tensor, area: int, *, unit: float, batch_size: int | None) -> Rank:
-    """The number of positions, a multiple of the grid's area; refuses where the spectrum does not show one."""
+def find_rank(spectrum: _Spectrum, gradient: Tensor, area: int, *, unit: float, noise: float, batch_size: int | None) -> Rank:
+    """The number of positions, a multiple of the grid's area; refuses where the spectrum does not show one.
+
+    Entries were rounded to `unit`, relative, and have added noise of the standard deviation `noise`.
+    """
     outputs, inputs = gradient.shape[:2]
     most = min(outputs, inputs) // area
     values, left = spectrum.right_values, spectrum.left_values
     if float(values[0]) == 0:
         raise NoLayout("the layer's gradient is zero")
     rounding = unit * float(gradient.square().mean().sqrt())
-    edge = ROUNDING_SLACK * noise_edge(rounding, gradient.numel() // inputs, inputs)
-    above = int((values > edge).sum())
-    if above % area or not above or above // area > most or (batch_size is not None and above != batch_size * area):
-        declared = "" if batch_size is None else f", where {batch_size} samples have {batch_size * area}"
-        raise NoLayout(f"{above} directions stand above the rounding, which is no whole number of {area} positions{declared}")
+    spoilt = math.hypot(ROUNDING_SLACK * rounding, NOISE_SLACK * noise)
+    rows = gradient.numel() // inputs
+    edge = max(noise_edge(spoilt, rows, inputs), DECOMPOSITION_SLACK * torch.finfo(values.dtype).eps * float(values[0]))
+    above, most = int((values > edge).sum()), min(most, batch_size or most)
+    if above % area or above > most * area or above == len(values):
+        above = _white_behind(values[: int(gradient.any(dim=3).any(dim=2).any(dim=0).sum())], rows, area) or above
+    if above % area or not 0 < above <= most * area:
+        expected = f"a whole number of {area} positions" if batch_size is None else f"the {batch_size * area} of {batch_size} samples"
+        raise NoLayout(f"{above} directions stand above the noise, not {expected}")
     dropped = float(values[above] / values[0]) if above < len(values) else 0.0
     kept = float(values[above - 1] / values[0])
     if kept < LEAST_GAP * dropped:
         raise NoLayout(f"no gap in the spectrum behind {above} directions: {kept:.2g} and then {dropped:.2g} of the largest")
-    left_edge = ROUNDING_SLACK * noise_edge(rounding, gradient.numel() // outputs, outputs)
+    left_edge = noise_edge(spoilt, gradient.numel() // outputs, outputs)
     left_rank = min(int((left > left_edge).sum()), above)
     if left_rank < above - 1:
         raise NoLayout(f"the slopes behind the layer have rank {left_rank}, fewer than its {above} positions")
     tail = values[above:]
-    spare = (gradient.numel() // inputs - above) * len(tail)
-    noise = max(rounding / 4, float((tail.square().sum() / max(spare, 1)).sqrt()))
-    return Rank(positions=above, left=left_rank, smallest_kept=kept, largest_dropped=dropped, noise=noise)
+    spare = (rows - above) * len(tail)
+    noise = max(rounding / 4, noise, float((tail.square().sum() / max(spare, 1)).sqrt()))
+    return Rank(positions=above, left=left_rank, largest=float(values[0]), smallest_kept=kept, largest_dropped=dropped, noise=noise)
+
+
+def _white_behind(values: Tensor, rows: int, area: int) -> int:
+    """The whole number of `area` positions behind which there is a gap and then white noise, however large; 0 where there is none.
+
+    Samples that hardly differ leave a gap too. What follows it then falls in steps, as white noise does not.
+    """
+    for kept in range(area, len(values) - max(2 * area, LEAST_TAIL), area):
+        tail = values[kept:]
+        deviation = float(tail.median()) / math.sqrt(rows - kept)
+        if values[kept - 1] > LEAST_GAP * tail[0] and tail[0] < NOISE_SLACK * noise_edge(deviation, rows - kept, len(tail)):
+            return kept
+    return 0
 
 
 def _spread(gradient: Tensor, spectrum: _Spectrum, rank: Rank, height: int, width: int) -> tuple[Tensor, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -13,14 +14,18 @@ from dosimeter.engines.shifts.convolutions import ConvolutionLayer, find_convolu
 from dosimeter.engines.shifts.layout import Layout, NoLayout, Rank, read_layout, read_rank
 from dosimeter.engines.shifts.scales import Scales, find_scales, shifted_maps, slopes_of
 from dosimeter.engines.shifts.unmixing import unmix
+from dosimeter.engines.subspace.distortion import distortion_of
 from dosimeter.engines.subspace.spectrum import rounding_unit
 from dosimeter.interfaces import Exposure, Public
 from dosimeter.types import MapEstimate, MapLayer, Outcome, Refused
 
 LARGEST_MISFIT = 1e-3  # of the layer's gradient by shifts of the maps, relative
+MISFIT_SLACK = 1.5  # over what the noise alone explains
+LARGEST_NOISE_SHARE = 0.1  # of the gradient's entries
 LARGEST_ERROR_BAR = 1e-2
 LAYOUT_SLACK = 8.0  # two passes over the grid share a part of their error
 SCALE_SLACK = 4.0
+MERGED_SLACK = 2.0  # slopes may differ less than maps do
 ZERO_NOISES = 50.0  # entries within as many standard deviations of zero are the ReLU's zeros
 
 
@@ -50,7 +55,7 @@ def recover_maps(exposure: Exposure, layer: str | None = None, *, seed: int = 0)
     if not chosen:
         names = ", ".join(one.name for one in convolutions) or "none"
         raise Refused(f"maps: the client sent no gradient of a layer {layer!r} that has maps; there are: {names}")
-    doubt = _doubt(exposure.public)
+    doubt, declared = _doubt(exposure.public), exposure.public.batch_size
     best: tuple[ConvolutionLayer, LayerMaps] | None = None
     tried: list[MapLayer] = []
     for one in chosen:
@@ -71,6 +76,8 @@ def recover_maps(exposure: Exposure, layer: str | None = None, *, seed: int = 0)
         reasons = "; ".join(f"{one.name}: {one.reason}" for one in tried)
         raise Refused(f"no layer shows its maps: {reasons}")
     where, found = best
+    if declared is not None and len(found.maps) < declared and not doubt:
+        doubt = f"guesses only: {len(found.maps)} maps explain the gradient of {declared} samples, so that a map may be the mean of several"
     certified = torch.zeros_like(found.certified) if doubt else found.certified
     return MapEstimate(
         maps=found.maps,
@@ -88,7 +95,20 @@ def recover_maps(exposure: Exposure, layer: str | None = None, *, seed: int = 0)
 def _rank(exposure: Exposure, layer: ConvolutionLayer) -> Rank:
     if layer.obstacle:
         raise NoLayout(layer.obstacle)
-    return read_rank(layer.gradient, layer.positions, unit=rounding_unit(layer.gradient), batch_size=exposure.public.batch_size)
+    noise = declared_noise(layer.gradient, exposure.public)
+    return read_rank(
+        layer.gradient, layer.positions, unit=rounding_unit(layer.gradient), noise=noise, batch_size=exposure.public.batch_size
+    )
+
+
+def declared_noise(change: Tensor, public: Public) -> float:
+    """The standard deviation of an entry's error by what the defenses in force say, 0 where they say nothing."""
+    known = distortion_of(change, public)
+    if known is None:
+        return 0.0
+    hidden = torch.where(known.live, 0, known.high - known.low)  # an entry that was emptied lies somewhere between its bounds
+    spread = float(torch.where(hidden.isfinite(), hidden, 0).double().square().mean().div(12))
+    return math.hypot(known.noise, math.sqrt(spread))
 
 
 def _tried(layer: ConvolutionLayer, rank: Rank | None, certified: int, reason: str) -> MapLayer:
@@ -108,7 +128,7 @@ def _doubt(public: Public) -> str:
     """Why nothing is certified here, "" where the update is one gradient as training gave it."""
     if not sends_one_gradient(public.training):
         return f"guesses only: the update sums gradients of {public.training.name}'s local steps"
-    changing = [one.name for one in public.defenses if one.distorts() or one.scaling() in ("layers", "unknown")]
+    changing = [one.name for one in public.defenses if (one.distorts() and not one.is_modelled()) or one.scaling() in ("layers", "unknown")]
     if changing:
         return f"guesses only: {', '.join(changing)} may change the gradient's entries"
     return ""
@@ -119,7 +139,8 @@ def recover_layer(exposure: Exposure, layer: ConvolutionLayer, *, batch_size: in
     if layer.obstacle:
         raise NoLayout(layer.obstacle)
     unit = rounding_unit(layer.gradient)
-    layout = read_layout(layer.gradient, layer.height, layer.width, unit=unit, batch_size=batch_size)
+    noise = declared_noise(layer.gradient, exposure.public)
+    layout = read_layout(layer.gradient, layer.height, layer.width, unit=unit, noise=noise, batch_size=batch_size)
     if not layer.non_negative and len(layout.maps) > 1:
         raise NoLayout("the layer's inputs can be negative, so nothing tells its samples apart")
     mixtures, errors = layout.maps.flatten(1), layout.disagreement.flatten(1)
@@ -137,10 +158,12 @@ def recover_layer(exposure: Exposure, layer: ConvolutionLayer, *, batch_size: in
     if scales is None:
         raise NoLayout("no bias gradient of the update tells how large the maps are")
     bars = _error_bars(maps, errors, scales, unit)
+    if batch_size != len(maps):
+        bars = torch.hypot(bars, _hidden_difference(layer, maps, slopes, layout.rank))
     return LayerMaps(
         maps=_grid(maps * scales.factors[:, None, None], layer),
         slopes=_grid(slopes / scales.factors[:, None, None], layer),
-        certified=samples.certain.to(bars.device) & (bars < LARGEST_ERROR_BAR) & (misfit < LARGEST_MISFIT),
+        certified=samples.certain.to(bars.device) & (bars < LARGEST_ERROR_BAR) & (misfit < _largest_misfit(layer, layout.rank)),
         error_bars=bars,
         misfit=misfit,
         scale_source=scales.source,
@@ -155,10 +178,28 @@ def _misfit(layer: ConvolutionLayer, maps: Tensor, slopes: Tensor) -> float:
     return float((shifted.T @ slopes.flatten(0, 1) - wanted).norm() / wanted.norm())
 
 
+def _largest_misfit(layer: ConvolutionLayer, rank: Rank) -> float:
+    """Noise explains as much of the misfit as it has of the gradient."""
+    share = rank.noise / float(layer.gradient.to(torch.float64).square().mean().sqrt())
+    return math.hypot(LARGEST_MISFIT, MISFIT_SLACK * share) if share < LARGEST_NOISE_SHARE else 0.0
+
+
 def _error_bars(maps: Tensor, errors: Tensor, scales: Scales, unit: float) -> Tensor:
     """Relative, from the disagreement of two passes, the spread of the factor and the rounding: (B,)."""
     layout = LAYOUT_SLACK * errors.flatten(1).norm(dim=1) / maps.flatten(1).norm(dim=1)
     return (layout.square() + (SCALE_SLACK * scales.errors).square() + (16 * unit) ** 2).sqrt()
+
+
+def _hidden_difference(layer: ConvolutionLayer, maps: Tensor, slopes: Tensor, rank: Rank) -> Tensor:
+    """How far a map may be from a sample that merged with another one: (B,).
+
+    Two samples that hardly differ, in maps by Δa and in slopes by Δδ, look like their mean. Their difference adds Δδ Δa / 2 to the
+    gradient, which the noise hides where it is small. This takes slopes to differ as much as maps do. The smallest batch that has the
+    update, a premise of the certificate, has no such samples.
+    """
+    shifted = shifted_maps(layer, maps).reshape(len(maps), layer.positions, -1)
+    own = torch.linalg.matrix_norm(slopes.transpose(1, 2) @ shifted)  # (B,) of each sample's gradient
+    return MERGED_SLACK * (rank.largest_dropped * rank.largest * layer.positions**0.5 / own).sqrt()
 
 
 def _grid(values: Tensor, layer: ConvolutionLayer) -> Tensor:

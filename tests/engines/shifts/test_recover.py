@@ -1,5 +1,7 @@
 """Maps of a whole batch from one convolution's gradient: exact and certified on real digits, refused where channels do not suffice."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -57,18 +59,58 @@ def test_too_many_samples_for_the_channels_are_refused_with_the_reason(digits):
 @pytest.mark.parametrize(
     ("name", "options", "certified"),
     [
-        ("quantisation", {"bits": 31}, False),  # so many bits that the maps still come back
-        ("clipping", {"max_norm": 1e-3, "mode": "layer"}, False),
+        ("soteria", {"ratio": 0.5}, False),  # does not say what it does to this layer
+        ("clipping", {"max_norm": 1e-3, "mode": "layer"}, False),  # each layer by its own factor: the scale of the maps is lost
         ("clipping", {"max_norm": 1e-3}, True),  # one factor for all layers leaves the scale of the maps as it is
+        ("quantisation", {"bits": 24}, True),
+        ("gaussian_noise", {"std": 1e-7}, True),
+        ("laplace_noise", {"scale": 1e-7}, True),
+        ("pruning", {"ratio": 0.02}, True),
     ],
 )
-def test_behind_a_defense_that_changes_entries_nothing_is_certified(digits, name, options, certified):
+def test_a_defense_that_says_what_it_does_leaves_certificates_with_wider_bars(digits, name, options, certified):
     images, labels = digits
-    exposure = dm.observe(small_net("none").eval(), dm.Batch(images[:4], labels[:4]), defenses=(dm.defense(name, **options),))
-    found = dm.recover_maps(exposure)
-    assert len(found.maps) == 4
+    model, batch = small_net("none").eval(), dm.Batch(images[:4], labels[:4])
+    found = dm.recover_maps(dm.observe(model, batch, defenses=(dm.defense(name, **options),)))
+    assert found.batch_size == 4
     assert found.certified.tolist() == [certified] * 4
     assert (name in found.message) != certified
+    if certified:
+        truth = true_inputs(model, found.layer, batch.inputs).flatten(1)
+        distances, partners = torch.cdist(found.maps.flatten(1), truth).min(1)
+        assert (distances / truth.norm(dim=1)[partners] < found.error_bars).all()
+        assert any(name in premise for premise in found.premises)
+
+
+def test_noise_that_hides_a_direction_is_refused(digits):
+    images, labels = digits
+    noise = dm.defense("gaussian_noise", std=1e-2)
+    with pytest.raises(dm.Refused, match="stand above the noise"):
+        dm.recover_maps(dm.observe(small_net("none").eval(), dm.Batch(images[:4], labels[:4]), defenses=(noise,)))
+
+
+def test_noise_that_nobody_declares_shows_as_a_white_tail(digits):
+    images, labels = digits
+    model, batch = small_net("none").eval(), dm.Batch(images[:4], labels[:4])
+    exposure = dm.observe(model, batch, defenses=(dm.defense("gaussian_noise", std=1e-7),))
+    found = dm.recover_maps(replace(exposure, public=replace(exposure.public, defenses=())))
+    truth = true_inputs(model, found.layer, batch.inputs).flatten(1)
+    distances, partners = torch.cdist(found.maps.flatten(1), truth).min(1)
+    assert found.certified.all()
+    assert (distances / truth.norm(dim=1)[partners] < found.error_bars).all()
+
+
+def test_an_image_that_occurs_twice_counts_once_and_a_declared_size_says_so(digits):
+    images, labels = digits
+    model, batch = small_net("none").eval(), dm.Batch(images[[0, 1, 2, 1]], labels[[0, 1, 2, 1]])
+    open_size = dm.recover_maps(dm.observe(model, batch, declare_batch_size=False))
+    assert open_size.batch_size == 3
+    assert open_size.certified.all()
+    assert any("smallest batch" in premise for premise in open_size.premises)
+    declared = dm.recover_maps(dm.observe(model, batch))
+    assert declared.batch_size == 3
+    assert not declared.certified.any()
+    assert "3 maps explain the gradient of 4 samples" in declared.message
 
 
 def test_layout_of_a_planted_gradient():
@@ -86,7 +128,7 @@ def test_layout_of_a_planted_gradient():
     layout = read_layout(gradient, 3, 3, unit=1e-16)
     flat, truth = layout.maps.flatten(1).T, maps.reshape(2, -1).T
     assert torch.allclose(flat @ torch.linalg.lstsq(flat, truth).solution, truth, atol=1e-8)
-    with pytest.raises(NoLayout, match=r"no corner|no whole number"):
+    with pytest.raises(NoLayout, match=r"no corner|not a whole number"):
         read_layout(torch.randn(24, 24, 3, 3, generator=rng, dtype=torch.float64), 3, 3, unit=1e-16)
 
 
