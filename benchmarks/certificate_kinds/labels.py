@@ -11,7 +11,17 @@ import torch
 from head_cases import Case
 
 import dosimeter as dm
-from certificate_kinds.configurations import Configuration, alone, configurations, true_counts
+from certificate_kinds.configurations import (
+    Configuration,
+    alike,
+    alone,
+    confident,
+    configurations,
+    misdeclared,
+    plain,
+    true_counts,
+    untraced,
+)
 from certificate_kinds.kind import Kind, Row
 from dosimeter.types import LabelEstimate
 
@@ -21,11 +31,13 @@ MOST_AUXILIARY = 200  # in all
 
 def kinds(data: Path | None) -> list[Kind]:
     every, single = configurations(data), alone()
+    traceless = [*untraced(), *confident(data)]
+    undefended = [*plain(), *traceless, *alike(), *misdeclared()]
     return [
         *_kinds("labels/subspace", partial(certified_counts, "subspace"), every),
-        *_kinds("labels/subspace, in part", proved_part, every),
+        *_kinds("labels/subspace, in part", proved_part, traceless),
         *_kinds("labels/soft_scalar", partial(certified_counts, "soft_scalar"), single),
-        *_kinds("labels/cv_matching", partial(certified_counts, "cv_matching"), every),
+        *_kinds("labels/cv_matching", partial(certified_counts, "cv_matching"), undefended),
     ]
 
 
