@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import builtins
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import torch
 
 from dosimeter.data.bundled import packaged_file
 from dosimeter.data.dataset import ImageSet, select, stratified_mask
-from dosimeter.data.photographs import PHOTOGRAPHS
+from dosimeter.data.photographs import DISTRIBUTIONS, PHOTOGRAPHS
 from dosimeter.options import OptionError
 from dosimeter.randomness import generator
 from dosimeter.registry import DATASETS
@@ -96,3 +97,10 @@ def test_a_file_that_is_not_on_disk() -> None:
         packaged_file("skimage", "data/nothing.png", "scikit-image")
     with pytest.raises(FileNotFoundError, match="no_such_package/x is not on disk"):
         packaged_file("no_such_package", "x", "no-such-package")
+
+
+def test_the_guide_says_whose_each_photograph_is() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "guide" / "bundled-images.md").read_text(encoding="utf-8")
+    for name, (package, file) in PHOTOGRAPHS.items():
+        assert f"| `{name}` | {DISTRIBUTIONS[package]}, `{Path(file).name}` | " in page
+    assert all(f"## {name}\n" in page for name in DATASETS)
