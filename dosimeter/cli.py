@@ -122,13 +122,14 @@ def _add(commands: Any, name: str, command: Any, help_text: str) -> argparse.Arg
 
 def _audit(options: argparse.Namespace) -> int:
     from dosimeter.config import construct
+    from dosimeter.progress import listening
     from dosimeter.report.page import check_report_place
     from dosimeter.runs.audit import AuditConfig, run_suite
     from dosimeter.runs.audited_client import prepare
     from dosimeter.runs.defense_grid import DefenseGrid, grid_of, run_grid
     from dosimeter.runs.gate import caveat, parse_condition
     from dosimeter.terminal.audit import print_audit
-    from dosimeter.terminal.progress import progress_bar
+    from dosimeter.terminal.progress import progress_bar, step_bar
 
     _spare_cores()
     conditions = [parse_condition(text) for text in options.fail_on]
@@ -136,8 +137,9 @@ def _audit(options: argparse.Namespace) -> int:
     if options.defenses is not None:
         data |= {"grid": grid_of(options.defenses)}
     config = construct(DefenseGrid if "grid" in data else AuditConfig, data)
-    client = prepare(config.model, config.data, seed=config.seed, device=config.device)
     check_report_place(options.out)
+    with step_bar() as listener, listening(listener):
+        client = prepare(config.model, config.data, seed=config.seed, device=config.device)
     with progress_bar() as progress:
         settings = {"out": options.out, "progress": progress, "checkpoint_every": options.checkpoint_every}
         result = run_grid(client, config, **settings) if isinstance(config, DefenseGrid) else run_suite(client, config, **settings)
@@ -176,7 +178,8 @@ def _run(options: argparse.Namespace) -> int:
 
     _spare_cores()
     config = construct(Experiment, _read_words(options.words))
-    client = prepare(config.model, config.data, seed=config.seed, device=config.device)
+    with step_bar() as listener, listening(listener):
+        client = prepare(config.model, config.data, seed=config.seed, device=config.device)
     folder = Path(options.out) / CHECKPOINT_FOLDER if options.out else None
     with lock_folder(options.out, shared=True):
         with step_bar() as listener, listening(listener), save_checkpoints(folder, options.checkpoint_every):

@@ -1,0 +1,42 @@
+"""Progress in a log: a line where a method begins and ends, and one now and then in between."""
+
+import pytest
+
+from dosimeter.runs.audit import Progress
+from dosimeter.terminal import progress
+from dosimeter.terminal.progress import progress_bar, step_bar
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    return now
+
+
+def test_a_line_where_a_method_begins_and_ends(clock, capsys):
+    with progress_bar() as show:
+        show(Progress("idlg", 0, 2))
+        clock[0] = 1.5
+        show(Progress("dlg", 1, 2, 0, 100))
+        for step in range(100):
+            clock[0] += 1
+            show(Progress("dlg", 1, 2, step, 100, "objective 0.5"))
+    assert capsys.readouterr().err.splitlines() == [
+        "1 of 2: idlg begins",
+        "idlg ends after 1.5 s",
+        "2 of 2: dlg begins",
+        "dlg, step 29 of 100, objective 0.5, 30 s",
+        "dlg, step 59 of 100, objective 0.5, 60 s",
+        "dlg, step 89 of 100, objective 0.5, 90 s",
+        "dlg ends after 100.0 s",
+    ]
+
+
+def test_a_short_run_says_nothing_and_a_long_one_says_where_it_is(clock, capsys):
+    with step_bar() as listener:
+        listener(1, 9, "")
+        assert capsys.readouterr().err == ""
+        clock[0] = 31.0
+        listener(5, 9, "training the model")
+    assert capsys.readouterr().err == "step 5 of 9, training the model, 31 s\n"
