@@ -36,12 +36,13 @@ def server():
 @pytest.fixture(scope="module")
 def whole(server, tmp_path_factory):
     """The records of an audit that nothing stopped, and its seconds."""
-    folder = tmp_path_factory.mktemp("whole")
-    began = time.monotonic()
-    process = start(server, folder)
-    process.join()
-    assert process.exitcode == 0
-    return comparable(folder), time.monotonic() - began
+    for name in ("first", "second"):  # the first one waits for the imports
+        folder, began = tmp_path_factory.mktemp(name), time.monotonic()
+        process = start(server, folder)
+        process.join()
+        assert process.exitcode == 0
+        seconds = time.monotonic() - began
+    return comparable(folder), seconds
 
 
 def start(server, folder, largest_file=None):
