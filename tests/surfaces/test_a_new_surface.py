@@ -16,7 +16,7 @@ from dosimeter.report.cells import cells_of
 from dosimeter.report.findings import findings, headline
 from dosimeter.report.page import render
 from dosimeter.runs.audit import Audit
-from dosimeter.runs.gate import furthest_trip, is_untested, parse_condition
+from dosimeter.runs.gate import furthest_trip, parse_condition
 from dosimeter.surfaces.judging import judge_surfaces
 from dosimeter.surfaces.scores import Scores, compare_samples
 from dosimeter.surfaces.surface import SURFACES, Surface, surface_names
@@ -172,7 +172,7 @@ def test_the_page_has_its_section_plot_words_and_facts(record):
 
 def test_the_terminal_shows_its_headline_beside_the_best_null(record, monkeypatch, tmp_path):
     shown = io.StringIO()
-    monkeypatch.setattr(audit_terminal, "Console", lambda: Console(file=shown, width=120))
+    monkeypatch.setattr(audit_terminal, "plain_console", lambda: Console(file=shown, width=120))
     audit_terminal.print_audit(Audit(records=(record,)), tmp_path)
     heading, row = (line.split() for line in shown.getvalue().splitlines()[1:3])
     assert heading == ["method", "brightness_gap", "best", "null", "s"]
@@ -182,7 +182,8 @@ def test_the_terminal_shows_its_headline_beside_the_best_null(record, monkeypatc
 def test_the_gate_knows_its_metrics(record):
     condition = parse_condition("brightness.brightness_gap.min < 0.05")
     assert furthest_trip(condition, [record]).value == pytest.approx(0.02, abs=1e-6)
-    assert is_untested(condition, [replace(record, surface="inputs")])
+    assert condition.why_untested([record]) is None
+    assert condition.why_untested([replace(record, surface="inputs")]) == "nothing that ran measures brightness.brightness_gap"
     with pytest.raises(ValueError, match="metric of brightness out of brightness_gap"):
         parse_condition("brightness.psnr.min < 0.05")
 

@@ -45,6 +45,13 @@ def test_the_gravest_verdict_leads_and_the_methods_follow_in_its_order(result, c
     assert rows[2][1:5] == ["1.2", "not", "attempted:", "because"]
 
 
+def test_a_null_that_could_not_be_made_is_printed_beside_its_method(result, capsys, monkeypatch):
+    refused = record("inputs", "dlg", "not shown at this budget", metrics={"psnr": [30.0]}, nulls={"mean": {"psnr": [9.0]}})
+    refused.details["refused_nulls"] = {"foreign": "refused"}
+    lines = printed(Audit(records=(refused,)), capsys, monkeypatch)
+    assert any(line.endswith("not shown at this budget; without the null 'foreign': refused") for line in map(str.strip, lines))
+
+
 def test_what_was_not_attempted_is_not_printed_as_reassuring(capsys, monkeypatch):
     refused = Audit(records=(record("labels", "ilrg", "not attempted", outcome="not attempted"),))
     assert printed(refused, capsys, monkeypatch)[0] == "labels: not attempted, which says nothing about safety (ilrg): because of ilrg"
