@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -9,10 +10,13 @@ import torch
 from torch import Generator, nn
 
 from dosimeter.client.training import FedAvg
-from dosimeter.engines.bins.contents import decode_bins
+from dosimeter.engines.bins.contents import Blur, decode_bins
 from dosimeter.engines.bins.inserted_layer import Functional, InsertedLayer, Moments, insert_layer, measure_moments
 from dosimeter.engines.bins.replay import replayer_for
+from dosimeter.engines.premises import premises_of
+from dosimeter.engines.row_errors import quotients_keep_their_scale, row_errors
 from dosimeter.engines.sample_share import takes_local_steps, training_of_one_client
+from dosimeter.engines.subspace.distortion import unmodelled
 from dosimeter.interfaces import ActiveAttack, Exposure
 from dosimeter.network.input_shape import find_input_shape
 from dosimeter.options import NonNegativeInt, PositiveInt
@@ -29,9 +33,9 @@ class Imprint(ActiveAttack):
     compare one linear functional with its quantiles, and differences of adjacent rows' gradients give the samples (Eq. 6). `sparse` is
     their variant.
     Departures: several functionals share the rows (published: `functionals=("brightness",)`). Linear dependences separate shared bins.
-    8-bit levels, another bin or the model's derivative must confirm a sample. Quantiles are normal, with natural images' moments. The
-    layer adds its mean answer to the input. Each `round` has other bins.
-    Secure aggregation mixes all clients' samples. After local steps none is claimed.
+    8-bit levels, or the model's derivative and the bins of other functionals, must confirm a sample. Quantiles are normal, with natural
+    images' moments. The layer adds its mean answer to the input. Each `round` has other bins.
+    Secure aggregation mixes all clients' samples. After local steps only levels confirm one.
     """
 
     needs: ClassVar[frozenset[Knowledge]] = frozenset({Knowledge.TAMPERED_MODEL})
@@ -80,12 +84,18 @@ def read_inserted_layer(exposure: Exposure, layer: InsertedLayer, labels: torch.
         raise Refused(f"imprint reads the gradient of the inserted layer, and the client withholds {missing[0]!r}")
     public = exposure.public
     weight, bias = exposure.update["rows.weight"], exposure.update["rows.bias"]
+    hidden = unmodelled(weight, public)
+    if hidden:
+        return exposure.without_inputs(Outcome.SINGULAR, f"{hidden} changes the update in ways that it does not declare: nothing is proved")
     replay = replayer_for(exposure, layer, labels)
-    found = decode_bins(layer, weight, bias, public.normalization, public.input_shape, replay)
+    found = decode_bins(layer, weight, bias, public.normalization, public.input_shape, replay, _blur(exposure, layer))
     inputs = found.inputs.reshape(-1, *public.input_shape).to(weight)
     guessed = torch.full((len(inputs),), -1, device=inputs.device)
     if replay is not None and len(inputs):
         guessed = replay.find_labels(found.inputs, found.weights)
+    if count is not None and len(inputs) > count:
+        message = f"{len(inputs)} inputs pass for samples, more than the {count} that there are: a premise is wrong, and nothing is claimed"
+        return exposure.without_inputs(Outcome.AMBIGUOUS, message)
     missed = 0 if count is None else max(count - len(inputs), 0)
     notes = [f"{len(inputs)} samples found alone"]
     if found.occupied:
@@ -108,4 +118,14 @@ def read_inserted_layer(exposure: Exposure, layer: InsertedLayer, labels: torch.
         normalization=public.normalization,
         outcome=outcome if len(inputs) else Outcome.SINGULAR,
         message="; ".join(notes),
+        premises=(*premises_of(public), "the client trained the model with the inserted layer, as sent") if len(inputs) else (),
     )
+
+
+def _blur(exposure: Exposure, layer: InsertedLayer) -> Blur:
+    """What the client's rounding and its defenses may have changed. Nothing but levels is believed where a row's scale is unknown."""
+    public = exposure.public
+    errors = [row_errors(exposure.update[f"rows.{name}"], layer.rows.get_parameter(name), public) for name in ("weight", "bias")]
+    norm = math.hypot(*(float(one.norms.max()) for one in errors))
+    unsure = takes_local_steps(public.training) or not quotients_keep_their_scale(public)
+    return Blur(norm=math.inf if unsure else norm, entry=sum(float(one.entries.max()) for one in errors))

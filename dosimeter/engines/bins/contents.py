@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -9,17 +10,30 @@ from torch import Tensor
 
 from dosimeter.engines.bins.inserted_layer import InsertedLayer
 from dosimeter.engines.bins.replay import Replayer
-from dosimeter.engines.bins.shared import separate_shared_bins
-from dosimeter.engines.recursion.levels import are_near_levels, are_single_pictures, have_few_levels, levels_are_visible
+from dosimeter.engines.bins.shared import null_vectors, possible_places, separate_shared_bins
+from dosimeter.engines.recursion.levels import LARGEST_LEVEL, are_near_levels, are_single_pictures, have_few_levels, levels_are_visible
 from dosimeter.normalization import input_bounds
 from dosimeter.types import Normalization
 
 SAME_CONTENT = 2e-3  # relative difference up to which two bins hold the same sample
 CLAIM_MARGIN = 300.0  # times the rounding noise that a claimed sample must exceed: some 50 dB
-ROUGH_REPLAY = 0.1  # relative error of a replayed weight where two bins agree: a kink may lie between a sample and its replay
+WEIGHT_ROUNDINGS = 3.0  # times the rounding noise that the weight of one sample may miss the model's; mixtures miss it by hundreds
+ENOUGH_AGREEING = 2  # other functionals, that no two samples share by chance
 SAME_SAMPLE = 0.01  # relative distance up to which two recovered samples are one
 EMPTY_BIN = 8.0  # times the rounding noise below which a bin counts as empty
+LEVEL_REACH = 0.5  # levels by which a defense may have moved a pixel: with more, another level is shown
 RANGE_SLACK = 0.02  # of the pixel range: how far outside it a recovered pixel may lie
+
+
+@dataclass(frozen=True, kw_only=True)
+class Blur:
+    """By how much the client's rounding and its defenses may have changed a row's gradient."""
+
+    norm: float  # of the change of one row
+    entry: float  # of the change of one entry, at most
+
+
+SHARP = Blur(norm=0.0, entry=0.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,19 +53,22 @@ def decode_bins(
     normalization: Normalization,
     shape: tuple[int, ...],
     replay: Replayer | None,
+    blur: Blur = SHARP,
 ) -> DecodedBins:
     """Read samples off the layer's gradient. A sample is claimed only if something besides its own bin confirms it.
 
     A bin holds (U, S) = Σ δ_i (x_i, 1). If it holds one sample, x = U/S. Any of these confirms x:
 
     - Its pixels lie on many of a picture's 256 levels, unlike mixtures.
-    - Another functional's bin has the same content, and the model roughly gives x the weight S (`replay`).
-    - The model gives x exactly the weight S.
+    - The model gives x exactly the weight S (`replay`), and x lies in bins that one sample can lie in (`possible_places`), or the weight
+      fits better still.
+    - Without a replay: another functional's bin has the same content, and x lies in such bins; or two more bins have the same content.
 
     If some samples lie on levels, one off them is a mixture, unless noise hides its levels. Confirmed samples are subtracted from all
-    bins. `separate_shared_bins` separates those that share all bins. Only levels or the exact weight confirm these.
+    bins. `separate_shared_bins` separates those that share all bins. Only levels or the exact weight confirm these. What the client's
+    rounding and its defenses may have changed (`blur`) confirms nothing.
     """
-    bins = _Bins(layer, weight_gradient, bias_gradient, normalization, shape)
+    bins = _Bins(layer, weight_gradient, bias_gradient, normalization, shape, blur)
     whole = float(bins.contents.norm())
     found: list[Tensor] = []
     while True:
@@ -77,9 +94,16 @@ class _Bins:
     """The occupied bins of all functionals. Samples are taken out of them one by one."""
 
     def __init__(
-        self, layer: InsertedLayer, weight_gradient: Tensor, bias_gradient: Tensor, normalization: Normalization, shape: tuple[int, ...]
+        self,
+        layer: InsertedLayer,
+        weight_gradient: Tensor,
+        bias_gradient: Tensor,
+        normalization: Normalization,
+        shape: tuple[int, ...],
+        blur: Blur,
     ) -> None:
-        self.layer, self.shape, self.normalization = layer, shape, normalization
+        self.layer, self.shape, self.normalization, self.blur = layer, shape, normalization, blur
+        self.agreement_counts = blur.norm < math.inf
         self.few_levels = False  # whether the pictures are seen to use few levels
         self.pictures = False  # whether any content is seen to lie on levels
         inner, outer = _bin_gradients(layer, weight_gradient, bias_gradient)
@@ -88,6 +112,7 @@ class _Bins:
         sizes = torch.hypot(inner.norm(dim=1).double(), outer.double())  # a black sample shows in the bias alone
         occupied = (sizes > self.noise).nonzero().flatten()
         self.contents = torch.cat([inner[occupied].double(), outer[occupied, None].double()], 1)  # (m, d + 1)
+        self.null = null_vectors(self.contents, self.noise)
         self.row_of = torch.full((sum(layer.bins),), -1, device=occupied.device)
         self.row_of[occupied] = torch.arange(len(occupied), device=occupied.device)
         starts = torch.tensor([0, *layer.bins], device=occupied.device).cumsum(0)
@@ -99,6 +124,7 @@ class _Bins:
         sizes = layer.rows.weight.detach().norm(dim=1).double() / first.norm(dim=1).repeat_interleave(counts)
         self.edges = (-layer.rows.bias.detach().double() / sizes).split(layer.bins)
         low, high = input_bounds(normalization, self.contents.new_zeros(1, *shape))
+        self.level = float((high - low).min()) / LARGEST_LEVEL
         self.low = (low - RANGE_SLACK * (high - low)).expand(1, *shape).flatten()
         self.high = (high + RANGE_SLACK * (high - low)).expand(1, *shape).flatten()
 
@@ -108,15 +134,16 @@ class _Bins:
         contents = self.contents[rows]
         confirmed = self._are_single_pictures(contents)
         self.pictures |= bool(self._are_near_levels(contents).any())
-        if not bool(confirmed.any()):
-            confirmed = self._agree_with_another_functional(rows, places)
-            if self.pictures:
-                confirmed &= ~self._are_off_levels(contents)
-            if replay is not None and len(rows):
-                agreeing = confirmed.nonzero().flatten()
-                confirmed = _confirm_by_replay(contents, agreeing[_first_of_each(places[agreeing])], replay, ROUGH_REPLAY)
-                if not bool(confirmed.any()):
-                    confirmed = _confirm_by_replay(contents, self._confirmable_by_weight(contents), replay, replay.exact)
+        if not bool(confirmed.any()) and len(rows):
+            possible = possible_places(self.null, places)
+            if replay is not None:
+                confirmed = self._have_replayed_weights(contents, possible, replay)
+            elif self.agreement_counts:
+                agreeing = self._count_agreeing_functionals(rows, places)
+                confirmed = ((agreeing >= 1) & possible) | (agreeing >= ENOUGH_AGREEING)
+                confirmed &= self._are_clear(contents)
+                if self.pictures:
+                    confirmed &= ~self._are_off_levels(contents)
         return contents, places, confirmed
 
     def confirm_shared_samples(self, replay: Replayer | None) -> tuple[Tensor, Tensor, Tensor]:
@@ -124,7 +151,7 @@ class _Bins:
         contents, places = self._separate_shared()
         confirmed = self._are_single_pictures(contents)
         if replay is not None and not bool(confirmed.any()):
-            confirmed = _confirm_by_replay(contents, self._confirmable_by_weight(contents), replay, replay.exact)
+            confirmed = self._have_replayed_weights(contents, torch.zeros(len(contents), dtype=torch.bool, device=contents.device), replay)
         return contents, places, confirmed
 
     def subtract(self, contents: Tensor, places: Tensor) -> Tensor:
@@ -167,18 +194,19 @@ class _Bins:
         inside &= (bins >= 0).all(1) & (places >= 0).all(1) & self.are_occupied()[places].all(1)
         return inside, places
 
-    def _agree_with_another_functional(self, rows: Tensor, places: Tensor) -> Tensor:
-        """Whether another functional's bin holds the same content: (n,)."""
+    def _count_agreeing_functionals(self, rows: Tensor, places: Tensor) -> Tensor:
+        """How many other functionals' bins hold the same content: (n,)."""
         own = self.contents[rows]
         tolerance = SAME_CONTENT * own.norm(dim=1) + self.noise
-        same = torch.stack([(self.contents[column] - own).norm(dim=1) <= tolerance for column in places.T], 1) if len(rows) else places > 0
-        return (same & (places != rows[:, None])).any(1)
+        same = torch.stack([(self.contents[column] - own).norm(dim=1) <= tolerance for column in places.T], 1)
+        return (same & (places != rows[:, None])).sum(1)
 
     def _are_single_pictures(self, contents: Tensor) -> Tensor:
         """Whether the quotients of contents (n, d + 1) are pictures by their levels: (n,)."""
         inputs = _quotients(contents).reshape(-1, *self.shape)
         self.few_levels |= have_few_levels(inputs, self.normalization)
-        return are_single_pictures(inputs, self.normalization, self._errors(contents), few=self.few_levels)
+        sharp = 2 * self.blur.entry < LEVEL_REACH * self.level * contents[:, -1].abs()
+        return sharp & are_single_pictures(inputs, self.normalization, self._errors(contents), few=self.few_levels)
 
     def _are_near_levels(self, contents: Tensor) -> Tensor:
         """Whether the quotients of contents (n, d + 1) lie on levels, perhaps by chance: (n,)."""
@@ -189,8 +217,26 @@ class _Bins:
         return ~self._are_near_levels(contents) & levels_are_visible(self._errors(contents), self.low, self.high)
 
     def _confirmable_by_weight(self, contents: Tensor) -> Tensor:
-        """Indices of the contents (n, d + 1) that their weight alone may confirm: all, or among pictures those on levels."""
-        return (self._are_near_levels(contents) | (not self.pictures)).nonzero().flatten()
+        """Which contents (n, d + 1) their weight may confirm: all that no defense blurs, or among pictures those on levels."""
+        return (self._are_near_levels(contents) | (not self.pictures)) & self._are_clear(contents)
+
+    def _are_clear(self, contents: Tensor) -> Tensor:
+        """Which contents (n, d + 1) stand far above what the client's rounding and its defenses may have changed."""
+        return contents.norm(dim=1) > CLAIM_MARGIN * self.blur.norm
+
+    def _have_replayed_weights(self, contents: Tensor, possible: Tensor, replay: Replayer) -> Tensor:
+        """Which contents (n, d + 1) have the weight that the model gives their inputs, but for rounding: (n,).
+
+        Where dependences between bins do not show the places to be `possible` (n,), the weight must fit so well that no label fits a
+        mixture by chance.
+        """
+        confirmed, chosen = torch.zeros_like(possible), self._confirmable_by_weight(contents)
+        if bool(chosen.any()):
+            weights = contents[chosen, -1]
+            rounding = WEIGHT_ROUNDINGS * (self.noise + self.blur.norm) / weights.abs()
+            allowed = torch.where(possible[chosen], rounding.clamp(replay.least, replay.exact), rounding.clamp_max(replay.surest))
+            confirmed[chosen] = replay(_quotients(contents[chosen]), weights) <= allowed
+        return confirmed
 
     def _errors(self, contents: Tensor) -> Tensor:
         """The root mean square of the rounding noise in each quotient: (n,)."""
@@ -211,14 +257,6 @@ def _bin_gradients(layer: InsertedLayer, weight_gradient: Tensor, bias_gradient:
 def _quotients(contents: Tensor) -> Tensor:
     """x = U/S of contents (U, S): (n, d)."""
     return contents[:, :-1] / contents[:, -1:]
-
-
-def _confirm_by_replay(contents: Tensor, chosen: Tensor, replay: Replayer, tolerance: float) -> Tensor:
-    """Which of the `chosen` contents (n, d + 1), by index, have the weight that the model gives their inputs: (n,)."""
-    confirmed = torch.zeros(len(contents), dtype=torch.bool, device=contents.device)
-    if len(chosen):
-        confirmed[chosen] = replay(_quotients(contents[chosen]), contents[chosen, -1]) <= tolerance
-    return confirmed
 
 
 def _are_first_copies(inputs: Tensor) -> Tensor:

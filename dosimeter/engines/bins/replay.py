@@ -14,7 +14,9 @@ from dosimeter.engines.sample_share import mixes_samples, share_of_one_sample
 from dosimeter.interfaces import Exposure
 from dosimeter.network.probing import copied_buffers, forward
 
-CHANCE_TOLERANCE = 5e-3  # over the number of labels: a mixture's weight comes this near to one of theirs once in 100 mixtures
+CHANCE_TOLERANCE = 5e-3  # over the number of labels: within more, mixtures pass by chance
+SURE_TOLERANCE = 1e-4  # likewise, where nothing else confirms a sample
+LEAST_TOLERANCE = 3e-6  # the model's own rounding
 LABEL_TOLERANCE = 3e-3  # relative difference of weights up to which a label is named
 
 
@@ -27,7 +29,8 @@ class Replayer:
         self.layer, self.loss, self.shape = copy.deepcopy(layer), public.loss, public.input_shape
         self.normalization = public.normalization
         self.labels = torch.arange(public.classes) if labels is None else labels  # that a sample may have
-        self.exact = CHANCE_TOLERANCE / len(self.labels)  # relative difference up to which a weight confirms a sample
+        # relative differences of weights: less is rounding, and more confirms no sample
+        self.least, self.exact, self.surest = LEAST_TOLERANCE, CHANCE_TOLERANCE / len(self.labels), SURE_TOLERANCE / len(self.labels)
         self.factor = LAYER_STRENGTH / sum(layer.bins) / public.batch_size
 
     def __call__(self, inputs: Tensor, weights: Tensor) -> Tensor:

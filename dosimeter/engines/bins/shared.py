@@ -25,8 +25,7 @@ def separate_shared_bins(contents: Tensor, functional: Tensor, noise: float) -> 
     nothing = contents[:0], functional.new_zeros(0, len(functional.unique()))
     if nothing[1].shape[1] < 2:
         return nothing
-    left, sizes, _ = torch.linalg.svd(contents, full_matrices=False)
-    null = left[:, sizes <= noise]  # (m, q)
+    null = null_vectors(contents, noise)
     choices = _choices_adding_to_zero(null, functional)  # (n, F)
     if choices is None or not 0 < len(choices) <= MOST_CHOICES_A_BIN * len(contents):
         return nothing
@@ -37,6 +36,20 @@ def separate_shared_bins(contents: Tensor, functional: Tensor, noise: float) -> 
     found = torch.linalg.pinv(marks, rtol=SETTLED_SHARE) @ contents
     settled = free < SETTLED_SHARE
     return found[settled], choices[settled]
+
+
+def null_vectors(contents: Tensor, noise: float) -> Tensor:
+    """The linear dependences between the bins' contents (m, d + 1), but for noise: (m, q), orthonormal."""
+    left, sizes, _ = torch.linalg.svd(contents, full_matrices=False)
+    return left[:, sizes <= noise]
+
+
+def possible_places(null: Tensor, places: Tensor) -> Tensor:
+    """Whether one sample can lie in these bins (n, F), one a functional: their rows of `null` (m, q) add up to zero.
+
+    A mixture of two samples in one bin of one functional lies in other bins of the other functionals than its samples do.
+    """
+    return null[places].sum(1).norm(dim=1) <= ZERO_SUM
 
 
 def _choices_adding_to_zero(null: Tensor, functional: Tensor) -> Tensor | None:

@@ -10,7 +10,8 @@ from torch import Tensor
 from dosimeter.engines.premises import premises_of
 from dosimeter.engines.recursion.own_gradients import OwnGradients
 from dosimeter.engines.recursion.row_quotients import SAME_QUOTIENT, Quotients, find_quotients
-from dosimeter.engines.subspace.distortion import distortion_of, unmodelled
+from dosimeter.engines.row_errors import quotients_keep_their_scale, row_errors
+from dosimeter.engines.subspace.distortion import unmodelled
 from dosimeter.interfaces import Exposure, Public
 from dosimeter.types import LabelEstimate, Outcome, Reconstruction
 
@@ -75,7 +76,7 @@ def doubt_of_quotients(exposure: Exposure, first: FirstRows) -> str:
     hidden = unmodelled(exposure.update[first.weights[0]], public)
     if hidden:
         return f"{hidden} changes the update in ways that it does not declare"
-    if not _quotients_keep_their_scale(public):
+    if not quotients_keep_their_scale(public):
         return "a defense may have scaled the gradients of weights and biases by factors of their own, so that the input's scale is unknown"
     return ""
 
@@ -104,7 +105,7 @@ def _proved(quotients: Quotients, bias: Tensor, own: OwnGradients | None, public
         if is_new(candidate):
             chosen.append(candidate)
     by_levels = bool(chosen)
-    if own is None or not _quotients_keep_their_scale(public):
+    if own is None or not quotients_keep_their_scale(public):
         return chosen, by_levels
     tried = torch.zeros_like(quotients.mixtures)
     for candidate in votes.argsort(descending=True, stable=True).tolist():
@@ -138,28 +139,20 @@ def _is_one_sample(quotients: Quotients, candidate: int, agreeing: Tensor, bias:
     return len(exact) >= INDEPENDENT_ROWS and own.count_independent(own.respond(inputs, exact)) >= INDEPENDENT_ROWS
 
 
-def _quotients_keep_their_scale(public: Public) -> bool:
-    """Whether no defense scales a weight's gradient by another factor than its bias's. Levels would show that it did not."""
-    return all(defense.side != "update" or defense.scaling() in ("none", "update") for defense in public.defenses)
-
-
 def _errors_of_defenses(exposure: Exposure, first: FirstRows) -> Tensor:
-    """The relative error of each row that the declared defenses leave in its quotient: (k,) root mean square."""
-    parts = []
-    for weight, bias in zip(first.weights, first.biases, strict=True):
-        relative = [_relative_error(exposure.update[name], exposure.public) for name in (weight, bias)]
-        parts.append(torch.hypot(relative[0], relative[1]))
+    """The relative error that the declared defenses may leave in each row's quotient: (k,) root mean square."""
+    parts = [
+        torch.hypot(_relative_error(exposure, weight), _relative_error(exposure, bias))
+        for weight, bias in zip(first.weights, first.biases, strict=True)
+    ]
     return torch.cat(parts)
 
 
-def _relative_error(change: Tensor, public: Public) -> Tensor:
-    """Of each row of one layer, root mean square: (k,)."""
-    known = distortion_of(change, public)
-    rows = change.double().flatten(1) if change.ndim > 1 else change.double()[:, None]
-    if known is None:
-        return rows.new_zeros(len(rows))
-    off = torch.where(known.live, 0.0, torch.maximum(known.high - change, change - known.low)).double().reshape(rows.shape)
-    return (off.square() + known.noise**2).sum(1).sqrt() / rows.norm(dim=1).clamp_min(torch.finfo(torch.float64).tiny)
+def _relative_error(exposure: Exposure, name: str) -> Tensor:
+    """Of each row of one parameter, root mean square: (k,)."""
+    change = exposure.update[name]
+    sizes = change.double().reshape(len(change), -1).norm(dim=1).clamp_min(torch.finfo(torch.float64).tiny)
+    return row_errors(change, exposure.model.get_parameter(name), exposure.public).norms / sizes
 
 
 def _count_distinct(quotients: Quotients) -> int:

@@ -1,0 +1,58 @@
+"""By how much declared defenses, and the rounding of weights, may have changed the rows of a layer's update."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dosimeter.client.training import FedAvg
+from dosimeter.engines.sample_share import training_of_one_client
+from dosimeter.engines.subspace.distortion import distortion_of
+from dosimeter.interfaces import Public
+
+NOISE_REACH = 6.0  # the largest error of an entry, in standard deviations of the noise
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowErrors:
+    """What may have been added to each row of one layer."""
+
+    norms: Tensor  # (k,) root mean square
+    entries: Tensor  # (k,) the largest in one entry
+
+
+def row_errors(change: Tensor, weight: Tensor, public: Public) -> RowErrors:
+    """The errors of the rows of a layer (k, ...) that was sent as `change`, and whose weights or biases were sent out as `weight`.
+
+    A defense that distorts and does not say how adds infinitely much.
+    """
+    known = [defense for defense in public.defenses if defense.distorts()]
+    rows = change.double().reshape(len(change), -1)
+    if any(defense.distortion(change, public) is None for defense in known):
+        endless = rows.new_full((len(rows),), math.inf)
+        return RowErrors(norms=endless, entries=endless)
+    distortion = distortion_of(change, public)
+    off = torch.zeros_like(rows)
+    noise = _rounding_of_weights(weight, public)
+    if distortion is not None:
+        reach = torch.maximum(distortion.high - change, change - distortion.low)
+        off = torch.where(distortion.live, torch.zeros_like(reach), reach).double().reshape(rows.shape)
+        noise = math.hypot(noise, distortion.noise)
+    return RowErrors(norms=(off.square() + noise**2).sum(1).sqrt(), entries=off.amax(1) + NOISE_REACH * noise)
+
+
+def _rounding_of_weights(weight: Tensor, public: Public) -> float:
+    """The standard deviation of an entry's rounding where an update is a difference of weights."""
+    training = training_of_one_client(public.training)
+    if not isinstance(training, FedAvg) or weight.numel() == 0:
+        return 0.0
+    steps = len(training.pieces(public.batch_size or 1))
+    return torch.finfo(weight.dtype).eps / math.sqrt(12) * float(weight.abs().max()) / (training.learning_rate * steps)
+
+
+def quotients_keep_their_scale(public: Public) -> bool:
+    """Whether no defense scales a weight's gradient by another factor than its bias's."""
+    return all(defense.side != "update" or defense.scaling() in ("none", "update") for defense in public.defenses)
