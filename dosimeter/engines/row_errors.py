@@ -50,7 +50,7 @@ def _rounding_of_weights(weight: Tensor, public: Public) -> float:
     if not isinstance(training, FedAvg) or weight.numel() == 0:
         return 0.0
     steps = len(training.pieces(public.batch_size or 1))
-    return torch.finfo(weight.dtype).eps / math.sqrt(12) * float(weight.abs().max()) / (training.learning_rate * steps)
+    return torch.finfo(weight.dtype).eps / math.sqrt(12) * float(weight.detach().abs().max()) / (training.learning_rate * steps)
 
 
 def quotients_keep_their_scale(public: Public) -> bool:

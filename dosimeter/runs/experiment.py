@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from dosimeter.client.observe import observe
 from dosimeter.engines.adaptation import adapt
 from dosimeter.engines.needs import check_possible
-from dosimeter.interfaces import Defense, Exposure, LabelRecovery
+from dosimeter.interfaces import Exposure, LabelRecovery
 from dosimeter.runs.foreign import foreign_batches
 from dosimeter.runs.measurement import AuditedClient, Measurement, Protocol, identity_of
 from dosimeter.runs.server import run_attack, run_feature_recovery, run_label_recovery
@@ -55,7 +55,7 @@ def run(
         try:
             check_possible(exposure)
             surface.check_scorable(client.batch)
-            found = _without_vain_proof(surface, _attack(exposure, measurement, client.batch.targets), measurement.defenses)
+            found = _attack(exposure, measurement, client.batch.targets)
             if refusal := refusal_of(found):
                 raise refusal
         except Refused as refusal:
@@ -136,18 +136,6 @@ def _attack(exposure: Exposure, measurement: Measurement, given: Tensor) -> Esti
         return run_attack(exposure, attack, labels, seed)
     assert measurement.features is not None
     return run_feature_recovery(exposure, measurement.features, labels, seed)
-
-
-def _without_vain_proof(surface: Surface[Any], found: Estimate, defenses: tuple[Defense, ...]) -> Estimate:
-    """The estimate without certificates where a defense replaces the client's samples.
-
-    A certificate proves what the client trained on. Replaced samples prove nothing about the private ones.
-    """
-    replacing = ", ".join(defense.name for defense in defenses if defense.replaces)
-    if not replacing:
-        return found
-    vain = f"what the gradient proves is of the samples after {replacing}, not of the private ones"
-    return surface.without_proof(found, "; ".join(filter(None, (found.message, vain))))
 
 
 def _attack_foreign(

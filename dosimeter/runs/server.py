@@ -12,6 +12,7 @@ from dosimeter.engines.needs import check_needs
 from dosimeter.interfaces import Attack, Exposure, FeatureRecovery, LabelRecovery, Public
 from dosimeter.randomness import generator, global_seed
 from dosimeter.registry import ATTACKS, FEATURES, LABELS
+from dosimeter.runs.vain_proofs import without_vain_proof
 from dosimeter.types import FeatureEstimate, LabelEstimate, MapEstimate, Reconstruction
 
 Labels = LabelEstimate | Tensor | None
@@ -48,7 +49,7 @@ def recover_maps(exposure: Exposure, layer: str | None = None, *, seed: int = 0)
     from dosimeter.engines.shifts.recover import recover_maps as read_maps
 
     check_exposure(exposure)
-    return read_maps(exposure, layer, seed=seed)
+    return without_vain_proof(read_maps(exposure, layer, seed=seed), exposure.public)
 
 
 def run_label_recovery(exposure: Exposure, recovery: LabelRecovery, seed: int) -> LabelEstimate:
@@ -56,7 +57,7 @@ def run_label_recovery(exposure: Exposure, recovery: LabelRecovery, seed: int) -
     check_needs(recovery, exposure, None)
     role = f"labels {recovery.name}"
     with global_seed(seed, role):
-        return recovery(exposure, _rng(exposure, seed, role))
+        return without_vain_proof(recovery(exposure, _rng(exposure, seed, role)), exposure.public)
 
 
 def run_feature_recovery(exposure: Exposure, recovery: FeatureRecovery, labels: Labels, seed: int) -> FeatureEstimate:
@@ -64,7 +65,7 @@ def run_feature_recovery(exposure: Exposure, recovery: FeatureRecovery, labels: 
     check_needs(recovery, exposure, known)
     role = f"features {recovery.name}"
     with global_seed(seed, role):
-        return recovery(exposure, known, _rng(exposure, seed, role))
+        return without_vain_proof(recovery(exposure, known, _rng(exposure, seed, role)), exposure.public)
 
 
 def run_attack(exposure: Exposure, attack: Attack, labels: Labels, seed: int) -> Reconstruction:
@@ -72,7 +73,7 @@ def run_attack(exposure: Exposure, attack: Attack, labels: Labels, seed: int) ->
     check_needs(attack, exposure, known)
     role = f"attack {attack.name}"
     with global_seed(seed, role):
-        return attack(exposure, known, _rng(exposure, seed, role))
+        return without_vain_proof(attack(exposure, known, _rng(exposure, seed, role)), exposure.public)
 
 
 def as_label_estimate(labels: Labels, public: Public) -> LabelEstimate | None:

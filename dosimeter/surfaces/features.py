@@ -75,9 +75,6 @@ class Features(Surface[FeatureEstimate]):
     def beats_nulls(self, value: float | None, rivals: Values) -> bool:
         return beats_nulls(value, rivals)
 
-    def without_proof(self, found: FeatureEstimate, message: str) -> FeatureEstimate:
-        return replace(found, certified=torch.zeros_like(found.certified), premises=(), message=message)
-
     def count_guesses(self, found: FeatureEstimate) -> int:
         return len(keep_finite(found.features))
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
@@ -69,10 +68,6 @@ class Labels(Surface[LabelEstimate]):
 
     def check_scorable(self, truth: Batch) -> None:
         check_one_label(truth.targets)
-
-    def without_proof(self, found: LabelEstimate, message: str) -> LabelEstimate:
-        computed = {name: value for name, value in found.details.items() if name != "proved"}
-        return replace(found, certified=False, premises=(), message=message, details=computed)
 
     def details(self, found: LabelEstimate, exposure: Exposure, truth: Batch) -> dict[str, Any]:
         details = {"counts": found.counts.tolist(), "certified": found.certified, "confidence": found.confidence}

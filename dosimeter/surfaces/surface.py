@@ -74,10 +74,6 @@ class Surface(ABC, Generic[Estimate]):
     def check_scorable(self, truth: Batch) -> None:
         """Refuse a private batch that the scores of this surface would misread."""
 
-    def without_proof(self, found: Estimate, message: str) -> Estimate:
-        """The estimate without its certificates, with the reason. For defenses that replace the client's samples."""
-        return found
-
     def count_guesses(self, found: Estimate) -> int:
         """How many samples an estimate holds; 0 where it is one answer for the whole batch."""
         return 0

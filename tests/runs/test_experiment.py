@@ -181,6 +181,7 @@ def test_certificates_of_replaced_samples_prove_nothing_of_the_private_ones(subj
     assert bool(features.details["certified"]) == (not replaced)
     assert features.details.get("false_certificates") == (None if replaced else 0)
     assert "refuted" not in features.reason
-    assert (f"after {name}" in features.details["message"]) == replaced
+    proves = name in ("random_labels", "pixelation")  # behind mixup nothing is proved, so that no proof is spoken of
+    assert (f"after {name}" in features.details["message"]) == proves
     if name == "random_labels":  # the inputs are the private ones still
         assert features.verdict == Verdict.LEAKED

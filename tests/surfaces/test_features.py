@@ -132,11 +132,6 @@ def test_a_sample_beats_its_nulls_below_half_of_each_and_of_the_zero_vector(erro
     assert Features().beats_nulls(error, rivals) is beats
 
 
-def test_a_proof_is_taken_away_with_its_reason():
-    bare = Features().without_proof(certified_features(), "of mixed samples")
-    assert (bare.certified.tolist(), bare.message) == ([False] * 4, "of mixed samples")
-
-
 def test_the_record_says_what_the_gradient_can_determine(seen):
     exposure, truth, true = seen
     details = Features().details(features_of(true, truth.targets, batch_size=6), exposure, truth)

@@ -174,11 +174,6 @@ def test_a_record_without_scores_shares_nothing():
     assert Labels().share(dataclasses.replace(record(1.0), metrics={}, nulls={})) == 0.0
 
 
-def test_a_proof_is_taken_away_with_its_reason():
-    bare = Labels().without_proof(dataclasses.replace(estimate([0, 1], 2), certified=True), "of mixed samples")
-    assert (bare.certified, bare.message) == (False, "of mixed samples")
-
-
 def test_the_record_says_what_was_counted_and_the_report_says_how_sure(classifier, digits):
     batch = dm.Batch(digits.inputs[:3], digits.targets[:3])
     found = dataclasses.replace(estimate([0, 1, 1], 3), certified=True, confidence=0.5)

@@ -47,8 +47,11 @@ def null_vectors(contents: Tensor, noise: float) -> Tensor:
 def possible_places(null: Tensor, places: Tensor) -> Tensor:
     """Whether one sample can lie in these bins (n, F), one a functional: their rows of `null` (m, q) add up to zero.
 
-    A mixture of two samples in one bin of one functional lies in other bins of the other functionals than its samples do.
+    A mixture of two samples in one bin of one functional lies in other bins of the other functionals than its samples do. Without
+    dependences nothing shows a place to be possible.
     """
+    if null.shape[1] == 0:
+        return torch.zeros(len(places), dtype=torch.bool, device=places.device)
     return null[places].sum(1).norm(dim=1) <= ZERO_SUM
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from dosimeter.engines.bins.contents import _are_first_copies, _bin_gradients, _first_of_each, decode_bins
+from dosimeter.engines.bins.contents import Blur, _are_first_copies, _bin_gradients, _first_of_each, decode_bins
 from dosimeter.engines.bins.inserted_layer import InsertedLayer
 from dosimeter.types import Normalization
 
@@ -85,13 +85,38 @@ def test_a_replay_confirms_or_refutes(functionals, rng, tolerated):
     layer = layer_with(edges_of(functionals[:1], inputs, 8), functionals[:1])
 
     class Replay:
-        exact = 1e-3
+        least, exact, surest = 3e-6, 1e-3, 1e-5
 
         def __call__(self, inputs, weights):
             return torch.full_like(weights, 0.0 if tolerated else 1.0)
 
     found = decode_bins(layer, *gradients(layer, inputs, weights), PIXELS, SHAPE, Replay())  # pyright: ignore[reportArgumentType]
     assert len(found.inputs) == (2 if tolerated else 0)
+
+
+def test_what_a_defense_may_have_changed_confirms_nothing(functionals, rng):
+    """Pictures and floats that are confirmed without blur, by levels and by another functional, are not behind it."""
+    for inputs in (pictures(rng, 4), torch.rand(4, SIZE, generator=rng, dtype=torch.float64)):
+        layer = layer_with(edges_of(functionals, inputs, 12), functionals)
+        sent = gradients(layer, inputs, torch.ones(4, dtype=torch.float64))
+        assert len(decode_bins(layer, *sent, PIXELS, SHAPE, None).inputs) == 4
+        assert len(decode_bins(layer, *sent, PIXELS, SHAPE, None, Blur(norm=0.1, entry=0.01)).inputs) == 0
+        mild = decode_bins(layer, *sent, PIXELS, SHAPE, None, Blur(norm=1e-6, entry=1e-6))
+        assert len(mild.inputs) == 4
+
+
+def test_two_samples_that_share_two_bins_are_no_sample(functionals, rng):
+    """Two functionals hold the same mixture. In the third its samples lie apart, so that one sample cannot lie in these bins."""
+    inputs = torch.rand(6, SIZE, generator=rng, dtype=torch.float64)
+    values = inputs @ functionals.T
+    near = 1e-6 * functionals[2]
+    inputs[1] = inputs[0] + (inputs[1] - inputs[0]) @ torch.linalg.svd(functionals[:2])[2][2:].T @ torch.linalg.svd(functionals[:2])[2][2:]
+    assert torch.allclose((inputs[1] @ functionals[:2].T), values[0, :2])
+    layer = layer_with(edges_of(functionals, inputs, 40), functionals)
+    found = decode_bins(layer, *gradients(layer, inputs + near, torch.ones(6, dtype=torch.float64)), PIXELS, SHAPE, None)
+    distance = torch.cdist(found.inputs, inputs).min(1).values
+    assert float(distance.max()) < 1e-4
+    assert len(found.inputs) >= 4
 
 
 def test_bins_are_differences_of_neighbouring_rows(functionals):

@@ -5,7 +5,7 @@ import torch
 
 import dosimeter as dm
 from dosimeter.engines.bins.inserted_layer import measure_moments
-from dosimeter.engines.bins.shared import separate_shared_bins
+from dosimeter.engines.bins.shared import null_vectors, possible_places, separate_shared_bins
 from dosimeter.models.loading import load_model
 
 
@@ -69,3 +69,15 @@ def test_a_filter_with_hardly_more_bins_than_targets_shows_nearly_all_and_no_mix
     error = torch.cdist(found.inputs.double().flatten(1), inputs.double().flatten(1)).min(1).values / 768**0.5
     assert float(error.max()) < 1e-2
     assert len(found.inputs) >= (40 if twins else 50)
+
+
+def test_only_the_bins_of_one_sample_are_possible_places():
+    """Three samples in two functionals of two and three bins: A marks their bins, and N A = 0."""
+    rng = torch.Generator().manual_seed(2)
+    places = torch.tensor([[0, 2], [0, 3], [1, 4]])
+    marks = torch.zeros(5, 3, dtype=torch.float64).scatter_(0, places.T, 1.0)
+    null = null_vectors(marks @ torch.rand(3, 20, generator=rng, dtype=torch.float64), 1e-9)
+    assert null.shape == (5, 2)
+    assert possible_places(null, places).all()
+    assert not possible_places(null, torch.tensor([[1, 2], [1, 3], [0, 4]])).any()
+    assert not possible_places(null[:, :0], places).any()  # without dependences nothing is shown
