@@ -25,6 +25,7 @@ from dosimeter.randomness import generator
 from dosimeter.registry import MODELS, options_of
 from dosimeter.runs.foreign import other_samples
 from dosimeter.runs.measurement import AuditedClient, Measurement
+from dosimeter.surfaces.labels import has_one_label
 from dosimeter.types import Batch, Normalization
 
 HELD_OUT_SHARE = 0.2  # of the images that are not private: the accuracy is measured on them, nothing is trained on them
@@ -166,7 +167,7 @@ def fingerprints_of(model: nn.Module, batch: Batch) -> dict[str, Any]:
 
 
 def measure_accuracy(model: nn.Module, batch: Batch) -> float:
-    """The share of samples classified correctly in eval mode. The model's own mode is restored."""
+    """The share of samples classified correctly in eval mode, of several labels all. The model's own mode is restored."""
     modes = {module: module.training for module in model.modules()}
     model.eval()
     try:
@@ -175,6 +176,8 @@ def measure_accuracy(model: nn.Module, batch: Batch) -> float:
     finally:
         for module, mode in modes.items():
             module.training = mode
+    if not has_one_label(batch.targets):
+        return float(((predicted > 0) == (batch.targets > 0.5)).all(1).float().mean())
     targets = batch.targets if batch.targets.ndim == 1 else batch.targets.argmax(1)
     if predicted.shape[1] == 1:
         return float(((predicted[:, 0] > 0) == (targets > 0)).float().mean())

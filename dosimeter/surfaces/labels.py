@@ -127,12 +127,18 @@ def judge_labels(
     return Verdict.NOT_SHOWN, f"{share}; {luck}, so this batch does not tell a leak from luck"
 
 
+def has_one_label(targets: Tensor) -> bool:
+    """Whether every sample has one label: a class id, or a soft label that sums to one."""
+    if targets.ndim == 1:
+        return True
+    sums = targets.sum(1, dtype=torch.float64)
+    return targets.shape[1] > 1 and bool(((sums - 1).abs() <= LABEL_MASS_SLACK).all())
+
+
 def check_one_label(targets: Tensor) -> None:
     """Refuse targets that give a sample several labels or none. Label counts here have one label a sample."""
-    if targets.ndim == 1:
-        return
-    sums = targets.sum(1, dtype=torch.float64)
-    if targets.shape[1] == 1 or bool(((sums - 1).abs() > LABEL_MASS_SLACK).any()):
+    if not has_one_label(targets):
+        sums = targets.sum(1, dtype=torch.float64)
         raise Refused(
             f"the label recoveries count one label a sample, and these samples have from {sums.min():.3g} to {sums.max():.3g} labels; "
             "several labels a sample are not read here"

@@ -84,6 +84,8 @@ def test_several_labels_a_sample_are_not_scored_as_one(classifier, batch):
     report = dm.audit(classifier, dm.Batch(batch.inputs, targets), loss="binary_cross_entropy", **QUICK)
     labels = [record for record in report.records if record.surface == "labels"]
     assert {record.verdict for record in labels} == {"not attempted"}
+    right = ((classifier.eval()(batch.inputs) > 0) == (targets > 0)).all(1).float().mean()
+    assert labels[0].threat_model["accuracy"] == float(right)
     assert "one label a sample" in labels[0].reason
     assert all(record.threat_model["labels"] == "optimised" for record in report.records if record.surface == "inputs")
 

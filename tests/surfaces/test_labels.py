@@ -9,7 +9,7 @@ from scipy.stats import combine_pvalues
 from torch import nn
 
 import dosimeter as dm
-from dosimeter.surfaces.labels import Labels, is_refuted, judge_labels
+from dosimeter.surfaces.labels import Labels, has_one_label, is_refuted, judge_labels
 from dosimeter.surfaces.verdicts import Verdict
 from dosimeter.types import Record
 
@@ -218,3 +218,14 @@ def test_replaced_samples_refute_nothing():
     for defenses, details in (((), 1), ((mixup,), None)):
         seen = replace(exposure, public=replace(exposure.public, defenses=defenses))
         assert dm.score(certified([2, 2, 2, 2]), batch, exposure=seen).details.get("false_certificates") == details
+
+
+def test_several_labels_a_sample_are_refused_and_soft_ones_are_not():
+    found = dm.LabelEstimate(counts=torch.tensor([1, 1, 0]), labels=torch.tensor([0, 1]))
+    inputs = torch.zeros(2, 1, 2, 2)
+    for several in ([[1.0, 1.0, 0.0], [0.0, 1.0, 0.0]], [[0.0, 0.0, 0.0], [0.0, 1.0, 0.0]]):
+        with pytest.raises(dm.Refused, match="count one label a sample, and these samples have from"):
+            dm.score(found, dm.Batch(inputs, torch.tensor(several)))
+    assert dm.score(found, dm.Batch(inputs, torch.tensor([[0.9, 0.1, 0.0], [0.2, 0.8, 0.0]])))["insacc"][0] == 1
+    assert has_one_label(torch.tensor([2, 0]))
+    assert not has_one_label(torch.tensor([[1.0], [1.0]]))
