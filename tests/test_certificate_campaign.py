@@ -72,6 +72,6 @@ def test_merged_summaries_add_up(campaign):
 @pytest.mark.timeout(1500)
 def test_no_false_certificate_in_a_few_draws_of_every_kind(campaign):
     kinds = {name: kind for name, kind in campaign.all_kinds(None).items() if not kind.skipped}
-    summary = campaign.summarise((campaign.run_draw(name, seed, None, 120) for name in kinds for seed in (7001, 7002)), {})
+    summary = campaign.summarise((campaign.run_draw(name, seed, None, 120) for name in kinds for seed in (7001,)), {})
     assert summary["notes"] == []
     assert all(counts["false"] == 0 for counts in summary["kinds"].values())

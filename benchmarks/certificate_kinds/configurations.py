@@ -92,9 +92,11 @@ def untraced() -> list[Configuration]:
 def alike() -> list[Configuration]:
     return [
         Configuration(name="duplicates", draw=duplicates),
-        Configuration(name="duplicates, no size declared", draw=partial(duplicates, declare_batch_size=False)),
+        Configuration(name="duplicates, no size declared", draw=partial(duplicates, first_once=True, declare_batch_size=False)),
         Configuration(name="near duplicates", draw=partial(duplicates, apart=True)),
-        Configuration(name="near duplicates, no size declared", draw=partial(duplicates, apart=True, declare_batch_size=False)),
+        Configuration(
+            name="near duplicates, no size declared", draw=partial(duplicates, apart=True, first_once=True, declare_batch_size=False)
+        ),
         Configuration(name="duplicates under two labels", draw=partial(duplicates, other_labels=True)),
         Configuration(name="duplicates in random networks", draw=partial(random_network, copies=True)),
     ]
@@ -136,6 +138,16 @@ def misdeclared() -> list[Configuration]:
         Configuration(name="declared half", draw=partial(wrong_size, "half"), breaks="batch size"),
         Configuration(name="declared double", draw=partial(wrong_size, "double"), breaks="batch size"),
         Configuration(name="any wrong size, random networks", draw=wrong_size_of_random_network, breaks="batch size"),
+        Configuration(
+            name="whole batch repeated, no size declared",
+            draw=partial(duplicates, whole=True, declare_batch_size=False),
+            breaks="smallest batch",
+        ),
+        Configuration(
+            name="whole batch nearly repeated, no size declared",
+            draw=partial(duplicates, whole=True, apart=True, declare_batch_size=False),
+            breaks="smallest batch",
+        ),
         Configuration(name="undeclared FedAvg", draw=undeclared_steps, breaks="one gradient"),
         Configuration(name="undeclared FedAvg B=1", draw=partial(undeclared_steps, sizes=(1,)), breaks="one gradient"),
         Configuration(name="undeclared mini-batches", draw=partial(undeclared_steps, mini_batch=True), breaks="one gradient"),
@@ -218,11 +230,19 @@ def black_image(seed: int, *, head_bias: bool = True, **options: Any) -> Case:
     return observed(model, inputs, labels, **options)
 
 
-def duplicates(seed: int, *, other_labels: bool = False, apart: bool = False, **options: Any) -> Case:
-    """A batch in which some samples occur twice or three times, with the same label or another; `apart` by a small distance."""
+def duplicates(
+    seed: int, *, other_labels: bool = False, apart: bool = False, first_once: bool = False, whole: bool = False, **options: Any
+) -> Case:
+    """A batch in which some samples occur twice or three times, with the same label or another; `apart` by a small distance.
+
+    `first_once`: the first sample has no copy, so that no smaller batch has the same update. `whole`: every sample occurs equally often.
+    """
     rng = Generator().manual_seed(seed)
     distinct, classes = _pick(rng, range(2, 9)), _pick(rng, (20, 100))
-    source = torch.cat([torch.arange(distinct), torch.randint(0, distinct, (_pick(rng, range(1, 6)),), generator=rng)])
+    copies = torch.randint(int(first_once), distinct, (_pick(rng, range(1, 6)),), generator=rng)
+    if whole:
+        copies = torch.arange(distinct).repeat(_pick(rng, (1, 2)))
+    source = torch.cat([torch.arange(distinct), copies])
     plain = build(1, classes, 512, seed=seed, train=False)
     inputs = torch.rand(distinct, 256, generator=rng)[source]
     labels = torch.randint(0, classes, (distinct,), generator=rng)[source]

@@ -38,7 +38,10 @@ def reference_at(exposure: Exposure, layer: str, source: Source, rng: Generator)
     if exposure.public.train_mode:  # batch norm then depends on the batch: take the client's batch size
         size = exposure.public.batch_size or EVALUATED_AT_ONCE
     pieces = inputs.tensor_split(max(1, len(inputs) // size))
-    features = torch.cat([input_of(exposure.model, layer, piece) for piece in pieces])
+    try:
+        features = torch.cat([input_of(exposure.model, layer, piece) for piece in pieces])
+    except ValueError as error:  # batch norm in train mode takes no single vector
+        raise Refused(f"the model in train mode cannot run on batches of {size}, the declared batch size: {error}") from error
     return Reference(features=features, labels=labels)
 
 

@@ -77,3 +77,12 @@ def test_class_gradients_are_the_means_of_single_samples(exposure, rng):
 def test_a_single_class_is_refused(exposure):
     with pytest.raises(dm.Refused, match="at least two classes"):
         class_gradients(dm.CrossEntropy(), find_head(exposure), Reference(features=torch.rand(2, 12), labels=torch.tensor([3, 3])))
+
+
+def test_a_declared_size_that_batch_norm_cannot_take_is_refused(rng):
+    model = torch.nn.Sequential(torch.nn.Linear(8, 6), torch.nn.BatchNorm1d(6), torch.nn.ReLU(), torch.nn.Linear(6, 4)).train()
+    auxiliary = dm.Batch(torch.rand(4, 8), torch.arange(4))
+    exposure = dm.observe(model, dm.Batch(torch.rand(2, 8), torch.tensor([0, 1])), auxiliary=auxiliary)
+    exposure = replace(exposure, public=replace(exposure.public, batch_size=1))
+    with pytest.raises(dm.Refused, match="cannot run on batches of 1"):
+        reference_at(exposure, "3", "auxiliary", rng)
