@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from dosimeter.client.checks import count_classes
 from dosimeter.normalization import from_pixels
 from dosimeter.randomness import generator
 from dosimeter.runs.measurement import AuditedClient
@@ -19,15 +20,23 @@ FOREIGN_DRAWS = 5  # batches that are tried before a null is given up
 def foreign_batches(client: AuditedClient, seed: int) -> Iterator[Batch]:
     """The foreign batch of the client, then others for a method that refuses it or recovers too little from it.
 
-    The others have the private batch's labels, with which the method did run: known labels are no leak of samples. Their samples
-    are auxiliary ones, or drawn ones where there are too few.
+    The others have the private batch's labels, with which the method did run: known labels are no leak of samples. The last two have
+    labels that differ as far as there are classes. Their samples are auxiliary ones, or drawn ones where there are too few.
     """
     assert client.foreign is not None
     yield client.foreign
     for draw in range(1, FOREIGN_DRAWS):
         rng = generator(seed, f"foreign batch {draw}")
         samples = other_samples(client.batch, client.auxiliary or client.reference, client.normalization, rng)
-        yield Batch(samples, client.batch.targets.roll(draw, 0))
+        targets = client.batch.targets.roll(draw, 0)
+        yield Batch(samples, _differing_labels(client, targets, rng) if draw >= FOREIGN_DRAWS - 2 and targets.ndim == 1 else targets)
+
+
+def _differing_labels(client: AuditedClient, targets: Tensor, rng: torch.Generator) -> Tensor:
+    """Random labels (B,), none of which occurs twice before all classes do."""
+    classes = max(2, count_classes(client.model, client.batch.inputs[:2]))
+    rounds = -(-len(targets) // classes)
+    return torch.cat([torch.randperm(classes, generator=rng) for _ in range(rounds)])[: len(targets)].to(targets)
 
 
 def other_samples(batch: Batch, known: Batch | None, normalization: Normalization, rng: torch.Generator) -> Tensor:
