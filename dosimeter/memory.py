@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 from pathlib import Path
 
@@ -10,12 +11,24 @@ CONTAINER_FILES = (  # limit, use, and what the use consists of
     tuple(Path("/sys/fs/cgroup/memory") / name for name in ("memory.limit_in_bytes", "memory.usage_in_bytes", "memory.stat")),
 )
 CACHED_FILES = ("file", "total_cache")  # counted as used, and given up when memory is short
+MEMORY_VARIABLE = "DOSIMETER_MEMORY_GB"
+USUAL_LIMIT = 8  # GB of a run on a CPU; an attack that takes more takes days there
 UNKNOWN = 2**40  # bytes, where the system says nothing
 
 
 def free_memory() -> int:
     """The bytes that this process can still take: of the machine, of its container, and of its own limit."""
     return max(0, min(_free_on_machine(), _free_in_container(), _free_for_process()))
+
+
+def spare_memory() -> int:
+    """The bytes that one method may still take: what is free, and what the run's limit leaves beside what it holds already."""
+    try:
+        limit = float(os.environ.get(MEMORY_VARIABLE, USUAL_LIMIT)) * 1e9
+    except ValueError:
+        raise ValueError(f"{MEMORY_VARIABLE}: expected a number of GB, got {os.environ[MEMORY_VARIABLE]!r}") from None
+    held = _numbers(Path("/proc/self/status")).get("VmRSS", 0) * 1024
+    return int(max(0, min(free_memory(), limit - held)))
 
 
 def require_memory(needed: float, purpose: str) -> None:

@@ -46,9 +46,8 @@ def check_exposure(exposure: Exposure) -> None:
             raise ValueError(f"update.{name}: has NaN or infinite entries; the loss or the training diverged on this batch")
 
 
-def check_batch(model: nn.Module, batch: Batch, path: str, loss: Loss | None = None) -> int:
-    """Refuse a batch that the model cannot take or whose labels do not fit the loss. Return the number of classes."""
-    check_model(model)
+def check_tensors(batch: Batch, path: str) -> None:
+    """Refuse what is no pair of tensors with values."""
     if not isinstance(batch, Batch):
         raise TypeError(f"{path}: expected a Batch, got {type(batch).__name__}")
     inputs, targets = batch.inputs, batch.targets
@@ -57,6 +56,13 @@ def check_batch(model: nn.Module, batch: Batch, path: str, loss: Loss | None = N
     for name, tensor in (("inputs", inputs), ("targets", targets)):
         if tensor.layout is not torch.strided or tensor.is_meta or tensor.is_quantized:
             raise ValueError(f"{path}.{name}: expected a dense tensor with values, got {tensor.layout} on {tensor.device}")
+
+
+def check_batch(model: nn.Module, batch: Batch, path: str, loss: Loss | None = None) -> int:
+    """Refuse a batch that the model cannot take or whose labels do not fit the loss. Return the number of classes."""
+    check_model(model)
+    check_tensors(batch, path)
+    inputs, targets = batch.inputs, batch.targets
     if inputs.ndim < 2 or len(inputs) == 0:
         raise ValueError(f"{path}.inputs: expected a batch of at least one sample, got shape {tuple(inputs.shape)}")
     if not inputs.is_floating_point():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -23,6 +24,7 @@ from dosimeter.client.losses import CrossEntropy
 from dosimeter.client.server_copy import server_copy
 from dosimeter.client.training import FedSGD
 from dosimeter.interfaces import Client, Defense, Exposure, Loss, Public, Training
+from dosimeter.memory import require_memory
 from dosimeter.network.copies import deep_copy
 from dosimeter.network.head import copy_of
 from dosimeter.options import PositiveInt, check_value
@@ -126,9 +128,12 @@ def receive(
     """An exposure from an update of a real federation, given by parameter name and in units of a gradient."""
     shape: tuple[int, ...] = check_value(tuple[PositiveInt, ...], input_shape, "input_shape")
     batch_size = check_value(PositiveInt | None, batch_size, "batch_size")
+    if not shape:
+        raise ValueError("input_shape: expected the sides of one input, got none")
     if not isinstance(update, Mapping) or not all(isinstance(change, Tensor) for change in update.values()):
         raise TypeError(f"update: expected tensors by parameter name, got {type(update).__name__}")
     check_model(model)
+    require_memory(8 * math.prod(shape), f"input_shape: one input of shape {shape}")
     model = copy_of(model)
     classes, loss = count_classes(model, torch.zeros(2, *shape).to(next(model.parameters()))), LOSSES.resolve(loss or CrossEntropy())
     check_loss(loss, classes)

@@ -78,6 +78,8 @@ def square(images: Tensor, size: int) -> Tensor:
         images.element_size() * size**2 * math.prod(images.shape[:-2]), f"{math.prod(images.shape[:-2])} planes of {size} pixels a side"
     )
     side = min(height, width)
+    if side == 0:
+        raise ValueError(f"expected images with pixels, got {height}×{width}")
     top, left = (height - side) // 2, (width - side) // 2
     images = images[..., top : top + side, left : left + side]
     flat = images.reshape(-1, 1, side, side) if images.ndim != 4 else images

@@ -78,6 +78,8 @@ def _present_classes(bias: Tensor, labels: LabelEstimate | None, size: int | Non
 
 def _subtract_other_samples(weight: Tensor, bias: Tensor, present: Tensor) -> tuple[Tensor, Tensor]:
     """∇W − o_W and ∇b − o_b: (C, H) and (C,). Nothing is subtracted if every class is present."""
+    if len(present) == 0:
+        raise Refused("quotient needs at least one label; the estimate holds none")
     absent = torch.ones(len(bias), dtype=torch.bool, device=bias.device)
     absent[present] = False
     if not bool(absent.any()):

@@ -95,12 +95,13 @@ class _Problem:
         assert head.weight_gradient is not None
         assert head.bias_gradient is not None
         assert head.bias is not None
+        kind = torch.promote_types(torch.promote_types(head.weight.dtype, head.weight_gradient.dtype), torch.float32)
         return cls(
             labels=labels,
-            product=head.weight_gradient @ head.weight.to(head.weight_gradient.dtype).T,
-            bias=head.bias,
-            bias_gradient=head.bias_gradient,
-            expected_loss=_expected_loss(head.bias_gradient, labels),
+            product=head.weight_gradient.to(kind) @ head.weight.to(kind).T,
+            bias=head.bias.to(kind),
+            bias_gradient=head.bias_gradient.to(kind),
+            expected_loss=_expected_loss(head.bias_gradient.to(kind), labels),
         )
 
     def error(self, logits: Tensor) -> Tensor:

@@ -89,6 +89,8 @@ def check_weights(model: nn.Module, path: str) -> None:
     packed = [name for name, value in state.items() if not isinstance(value, Tensor) or value.is_quantized]
     if packed:
         raise ValueError(f"{path}: {packed[0]!r} is quantised to integers; inspect reads floating-point weights, before they are quantised")
+    if empty := [name for name, value in state.items() if value.is_meta]:
+        raise ValueError(f"{path}: {empty[0]!r} has no values yet; load the weights first")
     broken = [name for name, value in state.items() if value.is_floating_point() and not torch.isfinite(value).all()]
     if broken:
         raise ValueError(f"{path}: has NaN or infinite entries in {broken[0]!r}")

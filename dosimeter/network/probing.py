@@ -15,6 +15,9 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils.hooks import RemovableHandle
 
+MOST_AT_ONCE = 256  # inputs of a forward pass without gradients
+HELD_AT_ONCE = 6  # activations of the largest size, a convolution's own copies included
+PASS_BYTES = 2**29  # of activations in such a pass; a fixed number, so that every machine computes the same bits
 Selection = Callable[[str, nn.Module], bool]  # which modules are recorded, by name and by module
 
 
@@ -59,6 +62,22 @@ def output_of(model: nn.Module, inputs: Tensor) -> Any:
     """The model's output in its current mode, without gradients."""
     with torch.no_grad():
         return forward(model, copied_buffers(model), inputs)
+
+
+def activation_bytes(model: nn.Module, sample: Tensor) -> int:
+    """The bytes of all that a model's innermost modules give for one sample (1, *shape), in eval mode."""
+    _, calls = record_calls(model, sample, is_leaf, evaluate=True)
+    return sample.nbytes + sum(call.given.nbytes for call in calls)
+
+
+def samples_at_once(model: nn.Module, inputs: Tensor) -> int:
+    """How many of `inputs` go through the model together without gradients, such that what is held at once stays within `PASS_BYTES`.
+
+    A pass without gradients holds a few activations at a time: the largest counts, times `HELD_AT_ONCE`.
+    """
+    _, calls = record_calls(model, inputs[:1], is_leaf, evaluate=True)
+    largest = max((call.given.nbytes for call in calls), default=inputs[:1].nbytes)
+    return max(1, min(MOST_AT_ONCE, PASS_BYTES // (HELD_AT_ONCE * largest)))
 
 
 def input_of(model: nn.Module, name: str, inputs: Tensor, *, differentiable: bool = False) -> Tensor:

@@ -18,6 +18,7 @@ from dosimeter.interfaces import Sampler
 from dosimeter.models.loading import ModelConfig, load_model
 from dosimeter.network.copies import deep_copy
 from dosimeter.network.head import copy_of
+from dosimeter.network.probing import samples_at_once
 from dosimeter.normalization import from_pixels
 from dosimeter.options import NonNegativeInt, OptionError, PositiveInt, check_fields
 from dosimeter.progress import advance
@@ -144,8 +145,9 @@ def client_from(
 def check_device(device: str) -> None:
     try:
         torch.zeros(1, device=device).item()
-    except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"device: {device!r} cannot be used here: {str(error).splitlines()[0]}") from None
+    except Exception as error:  # an unknown or absent device fails in many ways
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise ValueError(f"device: {device!r} cannot be used here: {reason}") from None
 
 
 def _stand_in(batch: Batch, auxiliary: Batch | None, normalization: Normalization) -> Batch:
@@ -172,7 +174,8 @@ def measure_accuracy(model: nn.Module, batch: Batch) -> float:
     model.eval()
     try:
         with torch.no_grad():
-            predicted = torch.cat([model(piece.clone()) for piece in batch.inputs.split(64)])
+            pieces = batch.inputs.split(min(64, samples_at_once(model, batch.inputs)))
+            predicted = torch.cat([model(piece.clone()) for piece in pieces])
     finally:
         for module, mode in modes.items():
             module.training = mode

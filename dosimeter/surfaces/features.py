@@ -15,7 +15,7 @@ from dosimeter.interfaces import Exposure
 from dosimeter.metrics.feature_error import FeatureError
 from dosimeter.network.copies import deep_copy
 from dosimeter.network.head import find_head
-from dosimeter.network.probing import input_of
+from dosimeter.network.probing import input_of, samples_at_once
 from dosimeter.normalization import from_pixels
 from dosimeter.randomness import generator
 from dosimeter.registry import FEATURES
@@ -39,7 +39,6 @@ from dosimeter.surfaces.surface import SURFACES, Surface
 from dosimeter.surfaces.verdicts import Verdict
 from dosimeter.types import Batch, FeatureEstimate
 
-AUXILIARY_PIECE = 256  # auxiliary samples that go through the model at a time
 SHARE_OF_NULL = 0.5  # an error below this share of each null's, and of the zero vector's, counts as leaked
 LARGEST_CERTIFIED_ERROR = 1e-2  # a certificate is false beyond this error, or beyond its own error bar where that is smaller
 
@@ -161,6 +160,11 @@ def score_features(found: FeatureEstimate, comparison: Comparison) -> Scores:
     def features_of(inputs: Tensor) -> Tensor:
         return input_of(model, head, inputs.to(parameter.device, parameter.dtype))
 
+    def features_in_pieces(inputs: Tensor) -> Tensor:
+        at_once = samples_at_once(model, inputs[:1].to(parameter.device, parameter.dtype))
+        pieces = inputs.tensor_split(-(-len(inputs) // at_once))  # of nearly equal size
+        return torch.cat([features_of(piece) for piece in pieces]).to(torch.float64)
+
     actual = features_of(truth.inputs)  # (B, H), the whole batch at once, as batch norm in train mode saw it
     for path, estimate in (("found", found), ("foreign", foreign)):
         if estimate is not None and estimate.features.shape[1:] != actual.shape[1:]:
@@ -170,10 +174,9 @@ def score_features(found: FeatureEstimate, comparison: Comparison) -> Scores:
     if auxiliary is None:
         drawn = draw_stand_ins(tuple(truth.inputs.shape[1:]), STAND_INS, generator(0, "stand-ins"))
         scale = comparison.normalization or exposure.public.normalization
-        stand_ins = features_of(from_pixels(drawn, scale)).to(torch.float64)
+        stand_ins = features_in_pieces(from_pixels(drawn, scale))
     else:
-        pieces = auxiliary.inputs.tensor_split(-(-len(auxiliary.inputs) // AUXILIARY_PIECE))  # of nearly equal size
-        public = torch.cat([features_of(piece) for piece in pieces]).to(torch.float64)
+        public = features_in_pieces(auxiliary.inputs)
     scores = score_samples(
         "features",
         recovered=found.features.detach().to(actual.device, torch.float64),

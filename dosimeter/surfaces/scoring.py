@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from dosimeter.client.checks import check_tensors
 from dosimeter.interfaces import Exposure, Metric
 from dosimeter.surfaces.scores import Comparison, Scores
 from dosimeter.surfaces.surface import surface_of
@@ -39,6 +40,7 @@ def score(
     """
     if not isinstance(truth, Batch) or len(truth.inputs) == 0 or len(truth.inputs) != len(truth.targets):
         raise ValueError("truth: expected a Batch of at least one sample with one target each")
+    check_tensors(truth, "truth")
     if auxiliary is None and exposure is not None:
         auxiliary = exposure.auxiliary
     if auxiliary is not None and len(auxiliary.inputs) == 0:

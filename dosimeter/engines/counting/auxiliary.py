@@ -11,7 +11,7 @@ from torch import Generator, Tensor
 
 from dosimeter.interfaces import Exposure, Loss
 from dosimeter.network.head import Head
-from dosimeter.network.probing import input_of
+from dosimeter.network.probing import input_of, samples_at_once
 from dosimeter.normalization import from_pixels
 from dosimeter.types import Refused
 
@@ -20,7 +20,6 @@ Source = Literal["available", "auxiliary", "dummy"]
 
 DUMMIES = 256  # random samples where there are no auxiliary ones
 CHUNK = 2**22  # logits held at once
-EVALUATED_AT_ONCE = 256  # inputs a forward pass in eval mode
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,14 +33,14 @@ class Reference:
 def reference_at(exposure: Exposure, layer: str, source: Source, rng: Generator) -> Reference:
     """Run auxiliary or dummy data through the model, in the client's mode, up to `layer`."""
     inputs, labels = _data(exposure, source, rng)
-    size = EVALUATED_AT_ONCE
-    if exposure.public.train_mode:  # batch norm then depends on the batch: take the client's batch size
-        size = exposure.public.batch_size or EVALUATED_AT_ONCE
-    pieces = inputs.tensor_split(max(1, len(inputs) // size))
+    count = -(-len(inputs) // samples_at_once(exposure.model, inputs))
+    if exposure.public.train_mode and exposure.public.batch_size:  # batch norm depends on the batch: take the client's batch size
+        count = max(1, len(inputs) // exposure.public.batch_size)
+    pieces = inputs.tensor_split(count)
     try:
         features = torch.cat([input_of(exposure.model, layer, piece) for piece in pieces])
     except ValueError as error:  # batch norm in train mode takes no single vector
-        raise Refused(f"the model in train mode cannot run on batches of {size}, the declared batch size: {error}") from error
+        raise Refused(f"the model in train mode cannot run on batches of {len(pieces[0])}, the declared batch size: {error}") from error
     return Reference(features=features, labels=labels)
 
 

@@ -12,6 +12,7 @@ from dosimeter.engines.matching.checkpoints import Checkpoint
 from dosimeter.engines.matching.descent import PULSE, descend
 from dosimeter.engines.matching.differentiable import reason_against
 from dosimeter.engines.matching.errors import outcome_of_error
+from dosimeter.engines.matching.memory_needs import memory_lacking
 from dosimeter.engines.matching.paths import Eager
 from dosimeter.engines.matching.problem import Problem, make_problem
 from dosimeter.engines.matching.recipe import Recipe
@@ -39,7 +40,7 @@ def solve_problem(problem: Problem, rng: Generator, *, start: Tensor | None = No
     rounds: list[Reconstruction] = []
     try:
         with surroundings(problem, rng):
-            reason = reason_against(problem, state.variables)
+            reason = memory_lacking(problem) or reason_against(problem, state.variables)
             if reason:
                 return give_up(problem, state, Outcome.NOT_ATTEMPTED, reason)
             while True:

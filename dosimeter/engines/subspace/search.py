@@ -19,7 +19,7 @@ from dosimeter.engines.subspace.equations import (
     weighted_errors,
     whole_span,
 )
-from dosimeter.engines.subspace.single import linear_scan, solve
+from dosimeter.engines.subspace.single import LARGEST_TENSOR, linear_scan, solve
 from dosimeter.engines.subspace.successive_projection import extreme_starts, last_start
 
 PLAUSIBLE_SCORE = 0.45  # linear residual above which a class is tried only if no better one is left
@@ -130,9 +130,12 @@ def search_from_extreme_rows(
 
 def _row_scores(equations: Equations, span: Span, rows: Tensor, labels: Tensor) -> Tensor:
     """The relative residual of each label at its class's row of the gradient: small where one sample dominates the row, (m,)."""
-    p = probabilities(equations, span, rows[main_classes(equations, labels)] @ span.lift)
-    error = weighted_errors(equations, span, p, labels)
-    return torch.linalg.vector_norm(project_off(span, error), dim=1) / torch.linalg.vector_norm(error, dim=1)
+    scores = []
+    for piece in labels.split(max(1, LARGEST_TENSOR.get(rows.device.type, 2**24) // equations.classes)):
+        p = probabilities(equations, span, rows[main_classes(equations, piece)] @ span.lift)
+        error = weighted_errors(equations, span, p, piece)
+        scores.append(torch.linalg.vector_norm(project_off(span, error), dim=1) / torch.linalg.vector_norm(error, dim=1))
+    return torch.cat(scores)
 
 
 def _at_several_lengths(start: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from dosimeter.engines.least_squares import Damping, Parts, Problem, minimise
 from dosimeter.engines.subspace.equations import Equations, Span, probabilities, project_off, slopes, weighted_errors, whole_span
 
 LARGEST_TENSOR = {"cpu": 2**24, "cuda": 2**27}  # entries of one (starts, classes, rank) tensor
+PAIRED_CLASSES = 2**12  # likeliest classes of which all pairs are scored where labels blend
 MOST_PAIRS = 512  # class pairs that a scan returns where labels blend
 LEAST_ERROR = 1e-150  # least divisor of the relative residual
 
@@ -33,26 +34,41 @@ def linear_scan(equations: Equations, span: Span, start: Tensor) -> Scan:
     p = probabilities(equations, span, start[None])
     slope = slopes(equations, span, p)[0]
     slope = slope - span.left @ (span.left.T @ slope)  # (C, r)
-    w = equations.spectrum.weights
-    if equations.targets is None:
-        errors = w * (p - equations.even) - torch.diag(equations.share * w)  # (C, C): one row a class
-    else:
-        errors = w * (p - equations.even - equations.share * equations.targets)  # (m, C)
-    rows = project_off(span, errors)
     scale = torch.linalg.vector_norm(slope, dim=0).clamp_min(torch.finfo(slope.dtype).tiny)
     orthogonal, upper = torch.linalg.qr(slope / scale)
-    along = rows @ orthogonal  # (m, r)
-    rest = rows - along @ orthogonal.T
+
+    def residuals(labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The weighted errors (k, C), what the linear step leaves of them (k, C), and its coordinates (k, r)."""
+        errors = _errors_at(equations, p, labels)
+        rows = project_off(span, errors)
+        along = rows @ orthogonal
+        return errors, rows - along @ orthogonal.T, along
+
+    count = len(p[0]) if equations.targets is None else len(equations.targets)
+    labels = torch.arange(count, device=p.device)
+    pieces = labels.split(max(1, LARGEST_TENSOR.get(p.device.type, 2**24) // p.shape[1]))  # all pairs of classes would not fit
+    scored = [(along, torch.linalg.vector_norm(r, dim=1) / torch.linalg.vector_norm(e, dim=1)) for e, r, along in map(residuals, pieces)]
+    along, score = (torch.cat(parts) for parts in zip(*scored))  # (m, r), (m,)
     upper = upper + 1e-14 * torch.eye(len(upper), dtype=upper.dtype, device=upper.device)
     step = torch.linalg.solve_triangular(upper, along.T, upper=True).T / scale
     if equations.blends:
-        labels, share, score = likeliest_pairs(rest, errors)
-        first, second = labels // equations.classes, labels % equations.classes
+        likely = score.topk(min(count, PAIRED_CLASSES), largest=False).indices.sort().values
+        errors, rest, _ = residuals(likely)
+        pairs, share, score = likeliest_pairs(rest, errors)
+        first, second = likely[pairs // len(likely)], likely[pairs % len(likely)]
+        labels = first * equations.classes + second
         step = step[first] + share[:, None] * (step[second] - step[first])
-    else:
-        labels = torch.arange(len(rows), device=rows.device)
-        score = torch.linalg.vector_norm(rest, dim=1) / torch.linalg.vector_norm(errors, dim=1)
     return Scan(labels=labels, reached=start - step, score=score, upper=upper * scale)
+
+
+def _errors_at(equations: Equations, p: Tensor, labels: Tensor) -> Tensor:
+    """The weighted errors w∘(p − y) of a sample with probabilities p (1, C), for each label or target: (k, C)."""
+    w = equations.spectrum.weights
+    if equations.targets is not None:
+        return w * (p - equations.even - equations.share * equations.targets[labels])
+    errors = (w * (p - equations.even)).repeat(len(labels), 1)
+    errors[torch.arange(len(labels), device=labels.device), labels] -= equations.share * w[labels]
+    return errors
 
 
 def likeliest_pairs(rest: Tensor, errors: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -13,10 +13,11 @@ from dosimeter.data.samplers import Random
 from dosimeter.engines.decoder.train import DecoderSettings
 from dosimeter.interfaces import Sampler
 from dosimeter.models.loading import ModelConfig
-from dosimeter.options import Fraction, NonNegativeFloat, NonNegativeInt, OptionError, PositiveFloat, PositiveInt, check_fields
+from dosimeter.options import Fraction, NonNegativeFloat, NonNegativeInt, OptionError, PositiveFloat, PositiveInt, check_fields, check_value
 from dosimeter.runs.measurement import Measurement
 from dosimeter.types import Normalization
 
+Published = dict[str, dict[str, Any]]  # column -> quantity -> number, or one for each value that is varied
 SOURCE = Path(__file__).resolve().parents[3]
 SCHEMES = (sysconfig.get_default_scheme(), sysconfig.get_preferred_scheme("user"))
 FOLDERS = (  # of the installation: beside the package's source, or where pip puts a wheel's data; never the working directory
@@ -184,10 +185,18 @@ def parse_table(data: dict[str, Any], key: str, *, quick: bool = False) -> Table
         raise OptionError(unknown[0], f"no such key in {key}; keys are: {', '.join(sorted(known))}, defaults, quick, rows, laws")
     if not rows or not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise OptionError("rows", f"expected [[rows]] tables in {key}, got {'none' if not rows else type(rows).__name__}")
+    for name, value in (("quick", short), ("defaults", defaults)):
+        check_value(dict[str, Any], value, name)
+    check_value(list[dict[str, Any]], laws, "laws")
+    for name, kind in (("title", str), ("source", str), ("published", str), ("departures", list[str]), ("seed", int)):
+        check_value(kind, data.get(name, kind()), name)
+    check_value(list[str], short.get("departures", []), "quick.departures")
     departures = [*data.get("departures", []), *(short.pop("departures", []) if quick else [])]
     built: list[Row] = []
     for position, own in enumerate(rows):
-        own_short = own.pop("quick", {})
+        own_short = check_value(dict[str, Any], own.pop("quick", {}), f"rows[{position}].quick")
+        for table, path in ((own, f"rows[{position}]"), (own_short, f"rows[{position}].quick")):
+            check_value(list[str], table.get("departures", []), f"{path}.departures")
         merged = _merge(_merge(defaults, own), _merge(short, own_short)) if quick else _merge(defaults, own)
         merged["departures"] = [*own.get("departures", []), *(own_short.get("departures", []) if quick else [])]
         built += [_row(varied, f"rows[{position}]") for varied in _expand_variants(merged, f"rows[{position}]")]
@@ -205,8 +214,10 @@ def parse_table(data: dict[str, Any], key: str, *, quick: bool = False) -> Table
 
 
 def _row(data: dict[str, Any], path: str) -> Row:
-    methods, setting = data.pop("methods", {}), data.pop("setting", {})
-    wanted = data.pop("columns", list(methods))
+    methods = check_value(dict[str, dict[str, Any]], data.pop("methods", {}), f"{path}.methods")
+    setting = check_value(dict[str, Any], data.pop("setting", {}), f"{path}.setting")
+    wanted = check_value(list[str], data.pop("columns", list(methods)), f"{path}.columns")
+    check_value(Published, data.get("published", {}), f"{path}.published")
     if strangers := sorted({*wanted, *data.get("published", {})} - methods.keys()):
         raise OptionError(f"{path}.methods", f"no column {strangers[0]!r}; there are: {', '.join(methods)}")
     data["methods"] = {column: construct(Measurement, _merge(setting, methods[column]), f"{path}.methods.{column}") for column in wanted}
@@ -219,6 +230,10 @@ def _expand_variants(data: dict[str, Any], path: str) -> list[dict[str, Any]]:
     vary, keep = data.pop("vary", None), data.pop("keep", None)
     if vary is None:
         return [data]
+    check_value(dict[str, list[Any]], vary, f"{path}.vary")
+    check_value(Published, data.get("published", {}), f"{path}.published")
+    if len(vary) != 1 or not isinstance(keep, (list, type(None))):
+        raise OptionError(f"{path}.vary", "expected one key with a list of values, and `keep` as a list")
     ((key, values),) = vary.items()
     for column, quantities in data.get("published", {}).items():
         for quantity, numbers in quantities.items():
@@ -250,6 +265,8 @@ def _word(value: Any) -> Any:
 def _set(table: dict[str, Any], keys: list[str], value: Any) -> None:
     for key in keys[:-1]:
         table = table.setdefault(key, {})
+        if not isinstance(table, dict):
+            raise OptionError(key, f"is not a table, so {keys[-1]!r} cannot be varied in it")
     table[keys[-1]] = value
 
 

@@ -1,0 +1,243 @@
+"""Command lines and calls of the Python interface for `fuzz.py`, drawn at random from honest and odd pieces."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from fuzz_inputs import AUDIT_TOML, damage_json, damage_toml, hostile_npz, hostile_weights, small_npz, small_records, small_weights
+from torch import nn
+
+QUICK_WORDS = ("data=digits", "data.batch_size=2", "data.auxiliary=4", "model.name=lenet")
+ODD_WORDS = (
+    "data.name=no such set", "data.batch_size=0", "data.batch_size=10**9", "data.size=1000000000", "data.size=-1", "device=hpu",
+    "device=cuda:99", "seed=1979-05-27", "labels=nothing", "labels=[]", "attack.steps=-3", "defenses=[{name='sign'}]", "loss=hinge",
+    "data.normalization.std=[0.0]", "data.normalization.mean=[1.0, 2.0]", "model.name=os:system", "model.weights=/dev/zero", "=", "a.b.c=1",
+    "data.name=\x00", "model.options=[", "training.steps=x", "data.sampler=unique", "data.auxiliary=-1", "model.classes=99999999999",
+)  # fmt: skip
+
+
+def command_line(rng: random.Random) -> tuple[list[str], dict[str, bytes]]:
+    """The words of one command, with FILE and OUT for its paths, and its files."""
+    kind = rng.choice(("run", "run", "audit", "inspect", "report", "list", "reproduce", "generator", "words"))
+    odd = rng.sample(ODD_WORDS, rng.choice((0, 1, 1, 2)))
+    if kind == "run":
+        method = rng.choice(("labels=idlg", "labels=rlg", "labels=ilrg", "attack={name='dlg', steps=2}", "features=subspace"))
+        out = rng.choice(([], ["--out", "OUT"], ["--out", "OUT[/x]"], ["--out", "FILE"]))
+        return ["run", method, *QUICK_WORDS, *odd, *out, *rng.choice(([], ["--json"]))], {"x": b"x"}
+    if kind == "audit":
+        content = damage_toml(AUDIT_TOML, rng)
+        words = ["FILE", 'labels=["idlg"]', "attacks=[]", "features=[]", *odd]
+        gate = rng.choice(([], ["--fail-on", "leaked"], ["--fail-on", "inputs.psnr.median > 20"], ["--fail-on", "x"]))
+        return ["audit", *words, "--out", "OUT", *gate], {"audit.toml": content}
+    if kind == "inspect":
+        files = dict(rng.choice([*small_weights(), *hostile_weights()[:12]]))
+        return ["inspect", rng.choice(("lenet", "FILE", "os:system")), "--reference", "FILE", *odd], files
+    if kind == "report":
+        return ["report", "FOLDER"], {"records.jsonl": damage_json(small_records()[0]["records.jsonl"], rng)}
+    if kind == "list":
+        return ["list", *rng.choice(([], ["labels"], ["nothing"], ["--json"]))], {"x": b"x"}
+    if kind == "reproduce":
+        return ["reproduce", rng.choice(("FILE", "no/table", "\x00", "..")), "--quick", "--out", "OUT"], {
+            "table.toml": damage_toml(AUDIT_TOML, rng)
+        }
+    if kind == "generator":
+        return ["generator", "train", "FILE", "data.name=no such set", "--out", "OUT/x"], {"audit.toml": damage_toml(AUDIT_TOML, rng)}
+    words = ["audit", "run", "report", "--json", "--out", "OUT", "FILE", "-x", "--", "", "\x00", "--help", "a=b", "é", "--version"]
+    return rng.sample(words, rng.choice((1, 2, 3))), dict(rng.choice([*small_npz(), *hostile_npz()[:5]]))
+
+
+def run_command(words: list[str], path: Path) -> None:
+    """Run the command line in this process. A traceback would leave it; an exit code is an answer."""
+    from dosimeter.cli import main
+
+    places = {"FILE": str(path), "FOLDER": str(path.parent)}
+    out = str(path.parent / "out")
+    main([places.get(word, word.replace("OUT", out)) for word in words])
+
+
+def _net(rng: random.Random) -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        nets: list[Callable[[], nn.Module]] = [
+            lambda: nn.Sequential(nn.Flatten(), nn.Linear(48, 8), nn.ReLU(), nn.Linear(8, 5)),
+            lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(16, 5)),
+            lambda: nn.Sequential(nn.Flatten(), nn.Linear(48, 5, bias=False)),
+            lambda: nn.Sequential(nn.Flatten(), nn.Linear(48, 1)),
+            lambda: nn.Sequential(nn.Flatten(), nn.Linear(48, 5), nn.Softmax(1)),
+            lambda: nn.Sequential(nn.Flatten(), nn.Linear(48, 5)).half(),
+            lambda: nn.Sequential(nn.Flatten(), nn.Linear(48, 5)).double(),
+            lambda: nn.DataParallel(nn.Sequential(nn.Flatten(), nn.Linear(48, 5))),
+            lambda: torch.jit.script(nn.Sequential(nn.Flatten(), nn.Linear(48, 5))),  # pyright: ignore[reportReturnType]
+            lambda: nn.Sequential(nn.Flatten(), nn.LazyLinear(5)),
+            lambda: nn.Sequential(nn.Flatten(), nn.Linear(48, 5, device="meta")),
+            lambda: nn.Sequential(),
+            lambda: nn.LSTM(4, 5),
+        ]
+        weights = [24, 12, 4, 4] + [1] * (len(nets) - 4)
+        return rng.choices(nets, weights)[0]().train(rng.random() < 0.3)
+
+
+def _batch(rng: random.Random) -> Any:
+    import dosimeter as dm
+
+    torch.manual_seed(rng.randrange(100))
+    size = rng.choice((1, 2, 3, 6))
+    inputs = torch.rand(size, 3, 4, 4)
+    targets: Any = torch.randint(0, 5, (size,))
+    changes: list[Callable[[], Any]] = [
+        lambda: dm.Batch(inputs * 1e30, targets),
+        lambda: dm.Batch(inputs * 1e-30, targets),
+        lambda: dm.Batch(inputs * 3e38, targets),
+        lambda: dm.Batch(torch.zeros_like(inputs), targets),
+        lambda: dm.Batch(inputs.half(), targets),
+        lambda: dm.Batch(inputs.double(), targets),
+        lambda: dm.Batch(inputs.to(torch.complex64), targets),
+        lambda: dm.Batch(inputs.to_sparse(), targets),
+        lambda: dm.Batch(inputs[:0], targets[:0]),
+        lambda: dm.Batch(inputs, targets - 1),
+        lambda: dm.Batch(inputs, targets + 2**40),
+        lambda: dm.Batch(inputs, targets.float()),
+        lambda: dm.Batch(inputs, targets.bool()),
+        lambda: dm.Batch(inputs, torch.rand(size, 5).softmax(1)),
+        lambda: dm.Batch(inputs, torch.zeros(size, 5)),
+        lambda: dm.Batch(inputs[0], targets),
+        lambda: dm.Batch(inputs.clone().fill_(float("nan")), targets),
+        lambda: dm.Batch(inputs.expand(size, 3, 4, 4).transpose(2, 3), targets),
+        lambda: (inputs, targets),
+        lambda: None,
+    ]
+    return dm.Batch(inputs, targets) if rng.random() < 0.8 else rng.choice(changes)()
+
+
+def _exposure(rng: random.Random) -> Any:
+    import dosimeter as dm
+
+    options: dict[str, Any] = {}
+    if rng.random() < 0.4:
+        options = dict(
+            rng.sample(
+                [
+                    ("defenses", rng.choice([("sign",), ("gaussian_noise",), "nothing", 3, [None], (dm.defense("pruning", ratio=0.5),)])),
+                    ("training", rng.choice([dm.FedAvg(steps=2), "fedsgd", "x", 3, None])),
+                    ("loss", rng.choice(["focal", "binary_cross_entropy", "x", 3, None, dm.CrossEntropy(smoothing=0.1)])),
+                    ("normalization", rng.choice([dm.Normalization(std=(0.0,)), dm.Normalization(mean=(0.5,) * 3, std=(0.5,) * 3), 3])),
+                    ("auxiliary", rng.choice([_batch(rng), 3, None])),
+                    ("seed", rng.choice([0, -1, 2**70, "x", None, 1.5])),
+                    ("declare_batch_size", rng.choice([True, False, 3])),
+                ],
+                rng.choice((1, 2)),
+            )
+        )
+    net, batch = _net(rng), _batch(rng)
+    exposure = dm.observe(net, batch, **options)
+    if rng.random() < 0.3:
+        kinds: list[Callable[[Any], Any]] = [
+            lambda t: t.half(), lambda t: t.double(), lambda t: t * 1e30, lambda t: t * 0, lambda t: t.int(), lambda t: t[:1], lambda t: 3,
+        ]  # fmt: skip
+        change = rng.choice(kinds)
+        shape = rng.choice([(3, 4, 4), (3, 4, 4), (0,), (3, 4), "x", (10**9, 4)])
+        update = {name: change(tensor) for name, tensor in exposure.update.items()}
+        exposure = dm.receive(net, update, input_shape=shape, batch_size=rng.choice([None, 2, -1, 10**9]))
+    return exposure
+
+
+def _labels(rng: random.Random, exposure: Any) -> Any:
+    import dosimeter as dm
+
+    size = min(exposure.public.batch_size or 2, 9)
+    return rng.choice(
+        [
+            None,
+            torch.randint(0, 5, (size,)),
+            torch.randint(-1, 5, (size,)),
+            torch.randint(0, 5, (size + 1,)),
+            torch.rand(size, 5).softmax(1),
+            torch.tensor(3),
+            torch.tensor([99]),
+            dm.LabelEstimate(counts=torch.ones(3, dtype=torch.int64), labels=torch.arange(3)),
+            dm.LabelEstimate(counts=torch.zeros(5, dtype=torch.int64), labels=torch.arange(0)),
+            "x",
+        ]
+    )
+
+
+def _recover_labels(rng: random.Random, _: Path) -> None:
+    import dosimeter as dm
+
+    names = [
+        "idlg",
+        "ilrg",
+        "rlg",
+        "zlg",
+        "llg",
+        "llg_plus",
+        "llg_star",
+        "posterior",
+        "gradinversion",
+        "subspace",
+        "gradient_bridge",
+        "x",
+        3,
+    ]
+    dm.recover_labels(_exposure(rng), rng.choice(names), **rng.choice([{}, {}, {"nothing": 1}, {"seed": rng.choice([0, "x", 2**70])}]))
+
+
+def _recover_features(rng: random.Random, _: Path) -> None:
+    import dosimeter as dm
+
+    exposure = _exposure(rng)
+    name = rng.choice(["subspace", "quotient", "rgla", "scalar", "x"])
+    options = {"steps": 20} if name == "rgla" else rng.choice([{}, {}, {"attempts": -1}, {"nothing": 1}])
+    found = dm.recover_features(exposure, name, labels=_labels(rng, exposure), **options)
+    dm.score(found, _batch(rng), exposure=exposure)
+
+
+def _reconstruct(rng: random.Random, _: Path) -> None:
+    import dosimeter as dm
+
+    exposure = _exposure(rng)
+    name = rng.choice(["dlg", "inverting_gradients", "sapag", "linear_recursion", "gradinversion", "stepwise", "imprint", "x"])
+    options = {"steps": rng.choice([1, 2, 0, -1, "x"])} if name not in ("linear_recursion", "x", "imprint") else {}
+    dm.score(dm.reconstruct(exposure, name, labels=_labels(rng, exposure), **options), _batch(rng))
+
+
+def _inspect(rng: random.Random, _: Path) -> None:
+    import dosimeter as dm
+
+    dm.inspect(_net(rng), batch=_batch(rng))
+
+
+def _recover_maps(rng: random.Random, _: Path) -> None:
+    import dosimeter as dm
+
+    dm.recover_maps(_exposure(rng), rng.choice([None, "0", "x", 3]))
+
+
+def _audit(rng: random.Random, path: Path) -> None:
+    import dosimeter as dm
+
+    methods = {"labels": rng.choice([["idlg"], "x", [], 3]), "features": [], "attacks": rng.choice([[], "x"])}
+    out = rng.choice([None, path.parent / "out", path, "\x00"])
+    dm.audit(_net(rng), _batch(rng), out=out, **methods, **rng.choice([{}, {"foreign": 3}, {"budget": "x"}, {"seed": 1.5}]))
+
+
+def _load_images(rng: random.Random, path: Path) -> None:
+    from dosimeter.data.load import load_images
+
+    options = rng.choice([{}, {"size": 10**9}, {"size": -1}, {"part": "x"}, {"channels": 7}, {"size": "x"}, {"crops": 10**9}])
+    load_images(rng.choice(["digits", "photographs", "x", "\x00", "/dev/zero", "/proc/self/mem", path, path.parent, 3, ""]), **options)
+
+
+CALLS: tuple[tuple[str, Callable[[random.Random, Path], None]], ...] = (
+    ("recover_labels", _recover_labels),
+    ("recover_features", _recover_features),
+    ("reconstruct", _reconstruct),
+    ("inspect", _inspect),
+    ("recover_maps", _recover_maps),
+    ("audit", _audit),
+    ("load_images", _load_images),
+)

@@ -1,0 +1,433 @@
+"""Files, command lines and calls for `fuzz.py`: honest ones, damaged ones, and ones made to do harm."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import pickle
+import random
+import struct
+import tempfile
+import zipfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import nn
+
+EXTREMES = (0, 1, -1, 2**7, 2**8 - 1, 2**15, 2**16 - 1, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**63 - 1, 2**63, -(2**63), 10**30)
+ODD_VALUES: tuple[Any, ...] = (
+    None, True, False, 0, -1, 1, 2**31, 2**63, 10**400, 1e308, -1e308, 1e-320, "", "x", "\ud800", "\x00", "a" * 5000,
+    "<script>", "nan", "inf", [], {}, [[]], [None], ["x"], [{}], {"name": 3}, {"name": "x"}, {"": ""}, [1] * 50, [[1], "x", {}],
+)  # fmt: skip
+ODD_TOML = (
+    "1979-05-27", "07:32:00", "1979-05-27T07:32:00Z", "inf", "nan", "-0.0", "0xffffffffffffffffffff", "1e400", '""', "[]", "{}",
+    "[[[[]]]]", "true", "-1", "9223372036854775807", "99999999999999999999999", '"\\u0000"', "{name = 1}", '["a", 1]', "[" * 500,
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Reader:
+    """One way into the package for a file: honest files to damage, files made to do harm, and what reads them."""
+
+    name: str
+    honest: Callable[[], list[dict[str, bytes]]]  # each: the files of one input, by name; the first is the one that is read
+    read: Callable[[Path], object]
+    hostile: Callable[[], list[dict[str, bytes]]] = list
+    damage: Callable[[bytes, random.Random], bytes] | None = None  # None: bytes
+
+
+def damage_bytes(data: bytes, rng: random.Random) -> bytes:
+    """A few changes of the kinds that break parsers."""
+    content = bytearray(data)
+    for _ in range(rng.choice((1, 1, 2, 4, 16))):
+        size = len(content)
+        if size < 4:
+            return bytes(content) + rng.randbytes(4)
+        at, kind = rng.randrange(size - 3), rng.randrange(8)
+        if kind == 0:
+            content[at] ^= 1 << rng.randrange(8)
+        elif kind == 1:
+            del content[at:]
+        elif kind == 2:
+            del content[at : at + rng.choice((1, 4, 100))]
+        elif kind == 3:
+            content[at:at] = rng.randbytes(rng.choice((1, 4, 100)))
+        elif kind == 4:
+            start = rng.randrange(size)
+            content[at:at] = content[start : start + rng.choice((1, 16, 300))]
+        elif kind == 5:
+            number = rng.choice(EXTREMES) % 2**64
+            width, order = rng.choice((1, 2, 4, 8)), rng.choice(("little", "big"))
+            content[at : at + width] = (number % 2 ** (8 * width)).to_bytes(width, order)  # pyright: ignore[reportArgumentType]
+        elif kind == 6:
+            content[at : at + 4] = bytes(4)
+        else:
+            content[at] = rng.choice(b"0123456789\"'{}[](),.:-\\\n\x00\xff")
+    return bytes(content)
+
+
+def damage_json(data: bytes, rng: random.Random) -> bytes:
+    """Lines of JSON with values exchanged for odd ones, dropped or moved; sometimes damaged as bytes."""
+    if rng.random() < 0.25:
+        return damage_bytes(data, rng)
+    lines = data.splitlines()
+    chosen = rng.randrange(len(lines))
+    value = json.loads(lines[chosen])
+    for _ in range(rng.choice((1, 1, 2, 3))):
+        _change_inside(value, rng)
+    lines[chosen] = json.dumps(value).encode()
+    return b"\n".join(lines) + b"\n"
+
+
+def _change_inside(value: Any, rng: random.Random) -> None:
+    while isinstance(value, (dict, list)) and value:
+        key = rng.choice(list(value)) if isinstance(value, dict) else rng.randrange(len(value))
+        if not isinstance(value[key], (dict, list)) or not value[key] or rng.random() < 0.3:
+            if rng.random() < 0.2:
+                del value[key]
+            else:
+                value[key] = rng.choice(ODD_VALUES)
+            return
+        value = value[key]
+
+
+def damage_toml(data: bytes, rng: random.Random) -> bytes:
+    """Values exchanged for odd ones, lines dropped, doubled or mixed; sometimes damaged as bytes."""
+    if rng.random() < 0.25:
+        return damage_bytes(data, rng)
+    lines = data.decode().splitlines()
+    for _ in range(rng.choice((1, 1, 2, 3))):
+        at, kind = rng.randrange(len(lines)), rng.randrange(5)
+        if kind <= 2 and "=" in lines[at]:
+            lines[at] = lines[at].partition("=")[0] + "= " + rng.choice(ODD_TOML)
+        elif kind == 3:
+            lines.insert(rng.randrange(len(lines)), lines[at])
+        elif len(lines) > 1:
+            del lines[at]
+    return "\n".join(lines).encode()
+
+
+def picture_bytes(kind: str = "PNG", size: tuple[int, int] = (8, 6), mode: str = "RGB") -> bytes:
+    content = io.BytesIO()
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (size[1], size[0], 3), np.uint8)).convert(mode).save(content, kind)
+    return content.getvalue()
+
+
+def zip_bytes(files: dict[str, bytes], packing: int = zipfile.ZIP_DEFLATED) -> bytes:
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w", packing) as archive:
+        for name, data in files.items():
+            archive.writestr(zipfile.ZipInfo(name), data, packing)
+    return content.getvalue()
+
+
+def npz_bytes(compressed: bool = False, **arrays: np.ndarray) -> bytes:
+    content = io.BytesIO()
+    (np.savez_compressed if compressed else np.savez)(content, **arrays)  # pyright: ignore[reportArgumentType]
+    return content.getvalue()
+
+
+def idx_bytes(array: np.ndarray) -> bytes:
+    return bytes((0, 0, 8, array.ndim)) + b"".join(struct.pack(">I", side) for side in array.shape) + array.tobytes()
+
+
+def small_images() -> list[dict[str, bytes]]:
+    modes = [("PNG", "RGB"), ("PNG", "L"), ("PNG", "P"), ("PNG", "I;16"), ("JPEG", "RGB"), ("BMP", "RGB"), ("GIF", "P")]
+    modes += [("TIFF", "RGB"), ("WEBP", "RGB"), ("PPM", "RGB"), ("PPM", "L")]
+    suffix = {"JPEG": "jpg", "PPM": "ppm", "TIFF": "tif"}
+    return [{f"a.{suffix.get(kind, kind.lower())}": picture_bytes(kind, mode=mode)} for kind, mode in modes]
+
+
+def bombs() -> list[dict[str, bytes]]:
+    large = io.BytesIO()
+    Image.new("1", (9000, 9000)).save(large, "PNG")
+    return [{"a.png": large.getvalue()}, {"a.png": b""}, {"a.png": b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n"}]
+
+
+def small_folders() -> list[dict[str, bytes]]:
+    entries = [{"file": "1.png", "index": 2}, {"file": "2.png", "index": 0, "label": "x"}]
+    manifest = json.dumps(entries).encode()
+    return [{"manifest.json": manifest, "1.png": picture_bytes(), "2.png": picture_bytes()}]
+
+
+def hostile_folders() -> list[dict[str, bytes]]:
+    pictures = {"1.png": picture_bytes(), "2.png": picture_bytes()}
+    texts = [json.dumps([{"file": "1.png", "index": value}]) for value in (10**9, -1, 2**64, 1.5, "x", None, [], True)]
+    texts += ["[" * 10**5, "{}", "[]", "[1]", '[{"file": "../../etc/passwd", "index": 0}]', '[{"file": "1.png"}]', "null", "9" * 5000]
+    return [{"manifest.json": text.encode(), **pictures} for text in texts]
+
+
+def small_zips() -> list[dict[str, bytes]]:
+    files = {"a/1.png": picture_bytes(), "b/1.png": picture_bytes("JPEG")}
+    packings = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA)
+    return [{"set.zip": zip_bytes(files, packing)} for packing in packings]
+
+
+def hostile_zips() -> list[dict[str, bytes]]:
+    names = ("../x.png", "/x.png", "C:/x.png", "..\\x.png", ".", "", "a//b.png", "\x00.png", "a" * 300 + ".png", "manifest.json")
+    return [{"set.zip": zip_bytes({"a/1.png": picture_bytes(), name: b"x"})} for name in names] + [
+        {"set.zip": zip_bytes({"a/1.png": bytes(270 * 10**6)})},
+        {"set.zip": zip_bytes({f"a/{number}.png": picture_bytes(size=(400, 400))[:1000] for number in range(3)})},
+        {"set.zip": zip_bytes({})},
+    ]
+
+
+PIXELS = np.random.default_rng(1).integers(0, 256, (6, 5, 5, 3), np.uint8)
+LABELS = np.arange(6) % 3
+
+
+def small_npz() -> list[dict[str, bytes]]:
+    return [
+        {"set.npz": npz_bytes(compressed, images=images, labels=LABELS.astype(kind), class_names=np.array(["a", "b", "c"]))}
+        for compressed in (False, True)
+        for images, kind in ((PIXELS, "<i8"), (PIXELS / 255, ">i4"), (PIXELS[..., 0], "u1"))
+    ]
+
+
+def hostile_npz() -> list[dict[str, bytes]]:
+    shapes = ("(70368744177664,)", "(-1,)", "()", "(0,)", "(2**40, 0)", "(1, 2, 3, 10000000000000)", "'x'", "(True,)", "(1.5,)")
+    kinds = ("|u1", "|O", "V8", "<U1000000000", "[('a', 'O')]", "<m8", "c16")
+    headers = [f"{{'descr': {kind!r}, 'fortran_order': False, 'shape': {shape}}}" for shape in shapes for kind in kinds[:2]]
+    headers += [f"{{'descr': {kind!r}, 'fortran_order': True, 'shape': (1,)}}" for kind in kinds] + [
+        "",
+        "{",
+        "(" * 3000,
+        "__import__('os')",
+    ]
+    made = [b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text.encode() + b"1234" for text in headers]
+    large = npz_bytes(True, images=np.zeros((270, 1000, 1000), np.uint8), labels=np.zeros(270, np.int64))
+    objects = npz_bytes(images=np.array([{}], dtype=object), labels=LABELS)
+    labels = [npz_bytes(images=PIXELS, labels=LABELS + value) for value in (2**31, 10**9, -1)]
+    return [{"set.npz": zip_bytes({"images.npy": data, "labels.npy": data})} for data in made] + [
+        {"set.npz": data} for data in (large, objects, *labels)
+    ]
+
+
+def small_idx() -> list[dict[str, bytes]]:
+    images, labels = idx_bytes(PIXELS[..., 0]), idx_bytes(LABELS.astype(np.uint8))
+    return [
+        {"train-images-idx3-ubyte": images, "train-labels-idx1-ubyte": labels},
+        {"train-images-idx3-ubyte.gz": gzip.compress(images), "train-labels-idx1-ubyte.gz": gzip.compress(labels)},
+    ]
+
+
+def hostile_idx() -> list[dict[str, bytes]]:
+    labels = {"train-labels-idx1-ubyte": idx_bytes(LABELS.astype(np.uint8))}
+    shapes = ((2**32 - 1,) * 3, (0, 0, 0), (2**31, 1, 1), (0, 2**32 - 1, 2**32 - 1))
+    heads = [b"\x00\x00\x08\x03" + struct.pack(">III", *shape) for shape in shapes]
+    large = gzip.compress(b"\x00\x00\x08\x03" + struct.pack(">III", 300, 1000, 1000) + bytes(300 * 10**6), 1)
+    return [{"train-images-idx3-ubyte": head, **labels} for head in heads] + [{"train-images-idx3-ubyte.gz": large, **labels}]
+
+
+def small_cifar() -> list[dict[str, bytes]]:
+    data = np.random.default_rng(2).integers(0, 256, (3, 3072), np.uint8)
+    labels: Sequence[Any] = ([0, 1, 2], np.array([0, 1, 2]), np.array([0, 1, 2], ">i8"))
+    return [{"data_batch_1": pickle.dumps({"data": data, "labels": ids}, protocol)} for ids in labels for protocol in (2, 4, 5)]
+
+
+def hostile_pickles() -> list[bytes]:
+    class Runs:
+        def __reduce__(self) -> Any:
+            import os
+
+            return os.system, ("touch it-ran",)
+
+    huge = b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n"
+    return [
+        b"\x80\x02}r\xff\xff\xff\x7f.",
+        b"\x80\x02" + huge + b"J\x00\x00\x00\x70\x85U\x01btR.",
+        b"\x80\x02" + huge + b"(J\xff\xff\xff\x7fJ\xff\xff\xff\x7ftU\x01dtR.",
+        b"\x80\x04\x8e\x00\x00\x00\x00\x00\x01\x00\x00.",
+        b"\x80\x04\x95\xff\xff\xff\xff\xff\xff\xff\x7f}.",
+        b"\x80\x02}K\x01\x85q\x00" + b"h\x00\x86q\x00" * 60 + b"K\x01s.",
+        b"\x80\x02}K\x01\x85" + b"2\x86" * 60 + b"K\x01s.",
+        b"\x80\x02" + b"(" * 10**5 + b".",
+        b"\x80\x02]" + b"]a" * 10**5 + b".",
+        b"\x80\x02" + b"]" * 50000 + b"a" * 49999 + b".",
+        b"\x80\x02cbuiltins\neval\n.",
+        b"\x80\x02\x8a\xff" + b"\x7f" * 255 + b".",
+        b"p99999999999\n.",
+        *(pickle.dumps({"data": Runs()}, protocol) for protocol in (0, 2, 4)),
+    ]
+
+
+def hostile_cifar() -> list[dict[str, bytes]]:
+    labels: list[Any] = [1]
+    for _ in range(60):
+        labels = [labels, labels]
+    nested = pickle.dumps({"data": np.zeros((1, 3072), np.uint8), "labels": labels}, 2)
+    return [{"data_batch_1": data} for data in (*hostile_pickles(), nested)]
+
+
+def model() -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Flatten(), nn.Linear(12, 4), nn.ReLU(), nn.Linear(4, 3)).eval()
+
+
+def small_weights() -> list[dict[str, bytes]]:
+    from safetensors.torch import save
+
+    state, new, old = model().state_dict(), io.BytesIO(), io.BytesIO()
+    torch.save(state, new)
+    torch.save({"state_dict": state, "epoch": 3}, old, _use_new_zipfile_serialization=False)
+    return [{"weights.safetensors": save(state)}, {"weights.pt": new.getvalue()}, {"weights.th": old.getvalue()}]
+
+
+def hostile_weights() -> list[dict[str, bytes]]:
+    from safetensors.torch import save
+
+    state, content = model().state_dict(), io.BytesIO()
+    torch.save({name: tensor.expand(10**6, *tensor.shape) for name, tensor in state.items()}, content)
+    odd = [{name: tensor.to(kind) for name, tensor in state.items()} for kind in (torch.complex64, torch.int64, torch.float16)]
+    headers = ('{"a":{"dtype":"F32","shape":[99999999999],"data_offsets":[0,4]}}', "{" * 1000, "[]", '{"__metadata__": 3}')
+    cut = [struct.pack("<Q", len(text)) + text.encode() + b"1234" for text in headers] + [struct.pack("<Q", 2**63) + b"{}"]
+    pickles = [{name: data} for data in hostile_pickles() for name in ("weights.pt", "weights.th")]
+    packed = [{"weights.pt": zip_bytes({"archive/data.pkl": data, "archive/version": b"3"})} for data in hostile_pickles()]
+    bomb = {"weights.pt": zip_bytes({"archive/data/0": bytes(270 * 10**6), "archive/data.pkl": b"\x80\x02}."})}
+    return (
+        [{"weights.safetensors": data} for data in (*map(save, odd), *cut)] + [{"weights.pt": content.getvalue()}, bomb] + pickles + packed
+    )
+
+
+@cache
+def _records() -> bytes:
+    """The records of a small audit and of a small grid of defenses."""
+    import dosimeter as dm
+    from dosimeter.records import FILE_NAME
+
+    with tempfile.TemporaryDirectory() as folder:
+        torch.manual_seed(0)
+        batch = dm.Batch(torch.rand(3, 3, 8, 8), torch.tensor([0, 1, 1]))
+        net = nn.Sequential(nn.Flatten(), nn.Linear(192, 8), nn.ReLU(), nn.Linear(8, 5))
+        attacks = [dm.attack("dlg", steps=2), dm.attack("inverting_gradients", steps=2)]
+        for defenses in ((), ("sign",)):
+            methods = {"labels": ["idlg", "ilrg"], "features": ["subspace"], "attacks": attacks}
+            dm.audit(net, batch, defenses=defenses, out=folder, **methods)
+        return (Path(folder) / FILE_NAME).read_bytes()
+
+
+def small_records() -> list[dict[str, bytes]]:
+    return [{"records.jsonl": _records()}]
+
+
+def hostile_records() -> list[dict[str, bytes]]:
+    texts = ("[" * 10**5, "{}", "null", "[]", '{"key": NaN}', '{"key":' * 10**4, "\x00", "9" * 10**5)
+    return [{"records.jsonl": f"{text}\n{text}\n".encode()} for text in texts]
+
+
+AUDIT_TOML = b"""seed = 3
+labels = ["idlg", {name = "rlg", margin = 0.01}]
+features = []
+attacks = [{name = "dlg", steps = 3}]
+attack_labels = "given"
+budget = "quick"
+adaptive = false
+declare_batch_size = true
+device = "cpu"
+defenses = [{name = "gaussian_noise", std = 0.1}]
+[training]
+name = "fedavg"
+steps = 2
+learning_rate = 0.1
+[loss]
+name = "focal"
+gamma = 2.0
+[model]
+name = "lenet"
+mode = "eval"
+seed = 0
+[data]
+name = "digits"
+size = 8
+batch_size = 3
+auxiliary = 10
+sampler = {name = "unique"}
+normalization = {mean = [0.5], std = [0.5]}
+"""
+
+
+def small_audits() -> list[dict[str, bytes]]:
+    return [{"audit.toml": AUDIT_TOML}]
+
+
+def hostile_tomls() -> list[dict[str, bytes]]:
+    texts = [
+        "a = " + "[" * 10**4,
+        "a." * 10**4 + "b = 1",
+        "x = 1979-05-27",
+        "[a]\n[a]",
+        "\x00",
+        "a = 0x" + "f" * 10**4,
+        "a = 1" + "0" * 5000,
+    ]
+    texts += [f"[data]\nsize = {value}" for value in ODD_TOML] + [f"[data.normalization]\nstd = {value}" for value in ODD_TOML]
+    texts += [f"{key} = {value}" for key in ("device", "seed", "labels", "defenses") for value in ('"hpu"', *ODD_TOML)]
+    return [{"audit.toml": text.encode()} for text in texts]
+
+
+def small_tables() -> list[dict[str, bytes]]:
+    folder = Path(__file__).resolve().parents[1] / "papers"
+    return [{"table.toml": path.read_bytes()} for path in sorted(folder.glob("*/*.toml"))[::6]]
+
+
+def _read_images(path: Path) -> object:
+    from dosimeter.data.readers.images import read_images
+
+    return read_images(path, size=4)
+
+
+def _read_folder(path: Path) -> object:
+    return _read_images(path.parent)
+
+
+def _read_weights(path: Path) -> None:
+    from dosimeter.models.loading import load_weights
+
+    load_weights(model(), path)
+
+
+def _read_records(path: Path) -> object:
+    from dosimeter.records import read_records
+    from dosimeter.report import write_report
+    from dosimeter.runs.audit import Audit
+
+    found = Audit(records=tuple(read_records(path.parent)))
+    return found.verdicts, write_report(path.parent)
+
+
+def _read_audit(path: Path) -> object:
+    from dosimeter.config import construct, describe, digest, override, read_toml
+    from dosimeter.runs.audit import AuditConfig
+    from dosimeter.runs.audited_client import check_device
+
+    config = construct(AuditConfig, override(read_toml(path), []))
+    check_device(config.device)
+    return digest(describe(config))
+
+
+def _read_table(path: Path) -> object:
+    from dosimeter.runs.reproduction.tables import read_table
+
+    return [read_table(str(path), quick=quick) for quick in (False, True)]
+
+
+READERS = (
+    Reader("picture", small_images, _read_folder, bombs),
+    Reader("manifest", small_folders, _read_folder, hostile_folders, damage_json),
+    Reader("zip", small_zips, _read_images, hostile_zips),
+    Reader("npz", small_npz, _read_images, hostile_npz),
+    Reader("idx", small_idx, _read_images, hostile_idx),
+    Reader("cifar", small_cifar, _read_images, hostile_cifar),
+    Reader("weights", small_weights, _read_weights, hostile_weights),
+    Reader("records", small_records, _read_records, hostile_records, damage_json),
+    Reader("audit", small_audits, _read_audit, hostile_tomls, damage_toml),
+    Reader("table", small_tables, _read_table, list, damage_toml),
+)
