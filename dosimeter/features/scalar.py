@@ -9,6 +9,7 @@ import torch
 from torch import Generator
 
 from dosimeter.client.losses import CrossEntropy
+from dosimeter.engines.premises import premises_of
 from dosimeter.engines.scalar.problem import Family
 from dosimeter.engines.scalar.search import solve
 from dosimeter.engines.scalar.verdict import verdict
@@ -60,6 +61,7 @@ class Scalar(FeatureRecovery):
             error_bar=torch.as_tensor(found.spreads[:1], **options),
             soft=label,
             batch_size=1,
+            premises=premises_of(exposure.public) if judged.feature_certified else (),
             outcome=judged.outcome,
             message=judged.message,
         )

@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from dosimeter.engines.subspace.spectrum import rounding_unit
 from dosimeter.network.head import Head
 
 Family = Literal["smoothing", "mixup", "one_hot"]
@@ -94,9 +95,9 @@ def bias_of(head: Head) -> Array:
 
 
 def precision_of(head: Head) -> float:
-    """The rounding unit of the client's arithmetic, or of the gradient it sent where that is coarser."""
+    """The rounding unit of the client's arithmetic, or of the coarsest format that holds the gradient where that is coarser."""
     assert head.weight_gradient is not None
-    return max(head.precision, torch.finfo(head.weight_gradient.dtype).eps)
+    return max(head.precision, 2 * rounding_unit(head.weight_gradient))
 
 
 def off_rank_one(gradient: Sent, ratios: Array, chosen: Array, enough: float = 0.0) -> float:

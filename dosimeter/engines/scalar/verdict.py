@@ -37,7 +37,7 @@ def verdict(found: Candidates, problem: ScalarProblem, public: Public) -> Scalar
     """Judge the best candidate: does it fit, does no other, and is the update one sample's gradient by the protocol?"""
     explained = _best_fits(found)
     outcome, message = (Outcome.PARTIAL, _message_of_misfit(found, problem)) if not explained else _uniqueness(found)
-    doubt = doubt_of(public) or _refutation(problem, public)
+    doubt = doubt_of(public) or _refutation(found, problem, public)
     if doubt:
         outcome = Outcome.PARTIAL
     elif outcome is Outcome.COMPLETED and not found.read and _spare_equations(found, problem) < SPARE_EQUATIONS:
@@ -67,15 +67,21 @@ def doubt_of(public: Public) -> str:
     return ""
 
 
-def _refutation(problem: ScalarProblem, public: Public) -> str:
-    """Why the gradient itself shows that it is not (p − y) fᵀ; "" where it does not.
+def _refutation(found: Candidates, problem: ScalarProblem, public: Public) -> str:
+    """Why the gradient itself shows that it is not (p − y) fᵀ of a label y; "" where it does not.
 
-    Local steps that nobody declared sum gradients of different features, and a second sample adds its own. Neither sum has rank one.
+    Local steps that nobody declared sum gradients of different features, and a second sample adds its own. Neither sum has rank one, nor
+    rows that are multiples of the bias gradient. Steps with one feature sum to a label with negative entries.
     A declared difference of weights is rounded as the weights are, so that its distance from rank one tells nothing.
     """
-    if problem.noise <= RANK_ONE * problem.precision or not isinstance(public.training, FedSGD):
-        return ""
-    return "a guess only: the gradient has not rank one to its rounding, so it is not one gradient of one sample"
+    rounding = RANK_ONE * problem.precision
+    if isinstance(public.training, FedSGD) and problem.noise > rounding:
+        return "a guess only: the gradient has not rank one to its rounding, so it is not one gradient of one sample"
+    if isinstance(public.training, FedSGD) and found.read and found.spreads[0] - problem.noise - problem.precision > rounding:
+        return "a guess only: the rows are no multiples of the bias gradient to rounding, so the two are not one gradient of one sample"
+    if float(found.labels[0].min()) < -NOISE_FACTOR * max(float(found.error_bars[0]), problem.precision):
+        return f"a guess only: the label that fits has an entry of {float(found.labels[0].min()):.2g}"
+    return ""
 
 
 def _changes_values(defense: Defense) -> bool:
