@@ -21,6 +21,7 @@ from dosimeter.engines.subspace.equations import Equations, probabilities, slope
 
 DAMPING = Damping(first=1e-4, shrink=0.1, grow=10.0, least=1e-15, ridge=0.0)
 REST = 1e-9  # relative length of a step that no longer moves a feature
+MOST_RIVALS = 64  # labels that a batch's labels are compared with: the batch's own, and those whose rows have most noise
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +33,7 @@ class BatchFit:
     misfit: float  # residual energy over the energy expected from the noise
     error_bar: Tensor  # (B,)
     isolated: Tensor  # (B,) bool: at rest, and Gauss–Newton leads back from inside the error ellipsoid
+    label_margin: Tensor  # (B,) deviations by which each label fits better than another one, or than the label of another sample
 
 
 def fit_batch(equations: Equations, t: Tensor, labels: Tensor, mass: float, *, free_scale: bool = False, iterations: int = 60) -> BatchFit:
@@ -204,14 +206,62 @@ def _summary(problem: _WholeBatch, state: _State) -> BatchFit:
     system = _factor_normal_equations(problem, state)
     if system is None or freedom < 2:
         infinite = torch.full_like(state.t[:, 0], torch.inf)
-        return BatchFit(t=state.t, mass=state.mass, misfit=misfit, error_bar=infinite, isolated=torch.isfinite(infinite))
+        no = torch.isfinite(infinite)
+        return BatchFit(t=state.t, mass=state.mass, misfit=misfit, error_bar=infinite, isolated=no, label_margin=0 * state.t[:, 0])
     covariance = torch.cholesky_inverse(system.lower).diagonal() * system.scale.square()  # of each unknown, in units of the noise
     noise = spectrum.noise * max(misfit * (1 + 3 * (2 / freedom) ** 0.5), 1.0) ** 0.5
     inside = noise**2 * (covariance[: rank * rank].view(rank, rank) * spectrum.values.square()).sum(1)
     outside = spectrum.noise**2 * state.t.square().sum(1) * equations.weight.shape[1]
     bar = DEVIATIONS * (inside + outside).sqrt() / _length(equations, state.t)
     isolated = _is_isolated(problem, state, system, noise, inside.sqrt())
-    return BatchFit(t=state.t, mass=state.mass, misfit=misfit, error_bar=add_repeatability(equations, bar), isolated=isolated)
+    margin = _label_margins(problem, state, system) / noise if bool(isolated.any()) else torch.zeros_like(bar)
+    bar = add_repeatability(equations, bar)
+    return BatchFit(t=state.t, mass=state.mass, misfit=misfit, error_bar=bar, isolated=isolated, label_margin=margin)
+
+
+def _label_margins(problem: _WholeBatch, state: _State, system: _System) -> Tensor:
+    """The root of the least rise of the residual energy if a sample takes another label, or two samples exchange theirs: (B,).
+
+    The label b in place of a changes the residual by Δ = w∘(y_a − y_b) xᵀ/mass. The unknowns absorb ‖L⁻¹Jᵀ Δ‖² of ‖Δ‖², with JᵀJ = L Lᵀ.
+    """
+    equations, rank, mass, x = problem.equations, problem.equations.rank, state.mass, state.x
+    names, own = _rival_labels(equations, problem.labels)
+    y = torch.eye(equations.classes, dtype=x.dtype, device=x.device)[names] if equations.targets is None else equations.targets[names]
+    y = equations.share * equations.spectrum.weights * y  # (m, C)
+    along, s = state.error @ y.T, equations.spectrum.values * problem.weights[:rank]  # (B, m)
+    slope = torch.einsum("jcr,kc->kjr", slopes(equations, whole_span(equations), state.p), y)  # (m, B, B)
+    near, seen = x @ x.T, y @ state.residual @ x.T / mass  # (B, B), (m, B)
+    apart = torch.cdist(y, y, compute_mode="donot_use_mm_for_euclid_dist").square() / mass**2  # (m, m)
+    margins, exchanged = torch.empty_like(x[:, 0]), []
+    for sample, label in enumerate(own.tolist()):
+        pull = along.T[:, :, None] * (x[sample, :rank] * s) + slope * near[sample][None, :, None]
+        pull = pull.reshape(len(names), -1)
+        if problem.free_scale:
+            pull = torch.cat([pull, -(along.T @ near[sample])[:, None]], 1)
+        absorbed = torch.linalg.solve_triangular(system.lower, (pull * system.scale).T / mass**2, upper=False)  # (k, m)
+        absorbed = absorbed - absorbed[:, label, None]
+        rise = apart[label] * near[sample, sample] - absorbed.square().sum(0) + 2 * (seen[label, sample] - seen[:, sample])
+        rise[label] = torch.inf
+        margins[sample] = rise.amin()
+        exchanged.append(absorbed[:, own].T)  # (B, k) if this sample takes the label of each sample
+    taken = torch.stack(exchanged)
+    taken = taken + taken.transpose(0, 1)  # (B, B, k)
+    distance = near.diagonal()[:, None] + near.diagonal() - 2 * near
+    swapped = seen[own]  # (B, B) sample i's label at sample j's feature
+    gain = 2 * (swapped.diagonal()[:, None] + swapped.diagonal() - swapped - swapped.T)
+    rise = apart[own][:, own] * distance - taken.square().sum(2) + gain
+    rise = torch.where(own[:, None] == own, torch.inf, rise)
+    return torch.minimum(margins, rise.amin(1)).clamp_min(0).sqrt()
+
+
+def _rival_labels(equations: Equations, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """The labels that may be mistaken for the batch's (m,), the batch's among them, and where these stand among them (B,)."""
+    if equations.targets is not None:
+        return torch.arange(len(equations.targets), device=labels.device), labels
+    chosen = torch.zeros(equations.classes, dtype=torch.bool, device=labels.device)
+    chosen[equations.spectrum.weights.argsort()[:MOST_RIVALS]] = True
+    chosen[labels] = True
+    return chosen.nonzero()[:, 0], chosen.cumsum(0)[labels] - 1
 
 
 def _is_isolated(problem: _WholeBatch, state: _State, system: _System, noise: float, deviation: Tensor) -> Tensor:

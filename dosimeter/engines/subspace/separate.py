@@ -209,7 +209,7 @@ def _separate_jointly(
         return None
     error = weighted_errors(equations, whole_span(equations), probabilities(equations, whole_span(equations), joint.t), labels)
     residual = torch.linalg.vector_norm(project_off(whole_span(equations), error), dim=1) / torch.linalg.vector_norm(error, dim=1)
-    trusted = (joint.error_bar <= LARGEST_ERROR_BAR) & joint.isolated
+    trusted = (joint.error_bar <= LARGEST_ERROR_BAR) & joint.isolated & (joint.label_margin >= DEVIATIONS)
     mass_each = torch.full_like(joint.error_bar, joint.mass)
     exactly = torch.zeros_like(mass_each)  # the fit assumes that every sample occurs once
     return judge(equations, joint.t, labels, residual, joint.error_bar, joint.isolated, mass_each, exactly, trusted, plan.facts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import torch
@@ -14,6 +15,7 @@ from dosimeter.engines.subspace.spectrum import ROUNDING_SLACK
 
 LARGEST_ERROR_BAR = 1e-2  # the largest error bar of a certified sample
 SHARE_TOLERANCE = 0.1  # the largest distance of a sample's share from a whole number of samples, whatever its error bar
+UNLIKELY_DIRECTIONS = 1e-3  # share of the directions along which two similar samples may differ by more than is allowed for
 MOST_COPIES = 8  # copies of one input under two classes that may pass for one blend, if no batch size is declared
 
 
@@ -75,9 +77,9 @@ def judge(
     shared = (times.round() >= 1) & ((times - times.round()).abs() <= (times * unsure).clamp_max(SHARE_TOLERANCE))
     could_merge = times.round() > 1
     trusted = trusted & shared & _leave_room(equations, times, trusted & shared, reference, facts)
-    if not _size_is_known(equations, reference, int(trusted.sum()), facts):
+    if not _size_is_known(equations, int(trusted.sum()), facts):
         could_merge = torch.ones_like(could_merge)
-    bar = torch.where(could_merge, torch.hypot(bar, hidden_difference(equations, t) / size), bar)
+    bar = torch.where(could_merge, torch.hypot(bar, hidden_difference(equations, t, reference / equations.temperature) / size), bar)
     certified = trusted & (bar <= LARGEST_ERROR_BAR)
     if facts.non_negative:
         certified &= features.amin(1) >= -bar * size
@@ -129,28 +131,32 @@ def _leave_room(equations: Equations, times: Tensor, trusted: Tensor, reference:
     return torch.ones_like(several) if fits else ~several
 
 
-def _size_is_known(equations: Equations, reference: float, found: int, facts: BatchFacts) -> bool:
-    """Whether one share of the gradient is known to be one sample: the batch size is declared, or the shares show that it is the rank.
+def _size_is_known(equations: Equations, found: int, facts: BatchFacts) -> bool:
+    """Whether one share of the gradient is known to be one sample, because the batch size is declared.
 
-    In the second case one share could hide several similar samples only if every share hid as many. If the scale is unknown, both must
-    hold: the rank is the declared size, and all shares are found.
+    Without it, every share could hide as many similar samples. If the scale is unknown, the rank must be the declared size, and all
+    shares must be found.
     """
-    if facts.free_scale:
-        return facts.batch_size == equations.rank == found
-    adds_up = found >= max(3, equations.rank / 2) and abs(reference / equations.temperature - equations.rank) < 0.5
-    return facts.batch_size is not None or adds_up
+    return facts.batch_size == equations.rank == found if facts.free_scale else facts.batch_size is not None
 
 
-def hidden_difference(equations: Equations, t: Tensor) -> Tensor:
+def hidden_difference(equations: Equations, t: Tensor, size: float) -> Tensor:
     """The largest distance at which two samples of one label still look like one sample that occurs twice: (n,).
 
-    Features f ± δ give the gradient of their mean twice, plus (M δ)(δᵀ)/B with M = w∘∂p/∂f. That part is lost in the noise if it is below
-    the smallest signal of the spectrum, ‖M δ‖ ‖δ‖ ≤ B · threshold.
+    Features f ± δ give the gradient of their mean twice, plus (M δ)(δᵀ)/B with M = w∘∂p/∂f and B the batch's `size`. That part is lost in
+    the noise if it is below the smallest signal of the spectrum, ‖M δ‖ ‖δ‖ ≤ B · threshold. For a δ of random direction, ‖M δ‖²/‖δ‖² is a
+    sum of as many squared Gaussians as M has directions of weight; all but `UNLIKELY_DIRECTIONS` exceed the quantile that is used. No
+    difference shows along which all logits are equal.
     """
     spectrum = equations.spectrum
     p = probabilities(equations, whole_span(equations), t)
-    lever = (spectrum.weights * p).square() @ equations.weight.square().mean(1)  # ‖M δ‖² / ‖δ‖² for a δ of random direction
-    return (equations.rank * ROUNDING_SLACK * spectrum.edge / lever.sqrt().clamp_min(1e-30)).sqrt()
+    each = (spectrum.weights * p).square() * equations.weight.square().mean(1)  # (n, C)
+    mean = each.sum(1)
+    directions = mean.square() / each.square().sum(1).clamp_min(torch.finfo(mean.dtype).tiny)  # (n,) that have weight
+    half = directions.clamp_min(1) / 2
+    lowest = torch.exp((torch.lgamma(half + 1) + math.log(UNLIKELY_DIRECTIONS)) / half) / half  # P(χ²ₖ < x) ≤ (x/2)^(k/2) / Γ(k/2 + 1)
+    lever = mean * lowest.clamp_max(1)
+    return (size * ROUNDING_SLACK * spectrum.edge / lever.sqrt().clamp_min(1e-30)).sqrt()
 
 
 def label_blends(equations: Equations, result: Separation, labels: Tensor, single: Assessment, facts: BatchFacts) -> Separation:
