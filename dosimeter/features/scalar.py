@@ -28,8 +28,8 @@ class Scalar(FeatureRecovery):
     y) fᵀ, so f is one of its rows times a scalar, and the label is a function of that scalar. The label's `family` (smoothing, mixup or
     one_hot) determines the scalar.
     Departures, as in the label recovery soft_scalar: a shared bias gradient gives the scalar (`use_bias`), else a grid search does. A
-    feature is certified if the noise changes it by less than 1e-3 of its length, under soft_scalar's conditions. Given labels are not
-    used.
+    feature is certified if the noise changes it by less than 1e-3 of its length, under soft_scalar's conditions, and if rounding explains
+    that noise. Given labels are not used.
     """
 
     needs = frozenset({Knowledge.HEAD_GRADIENT, Knowledge.SINGLE_SAMPLE, Knowledge.SOFTMAX_LOSS})

@@ -29,8 +29,8 @@ class Subspace(FeatureRecovery):
     error. Each sample has C − 1 − B equations of its own (engines/subspace/equations.py). Beyond B = (C − 1)/2, joint.py fits the batch
     at once. No labels, batch size, bias or scale are needed.
     `targets`: "declared", "smoothed", "mixed" in pairs, or "any". Labels may be partial (-1: unknown) or soft.
-    A certified sample has an error bar (eight deviations) of at most 1e-2, is isolated, has a whole multiplicity, and is non-negative
-    where features are.
+    A certified sample has an error bar (eight deviations) of at most 1e-2, is isolated, fits worse under any other label, has a whole
+    multiplicity, and is non-negative where features are. Nothing is certified where the update refutes what is declared.
     """
 
     needs = frozenset({Knowledge.HEAD_GRADIENT, Knowledge.SOFTMAX_LOSS})

@@ -1,5 +1,7 @@
 """One sample by one scalar: its feature and its soft label."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -66,3 +68,17 @@ def test_a_certified_feature_is_within_its_error_bar(bias):
 def test_two_samples_are_refused(make):
     with pytest.raises(Refused, match="batch of one"):
         dm.recover_features(make([1, 2, 3]).exposure, "scalar")
+
+
+@pytest.mark.parametrize("rate", [1e-1, 1e-3])
+def test_local_steps_that_nobody_declares_are_noticed(rate):
+    case = single(torch.tensor([7]), bias=True)
+    steps = dm.observe(
+        case.exposure.model,
+        dm.Batch(torch.rand(1, 64, generator=torch.Generator().manual_seed(0)), torch.tensor([7])),
+        training=dm.FedAvg(steps=3, learning_rate=rate),
+    )
+    found = dm.recover_features(replace(steps, public=replace(steps.public, training=dm.FedSGD())), "scalar")
+    assert found.certified.tolist() == [False]
+    assert found.premises == ()
+    assert any("one gradient" in premise for premise in dm.recover_features(case.exposure, "scalar").premises)

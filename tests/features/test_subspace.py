@@ -1,6 +1,6 @@
 """The subspace method: exact on clean gradients, honest on spoilt ones."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -9,10 +9,12 @@ from torch import nn
 from torch.nn.functional import one_hot
 
 import dosimeter as dm
+from dosimeter.defenses.outgoing import OutgoingDefense, live_entries
 from dosimeter.features.subspace import Subspace
+from dosimeter.models.loading import load_model
 from dosimeter.network.head import find_head
 from dosimeter.registry import MODELS
-from dosimeter.types import LabelEstimate, Outcome, Refused
+from dosimeter.types import LabelEstimate, Outcome, Refused, Update
 
 from .conftest import Case, case_of, errors, false_certificates
 
@@ -324,6 +326,76 @@ def test_several_local_steps_are_never_certified(make):
     assert "local steps" in found.message
 
 
+@pytest.mark.parametrize(("declared", "message"), [(3, "more dimensions than the 3"), (6, "more dimensions than the 6")])
+def test_a_declared_size_below_the_rank_is_refuted(make, declared, message):
+    case = make(8)
+    told = replace(case.exposure, public=replace(case.exposure.public, batch_size=declared))
+    found = dm.recover_features(told, "subspace")
+    assert not bool(found.certified.any())
+    assert message in found.message
+    assert found.premises == ()
+
+
+def test_a_declared_size_that_no_share_fits_is_refuted(make):
+    case = make(8)
+    told = replace(case.exposure, public=replace(case.exposure.public, batch_size=9))
+    assert not bool(dm.recover_features(told, "subspace").certified.any())
+
+
+def test_the_premises_name_the_declared_size_and_what_copies_are(make):
+    case = make(4)
+    assert not any("copies" in premise for premise in dm.recover_features(case.exposure, "subspace").premises)
+    for size, premise in ((8, "the batch size is 8, as declared"), (None, "no batch size is declared")):
+        told = replace(case.exposure, public=replace(case.exposure.public, batch_size=size))
+        found = dm.recover_features(told, "subspace")
+        assert bool(found.certified.all())
+        assert len(found.labels) == (size or 4)  # a batch of four pairs of copies has the same gradient
+        assert any(premise in each for each in found.premises)
+        assert any("copies" in each for each in found.premises)
+
+
+def test_local_steps_that_nobody_declares_are_noticed(make):
+    case = make(4, train=False, training=dm.FedAvg(steps=3, learning_rate=0.1))
+    told = replace(case.exposure, public=replace(case.exposure.public, training=dm.FedSGD()))
+    found = dm.recover_features(told, "subspace")
+    assert not bool(found.certified.any())
+    assert "more dimensions" in found.message
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decoy(OutgoingDefense):
+    """Averages another gradient in, adds `share` of the noise that it declares, and calls all of it noise."""
+
+    other: Update
+    share: float
+
+    def protect(self, update, rng):
+        return {
+            name: (change + self.other[name]) / 2 + self.share * 1e-6 * torch.randn(change.shape, generator=rng)
+            for name, change in update.items()
+        }
+
+    def distorts(self):
+        return True
+
+    def distortion(self, change, public):
+        return live_entries(change, noise=1e-6)
+
+    def scaling(self):
+        return "none"
+
+
+@pytest.mark.parametrize(("share", "declared", "message"), [(0, True, "more dim"), (1, True, "more dim"), (0, False, "declare noise of")])
+def test_another_gradient_that_passes_for_noise_is_noticed(make, share, declared, message):
+    other = make(4, seed=0, classes=100)
+    model, rng = other.exposure.model, torch.Generator().manual_seed(9)
+    mine = (torch.rand(4, 64, generator=rng), torch.tensor([3, 60, 8, 41]))
+    case = case_of(model, *mine, defenses=(Decoy(other=other.exposure.update, share=share),), declare_batch_size=declared)
+    found = dm.recover_features(case.exposure, "subspace")
+    assert not bool(found.certified.any())
+    assert message in found.message
+
+
 def test_more_samples_than_the_head_can_hold_are_not_certified(make):
     case = make(12, classes=10)
     found = dm.recover_features(case.exposure, "subspace")
@@ -413,3 +485,19 @@ def test_a_residual_net_that_is_sure_of_itself_before_it_is_trained(shared_data)
 def test_forty_eight_samples_of_a_hundred_classes_with_labels(make):
     case = make(48, features=512, seed=2)
     assert_all_found(dm.recover_features(case.exposure, "subspace", labels=case.labels), case, 1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [7100040, 7100043, 7100116, 7100180])
+def test_a_label_that_another_fits_as_well_is_not_certified(shared_data, seed):
+    """Right features under a wrong label, or error bars of a wrong joint fit: sure heads on nearly collinear features in float32."""
+    rng = torch.Generator().manual_seed(seed)
+    classes, size = int(torch.randint(50, 101, (1,), generator=rng)), int(torch.randint(13, 17, (1,), generator=rng))
+    labels = torch.randint(0, classes, (size,), generator=rng)
+    images = np.load(shared_data / "cifar100.npz")["train_images"]
+    chosen = torch.randperm(len(images), generator=rng)[:size].numpy()
+    model = load_model("resnet20", {"classes": classes}, None, seed % 1000).eval()
+    case = case_of(model, torch.from_numpy(images[chosen]).permute(0, 3, 1, 2).float() / 255, labels)
+    found = dm.recover_features(case.exposure, "subspace", seed=seed)
+    assert false_certificates(found, case) == 0
+    assert bool(found.certified.any())

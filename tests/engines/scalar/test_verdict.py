@@ -104,3 +104,26 @@ def test_a_label_of_another_family_that_the_bias_tells_is_not_certified(sample) 
     assert not judged.explained
     assert not judged.label_certified
     assert "the bias tells the feature" in judged.message
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_gradient_that_rounding_does_not_explain_is_not_one_sample(sample, bias) -> None:
+    head = sample([0, 0, 1.0, 0, 0, 0, 0, 0], bias=bias, dtype=torch.float32).head
+    noise = torch.randn(head.weight_gradient.shape, generator=torch.Generator().manual_seed(0))
+    for size, certified in ((0.0, True), (1e-5, False)):
+        sent = dataclasses.replace(head, weight_gradient=head.weight_gradient + size * head.weight_gradient.norm() * noise / noise.norm())
+        problem, found = solve(sent, 1.0, "smoothing", use_bias=True)
+        judged = verdict(found, problem, PLAIN)
+        assert judged.feature_certified == certified
+        assert ("rank one" in judged.doubt) != certified
+        if not certified:  # a difference of weights carries their rounding
+            declared = SimpleNamespace(defenses=(), training=FedAvg(steps=1, learning_rate=0.1))
+            assert "rank one" not in verdict(found, problem, declared).doubt
+
+
+def test_a_label_with_a_negative_entry_is_no_label(sample) -> None:
+    """The sum of two equal steps' gradients tells the feature, and a label of 2y − p."""
+    head = sample([0, 0, 1.0, 0, 0, 0, 0, 0], dtype=torch.float64).head
+    twice = dataclasses.replace(head, weight_gradient=2 * head.weight_gradient, bias_gradient=2 * head.bias_gradient)
+    problem, found = solve(twice, 1.0, "one_hot", use_bias=True)
+    assert "an entry of -" in verdict(found, problem, PLAIN).doubt

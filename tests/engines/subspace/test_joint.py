@@ -1,8 +1,12 @@
 """The joint fit: its normal equations are autograd's, it ends at the planted batch, and its bars hold."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
+from dosimeter.engines.subspace import joint
+from dosimeter.engines.subspace.certificate import DEVIATIONS
 from dosimeter.engines.subspace.equations import probabilities, weighted_errors, whole_span
 from dosimeter.engines.subspace.joint import _evaluate, _normal_equations, fit_batch, guess_batch
 
@@ -78,3 +82,62 @@ def test_the_guess_solves_the_gradient_with_the_errors_at_the_mean_feature(plant
     p = probabilities(equations, whole_span(equations), start[None]).repeat(6, 1)
     errors = weighted_errors(equations, whole_span(equations), p, planted.labels) @ equations.spectrum.left
     torch.testing.assert_close(errors.T @ t / 6, torch.eye(6, dtype=torch.float64), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("free_scale", [False, True])
+def test_label_margins_are_the_rise_of_the_residual_off_the_jacobian(plant, free_scale):
+    """Every other label of every sample, and every exchange of two labels, by a numerical Jacobian and an orthogonal projection."""
+    planted = plant(size=4, classes=12, features=20, noise=1e-6)
+    equations, labels = planted.equations, planted.labels
+    fit = fit_batch(equations, planted.t, labels, 4.0, free_scale=free_scale)
+    problem = joint._WholeBatch(
+        equations=equations, labels=labels, weights=joint._even_weights(equations), mass=fit.mass, free_scale=free_scale
+    )
+    state = _evaluate(equations, fit.t, labels, fit.mass, problem.weights)
+    problem = replace(problem, weights=joint._column_weights(equations, state))
+    state = _evaluate(equations, fit.t, labels, fit.mass, problem.weights)
+    system = joint._factor_normal_equations(problem, state)
+    assert system is not None
+    margins = joint._label_margins(problem, state, system)
+    size = torch.linalg.vector_norm(fit.t)
+
+    def residual(step, names):
+        mass = fit.mass * float(torch.exp(step[16])) if free_scale else fit.mass
+        return _evaluate(equations, fit.t + size * step[:16].view(4, 4), names, mass, problem.weights).residual.reshape(-1)
+
+    steps = 1e-7 * torch.eye(16 + free_scale, dtype=torch.float64)
+    jacobian = torch.stack([residual(step, labels) - residual(-step, labels) for step in steps], 1)
+    off = torch.linalg.qr(jacobian / jacobian.norm(dim=0), mode="complete").Q[:, len(steps) :]
+
+    def rise(names):
+        still = torch.zeros(16 + free_scale, dtype=torch.float64)
+        return float((off.T @ residual(still, names)).square().sum() - (off.T @ residual(still, labels)).square().sum())
+
+    for sample in range(4):
+        rivals = [labels.index_fill(0, torch.tensor([sample]), other) for other in range(12) if other != int(labels[sample])]
+        pairs = [torch.tensor([sample, other]) for other in range(4) if labels[other] != labels[sample]]
+        rivals += [labels.index_copy(0, pair, labels[pair.flip(0)]) for pair in pairs]
+        assert float(margins[sample]) == pytest.approx(min(rise(names) for names in rivals) ** 0.5, rel=1e-3)
+    assert float(fit.label_margin.min()) > DEVIATIONS
+
+
+def test_two_equal_features_leave_the_exchange_of_their_labels_open(plant):
+    planted = plant(size=4, classes=12, features=20, labels=torch.tensor([1, 5, 7, 3]), noise=1e-6)
+    equations = planted.equations
+    t = planted.t.clone()
+    t[1] = t[0]
+    problem = joint._WholeBatch(
+        equations=equations, labels=planted.labels, weights=joint._even_weights(equations), mass=4.0, free_scale=False
+    )
+    state = replace(_evaluate(equations, t, planted.labels, 4.0, problem.weights), residual=torch.zeros(12, 4, dtype=torch.float64))
+    system = joint._factor_normal_equations(problem, state)
+    assert system is not None
+    margins = joint._label_margins(problem, state, system)
+    assert float(margins[:2].max()) < 1e-6 * float(margins[2:].min())
+
+
+def test_where_there_are_many_classes_only_the_noisiest_rows_and_the_batch_are_compared(plant):
+    planted = plant(size=3, classes=100)
+    names, places = joint._rival_labels(planted.equations, planted.labels)
+    assert joint.MOST_RIVALS <= len(names) <= joint.MOST_RIVALS + 3
+    assert torch.equal(names[places], planted.labels)

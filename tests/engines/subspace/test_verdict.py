@@ -11,7 +11,7 @@ from dosimeter.engines.subspace.certificate import assess
 from dosimeter.engines.subspace.equations import build_equations, probabilities, slopes, transposed_slopes, whole_span
 from dosimeter.engines.subspace.single import polish
 from dosimeter.engines.subspace.spectrum import factor
-from dosimeter.engines.subspace.verdict import BatchFacts, judge, label_blends
+from dosimeter.engines.subspace.verdict import BatchFacts, hidden_difference, judge, label_blends
 
 APART = 1e-3  # relative distance of the two samples that are alike
 NOISE = 1e-9
@@ -100,3 +100,33 @@ def test_shares_that_copies_could_have_need_a_batch_size(noisy, batch_size, free
     terms = BatchFacts(batch_size=batch_size, free_scale=free_scale, non_negative=False)
     result = replace(verdict(equations, t, pairs, torch.full_like(share, 4.0), 0 * share), certified=torch.ones(4, dtype=torch.bool))
     assert label_blends(equations, result, pairs, single, terms).certified.tolist() == expected
+
+
+def test_without_a_declared_size_every_share_may_hide_similar_samples(noisy):
+    """Twice as many samples, alike in pairs, have the same shares: the error bars allow for the largest difference that hides."""
+    equations, t, labels = noisy()
+    mass, bar = torch.full((4,), 4.0, dtype=torch.float64), torch.full((4,), 1e-3, dtype=torch.float64)
+    declared, undeclared = (verdict(equations, t, labels, mass, bar, batch_size=size) for size in (4, None))
+    assert bool(declared.certified.all())
+    size = torch.linalg.vector_norm(declared.features, dim=1)
+    expected = torch.hypot(declared.error_bar, hidden_difference(equations, t, 4) / size)
+    torch.testing.assert_close(undeclared.error_bar, expected)
+    assert bool((undeclared.error_bar > 10 * declared.error_bar).all())
+
+
+def test_what_copies_may_hide_grows_with_the_batch_and_is_lost_in_the_noise(rng):
+    """Two samples f ± δ of a random direction just beyond the bound leave a singular value above the threshold."""
+    weight, bias = torch.randn(40, 60, generator=rng, dtype=torch.float64) / math.sqrt(180), torch.zeros(40, dtype=torch.float64)
+    features, labels = torch.rand(3, 60, generator=rng, dtype=torch.float64), torch.tensor([5, 12, 7])
+    error = torch.softmax(features @ weight.T + bias, 1) - one_hot(labels, 40)
+    spectrum = factor((error.T @ features / 4).float().double(), 6e-8, rng)
+    equations = build_equations(spectrum, weight, bias, model_unit=1.2e-7)
+    t = features @ spectrum.right.T / spectrum.values
+    hidden = hidden_difference(equations, t, 4)
+    torch.testing.assert_close(hidden_difference(equations, t, 16), 2 * hidden)
+    apart = torch.randn(60, generator=rng, dtype=torch.float64)
+    apart = apart / apart.norm() * hidden[0] * 1.5
+    both = torch.cat([features + torch.stack([apart, 0 * apart, 0 * apart]), features[:1] - apart])
+    names = torch.cat([labels, labels[:1]])
+    gradient = (torch.softmax(both @ weight.T + bias, 1) - one_hot(names, 40)).T @ both / 4
+    assert factor(gradient.float().double(), 6e-8, rng).rank == 4
