@@ -354,12 +354,13 @@ def test_the_premises_name_the_declared_size_and_what_copies_are(make):
         assert any("copies" in each for each in found.premises)
 
 
-def test_local_steps_that_nobody_declares_are_noticed(make):
-    case = make(4, train=False, training=dm.FedAvg(steps=3, learning_rate=0.1))
+@pytest.mark.parametrize(("rate", "message"), [(0.1, "more dimensions"), (1e-3, "difference of weights")])
+def test_local_steps_that_nobody_declares_are_noticed(make, rate, message):
+    case = make(4, train=False, training=dm.FedAvg(steps=3, learning_rate=rate))
     told = replace(case.exposure, public=replace(case.exposure.public, training=dm.FedSGD()))
     found = dm.recover_features(told, "subspace")
     assert not bool(found.certified.any())
-    assert "more dimensions" in found.message
+    assert message in found.message
 
 
 @dataclass(frozen=True, kw_only=True)

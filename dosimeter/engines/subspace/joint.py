@@ -33,7 +33,7 @@ class BatchFit:
     misfit: float  # residual energy over the energy expected from the noise
     error_bar: Tensor  # (B,)
     isolated: Tensor  # (B,) bool: at rest, and Gauss–Newton leads back from inside the error ellipsoid
-    label_margin: Tensor  # (B,) deviations by which each label fits better than another one, or than the label of another sample
+    label_margin: Tensor  # (B,) deviations by which each label fits better than any other one
 
 
 def fit_batch(equations: Equations, t: Tensor, labels: Tensor, mass: float, *, free_scale: bool = False, iterations: int = 60) -> BatchFit:
@@ -220,9 +220,10 @@ def _summary(problem: _WholeBatch, state: _State) -> BatchFit:
 
 
 def _label_margins(problem: _WholeBatch, state: _State, system: _System) -> Tensor:
-    """The root of the least rise of the residual energy if a sample takes another label, or two samples exchange theirs: (B,).
+    """The root of the least rise of the residual energy if a sample takes another label: (B,).
 
     The label b in place of a changes the residual by Δ = w∘(y_a − y_b) xᵀ/mass. The unknowns absorb ‖L⁻¹Jᵀ Δ‖² of ‖Δ‖², with JᵀJ = L Lᵀ.
+    Exchanged labels need no test: where the unknowns absorb an exchange, the samples exchange their features too.
     """
     equations, rank, mass, x = problem.equations, problem.equations.rank, state.mass, state.x
     names, own = _rival_labels(equations, problem.labels)
@@ -232,7 +233,7 @@ def _label_margins(problem: _WholeBatch, state: _State, system: _System) -> Tens
     slope = torch.einsum("jcr,kc->kjr", slopes(equations, whole_span(equations), state.p), y)  # (m, B, B)
     near, seen = x @ x.T, y @ state.residual @ x.T / mass  # (B, B), (m, B)
     apart = torch.cdist(y, y, compute_mode="donot_use_mm_for_euclid_dist").square() / mass**2  # (m, m)
-    margins, exchanged = torch.empty_like(x[:, 0]), []
+    margins = torch.empty_like(x[:, 0])
     for sample, label in enumerate(own.tolist()):
         pull = along.T[:, :, None] * (x[sample, :rank] * s) + slope * near[sample][None, :, None]
         pull = pull.reshape(len(names), -1)
@@ -243,15 +244,7 @@ def _label_margins(problem: _WholeBatch, state: _State, system: _System) -> Tens
         rise = apart[label] * near[sample, sample] - absorbed.square().sum(0) + 2 * (seen[label, sample] - seen[:, sample])
         rise[label] = torch.inf
         margins[sample] = rise.amin()
-        exchanged.append(absorbed[:, own].T)  # (B, k) if this sample takes the label of each sample
-    taken = torch.stack(exchanged)
-    taken = taken + taken.transpose(0, 1)  # (B, B, k)
-    distance = near.diagonal()[:, None] + near.diagonal() - 2 * near
-    swapped = seen[own]  # (B, B) sample i's label at sample j's feature
-    gain = 2 * (swapped.diagonal()[:, None] + swapped.diagonal() - swapped - swapped.T)
-    rise = apart[own][:, own] * distance - taken.square().sum(2) + gain
-    rise = torch.where(own[:, None] == own, torch.inf, rise)
-    return torch.minimum(margins, rise.amin(1)).clamp_min(0).sqrt()
+    return margins.clamp_min(0).sqrt()
 
 
 def _rival_labels(equations: Equations, labels: Tensor) -> tuple[Tensor, Tensor]:

@@ -10,14 +10,14 @@ from torch import Generator, Tensor
 from torch.nn.functional import one_hot
 
 from dosimeter.client.losses import CrossEntropy
-from dosimeter.client.training import sends_one_gradient
+from dosimeter.client.training import FedSGD, sends_one_gradient
 from dosimeter.engines.subspace.certificate import PAIR_FREEDOM
 from dosimeter.engines.subspace.distortion import distortion_of, missing_noise, unmodelled
 from dosimeter.engines.subspace.equations import Equations, build_equations, mean_coordinates
 from dosimeter.engines.subspace.search import search_from_extreme_rows
 from dosimeter.engines.subspace.separate import Effort, separate, spare_equations
 from dosimeter.engines.subspace.smoothing import estimate_smoothing, with_smoothing
-from dosimeter.engines.subspace.spectrum import factor, rounding_unit
+from dosimeter.engines.subspace.spectrum import factor, follows_rounding_of, rounding_unit
 from dosimeter.engines.subspace.verdict import BatchFacts, Separation
 from dosimeter.interfaces import Defense, Exposure, Public
 from dosimeter.network.head import Head
@@ -75,6 +75,8 @@ def doubt_of(equations: Equations, gradient: Tensor, public: Public) -> str:
         return f"{changing} changes the gradient's entries in a way that is not modelled"
     if equations.spectrum.crowded:
         return f"the gradient has more dimensions than the {public.batch_size} samples declared, and no independent noise explains them"
+    if isinstance(public.training, FedSGD) and follows_rounding_of(equations.weight, gradient, equations.spectrum):
+        return "the update is rounded as the weights are: it is a difference of weights, and may sum several steps"
     return missing_noise(gradient, public)
 
 

@@ -11,6 +11,8 @@ from torch import Generator, Tensor
 ROUNDING_SLACK = 8.0  # rounding noise over that of one rounding: matrix products round many partial sums
 NOISE_SLACK = 1.3  # threshold over the edge of a white spectrum, since real noise fluctuates and is not exactly white
 STRUCTURE_SLACK = 3.0  # the same, for what cannot be noise: pruning and quantisation are not white, and stay below
+COARSE_TO_FINE = 4.0  # ratio of squared noise between weights whose roundings differ by a factor of four or more: 16 for a difference
+FEWEST_FINE_WEIGHTS = 50  # that make this ratio sure
 FIRST_SKETCH_WIDTH = 32  # columns of the first random sketch
 SPARE_COLUMNS = 16  # columns more than the rank, at least
 
@@ -63,6 +65,20 @@ def factor(gradient: Tensor, unit: float, rng: Generator, *, at_most: int | None
 def added_noise(gradient: Tensor) -> float:
     """The size of one entry's noise, from the sum of the rows. Softmax errors sum to zero over the classes; noise does not."""
     return float(gradient.sum(0).square().mean().div(len(gradient)).sqrt())
+
+
+def follows_rounding_of(weight: Tensor, gradient: Tensor, spectrum: Spectrum) -> bool:
+    """Whether the noise of a gradient (C, H) is large where the rounding of the layer's weights (C, H) is, as in a difference of weights.
+
+    Weights are rounded in proportion to their own power of two. Noise of one size knows nothing of them.
+    """
+    if not spectrum.additive:
+        return False
+    noise = gradient - (spectrum.left * spectrum.values) @ spectrum.right / spectrum.weights[:, None]
+    power = torch.frexp(weight).exponent
+    middle = power.median()
+    coarse, fine = noise[power >= middle].square(), noise[power <= middle - 2].square()
+    return len(fine) >= FEWEST_FINE_WEIGHTS and float(coarse.mean()) > COARSE_TO_FINE * float(fine.mean())
 
 
 def noise_edge(noise: float, rows: int, columns: int) -> float:

@@ -77,7 +77,7 @@ def judge(
     shared = (times.round() >= 1) & ((times - times.round()).abs() <= (times * unsure).clamp_max(SHARE_TOLERANCE))
     could_merge = times.round() > 1
     trusted = trusted & shared & _leave_room(equations, times, trusted & shared, reference, facts)
-    if not _size_is_known(equations, int(trusted.sum()), facts):
+    if not _size_is_known(equations, reference, int(trusted.sum()), facts):
         could_merge = torch.ones_like(could_merge)
     bar = torch.where(could_merge, torch.hypot(bar, hidden_difference(equations, t, reference / equations.temperature) / size), bar)
     certified = trusted & (bar <= LARGEST_ERROR_BAR)
@@ -131,13 +131,17 @@ def _leave_room(equations: Equations, times: Tensor, trusted: Tensor, reference:
     return torch.ones_like(several) if fits else ~several
 
 
-def _size_is_known(equations: Equations, found: int, facts: BatchFacts) -> bool:
-    """Whether one share of the gradient is known to be one sample, because the batch size is declared.
+def _size_is_known(equations: Equations, reference: float, found: int, facts: BatchFacts) -> bool:
+    """Whether one share of the gradient is one sample: the batch size is declared, or the shares show that it is the rank.
 
-    Without it, every share could hide as many similar samples. If the scale is unknown, the rank must be the declared size, and all
-    shares must be found.
+    In the second case one share could hide several similar samples only if every share hid as many. The premise that the batch is the
+    smallest with this gradient excludes it. If the scale is unknown, both must hold: the rank is the declared size, and all shares are
+    found.
     """
-    return facts.batch_size == equations.rank == found if facts.free_scale else facts.batch_size is not None
+    if facts.free_scale:
+        return facts.batch_size == equations.rank == found
+    adds_up = found >= max(3, equations.rank / 2) and abs(reference / equations.temperature - equations.rank) < 0.5
+    return facts.batch_size is not None or adds_up
 
 
 def hidden_difference(equations: Equations, t: Tensor, size: float) -> Tensor:

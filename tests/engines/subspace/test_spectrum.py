@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from dosimeter.engines.subspace.spectrum import added_noise, factor, noise_edge, rounding_unit
+from dosimeter.engines.subspace.spectrum import added_noise, factor, follows_rounding_of, noise_edge, rounding_unit
 
 
 def product(rank: int, rows: int, columns: int, dtype=torch.float32, seed: int = 0) -> torch.Tensor:
@@ -53,6 +53,20 @@ def test_directions_beyond_the_declared_size_are_noise_only_if_noise_can_be_that
     assert factor(signal + 0.01 * noise, rounding_unit(signal), rng, at_most=6).crowded  # three samples more than declared
     assert not factor(signal + 0.01 * noise, rounding_unit(signal), rng, at_most=9).crowded
     assert not factor(signal + 3.0 * noise, rounding_unit(signal), rng, at_most=6).crowded  # the noise hides them
+
+
+@pytest.mark.parametrize(
+    "deviation", [lambda shape, rng: torch.rand(shape, generator=rng) - 0.5, lambda shape, rng: torch.randn(shape, generator=rng)]
+)
+def test_a_difference_of_weights_is_rounded_as_they_are(deviation, rng):
+    weight, signal, rate = deviation((60, 80), rng), product(4, 60, 80), 1e-4
+    difference = ((weight - (weight - rate * signal)) / rate).double()
+    found = factor(difference, rounding_unit(difference), rng, at_most=4)
+    assert follows_rounding_of(weight, difference, found)
+    noisy = signal.double() + 1e-3 * torch.randn(60, 80, generator=rng, dtype=torch.float64)
+    assert not follows_rounding_of(weight, noisy, factor(noisy, rounding_unit(noisy), rng, at_most=4))
+    exact = signal.double()
+    assert not follows_rounding_of(weight, exact, factor(exact, rounding_unit(signal), rng, at_most=4))
 
 
 def test_the_numbers_in_use_are_found_out():
