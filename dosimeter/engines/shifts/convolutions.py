@@ -86,11 +86,10 @@ def largest_batch(model: nn.Module, input_shape: tuple[int, ...], normalization:
 def _limit(shape: LayerShape) -> BatchLimit:
     if shape.obstacle:
         return BatchLimit(layer=shape.name, limit=0, reason=shape.obstacle)
-    if not shape.non_negative:
-        reason = "its inputs can be negative, so that only a batch of one is told apart without the head's samples"
-        return BatchLimit(layer=shape.name, limit=min(shape.most_samples, 1), reason=reason)
-    size = f"{shape.height} x {shape.width} positions a sample"
-    return BatchLimit(layer=shape.name, limit=shape.most_samples, reason=f"{size}, {shape.channels} channels on the narrower side")
+    reason = f"{shape.height} x {shape.width} positions a sample, {shape.channels} channels on the narrower side"
+    if not shape.non_negative and shape.most_samples > 1:
+        reason += "; its inputs can be negative, so that it takes the head's proved samples to tell more than one sample apart"
+    return BatchLimit(layer=shape.name, limit=shape.most_samples, reason=reason)
 
 
 def find_convolutions(exposure: Exposure) -> list[ConvolutionLayer]:

@@ -11,8 +11,9 @@ from torch import Tensor
 from dosimeter.client.training import sends_one_gradient
 from dosimeter.engines.premises import premises_of
 from dosimeter.engines.shifts.convolutions import ConvolutionLayer, find_convolutions
+from dosimeter.engines.shifts.head_samples import unmix_by_head
 from dosimeter.engines.shifts.layout import Layout, NoLayout, Rank, read_layout, read_rank
-from dosimeter.engines.shifts.scales import Scales, find_scales, shifted_maps, slopes_of
+from dosimeter.engines.shifts.scales import find_scales, shifted_maps, slopes_of
 from dosimeter.engines.shifts.unmixing import unmix
 from dosimeter.engines.subspace.distortion import distortion_of
 from dosimeter.engines.subspace.spectrum import rounding_unit
@@ -46,7 +47,8 @@ def recover_maps(exposure: Exposure, layer: str | None = None, *, seed: int = 0)
     """The activation maps of the whole batch at the input of a convolution or a hidden linear layer, in their spatial order.
 
     Ours. The gradient of a convolution is Dᵀ S_o A, with S_o the shifts of the grid (see `layout`). Its spectrum tells the batch size,
-    its shifts the layout, the zeros of the ReLU the samples (see `unmixing`), and bias gradients their scale (see `scales`).
+    its shifts the layout, the zeros of the ReLU the samples (see `unmixing`), and bias gradients their scale (see `scales`). Behind other
+    activations the head's proved features tell both (see `head_samples`).
     Without `layer`, layers are tried from the input on, until all samples of one are certified. A certificate holds for one gradient of
     one batch whose entries nobody changed.
     """
@@ -142,7 +144,7 @@ def recover_layer(exposure: Exposure, layer: ConvolutionLayer, *, batch_size: in
     noise = declared_noise(layer.gradient, exposure.public)
     layout = read_layout(layer.gradient, layer.height, layer.width, unit=unit, noise=noise, batch_size=batch_size)
     if not layer.non_negative and len(layout.maps) > 1:
-        raise NoLayout("the layer's inputs can be negative, so nothing tells its samples apart")
+        return _recover_by_head(exposure, layer, layout, batch_size=batch_size, seed=seed)
     mixtures, errors = layout.maps.flatten(1), layout.disagreement.flatten(1)
     samples = unmix(mixtures, errors, seed)
     if len(samples.mixing) < len(mixtures):
@@ -153,20 +155,49 @@ def recover_layer(exposure: Exposure, layer: ConvolutionLayer, *, batch_size: in
         noise = errors.square().mean((1, 2), keepdim=True).sqrt()
         maps = torch.where(maps > ZERO_NOISES * noise, maps, 0)
     slopes = slopes_of(layer, maps)
-    misfit = _misfit(layer, maps, slopes)
     scales = find_scales(exposure, layer, maps, slopes)
     if scales is None:
         raise NoLayout("no bias gradient of the update tells how large the maps are")
-    bars = _error_bars(maps, errors, scales, unit)
+    bars = _error_bars(maps, errors, SCALE_SLACK * scales.errors, unit)
+    factors = scales.factors[:, None, None]
+    certain = samples.certain.to(bars.device)
+    return _judge(layer, layout, maps * factors, slopes / factors, bars, certain, scales.source, batch_size=batch_size)
+
+
+def _recover_by_head(exposure: Exposure, layer: ConvolutionLayer, layout: Layout, *, batch_size: int | None, seed: int) -> LayerMaps:
+    """The maps of a layer whose inputs can be negative, by the features that the head's gradient proves."""
+    samples = unmix_by_head(exposure, layer, layout.maps, seed)
+    if samples is None:
+        raise NoLayout("the layer's inputs can be negative, and the head's samples do not tell its samples apart")
+    mixtures, errors = layout.maps.flatten(1), layout.disagreement.flatten(1)
+    maps, errors = ((samples.mixing @ part).reshape(layout.maps.shape) for part in (mixtures, errors))
+    bars = _error_bars(maps, errors, samples.errors, rounding_unit(layer.gradient))
+    certain = torch.ones(len(maps), dtype=torch.bool, device=maps.device)
+    return _judge(layer, layout, maps, slopes_of(layer, maps), bars, certain, "the head's samples", batch_size=batch_size)
+
+
+def _judge(
+    layer: ConvolutionLayer,
+    layout: Layout,
+    maps: Tensor,
+    slopes: Tensor,
+    bars: Tensor,
+    certain: Tensor,
+    source: str,
+    *,
+    batch_size: int | None,
+) -> LayerMaps:
+    """Certified are maps with a small error bar, where shifts of all of them explain the layer's gradient."""
     if batch_size != len(maps):
         bars = torch.hypot(bars, _hidden_difference(layer, maps, slopes, layout.rank))
+    misfit = _misfit(layer, maps, slopes)
     return LayerMaps(
-        maps=_grid(maps * scales.factors[:, None, None], layer),
-        slopes=_grid(slopes / scales.factors[:, None, None], layer),
-        certified=samples.certain.to(bars.device) & (bars < LARGEST_ERROR_BAR) & (misfit < _largest_misfit(layer, layout.rank)),
+        maps=_grid(maps, layer),
+        slopes=_grid(slopes, layer),
+        certified=certain & (bars < LARGEST_ERROR_BAR) & (misfit < _largest_misfit(layer, layout.rank)),
         error_bars=bars,
         misfit=misfit,
-        scale_source=scales.source,
+        scale_source=source,
         layout=layout,
     )
 
@@ -184,10 +215,10 @@ def _largest_misfit(layer: ConvolutionLayer, rank: Rank) -> float:
     return math.hypot(LARGEST_MISFIT, MISFIT_SLACK * share) if share < LARGEST_NOISE_SHARE else 0.0
 
 
-def _error_bars(maps: Tensor, errors: Tensor, scales: Scales, unit: float) -> Tensor:
-    """Relative, from the disagreement of two passes, the spread of the factor and the rounding: (B,)."""
+def _error_bars(maps: Tensor, errors: Tensor, of_scale: Tensor, unit: float) -> Tensor:
+    """Relative, from the disagreement of two passes, the error of the factor and the rounding: (B,)."""
     layout = LAYOUT_SLACK * errors.flatten(1).norm(dim=1) / maps.flatten(1).norm(dim=1)
-    return (layout.square() + (SCALE_SLACK * scales.errors).square() + (16 * unit) ** 2).sqrt()
+    return (layout.square() + of_scale.square() + (16 * unit) ** 2).sqrt()
 
 
 def _hidden_difference(layer: ConvolutionLayer, maps: Tensor, slopes: Tensor, rank: Rank) -> Tensor:

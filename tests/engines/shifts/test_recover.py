@@ -158,7 +158,7 @@ def test_a_hidden_linear_layer_is_a_grid_of_one_position(digits):
     assert sorted(partners.tolist()) == list(range(9))
     assert (distances / truth.norm(dim=1)[partners] < found.error_bars).all()
     first, second = found.layers
-    assert "can be negative" in first.reason
+    assert "can be negative" in first.reason  # it receives the images, and with ten classes nine features are not proved
     assert (second.seen, second.channels, second.reason) == (9, 256, "")
     assert second.gap > 100
     assert any("no batch size is declared" in premise for premise in found.premises)
