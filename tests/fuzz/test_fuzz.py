@@ -20,11 +20,11 @@ def fuzz():
 
 
 def test_some_damaged_files():
-    result = fuzz().run("files", 500, seed=1)
-    assert result["inputs"] == 500
+    result = fuzz().run("files", 330, seed=1)
+    assert result["inputs"] == 330
     assert result["faults"] == []
-    assert result["counts"]["answered"] >= 10  # some damage is harmless: the readers do read
-    assert result["counts"]["refused"] >= 300
+    assert result["counts"]["answered"] >= 5  # some damage is harmless: the readers do read
+    assert result["counts"]["refused"] >= 200
 
 
 @pytest.mark.slow
