@@ -15,7 +15,6 @@ from dosimeter.version import __version__
 
 ASSIGNMENT = re.compile(r"[A-Za-z_][\w.]*=")
 EPILOG: dict[str, Any] = {"epilog": EXIT_CODES, "formatter_class": argparse.RawDescriptionHelpFormatter}
-KINDS = ("labels", "features", "attacks", "defenses", "losses", "trainings", "metrics", "models", "data", "samplers")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -80,7 +79,7 @@ def _parser() -> argparse.ArgumentParser:
         long.add_argument("--checkpoint-every", type=float, metavar="SECONDS", help="how often a long attack saves itself in DIR")
 
     listing = _add(commands, "list", _list, "list every method with its idea, what it needs and its options")
-    listing.add_argument("kind", nargs="?", choices=KINDS, help="only this kind")
+    listing.add_argument("kind", nargs="?", metavar="KIND", help="only this kind: labels, features, maps, attacks, defenses, ...")
 
     again = _add(commands, "reproduce", _reproduce, "carry out a paper's table again and set it beside the published numbers")
     again.add_argument("table", nargs="?", metavar="PAPER/TABLE", help="which table, or a TOML file; without one, all are listed")
@@ -197,7 +196,7 @@ def _list(options: argparse.Namespace) -> int:
     from dosimeter.listing import catalogue
     from dosimeter.terminal.catalogue import print_catalogue
 
-    entries = catalogue([options.kind] if options.kind else KINDS)
+    entries = catalogue(options.kind)
     if options.json:
         _print_json(entries)
     else:

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 import tomllib
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from enum import Enum
 from pathlib import Path
@@ -15,12 +16,30 @@ from dosimeter.artefacts import fingerprint
 from dosimeter.files import read_text
 from dosimeter.interfaces import Method
 from dosimeter.options import OptionError, check_value, field_types, mismatch
-from dosimeter.registry import METHODS, SAMPLERS, Registry, refuse_renamed, suggestion
+from dosimeter.registry import REGISTRY_OF, Registry, refuse_renamed, suggestion
 
 Config = TypeVar("Config")
 
 DEEPEST_TABLE = 32  # tables or lists within one another
 LONGEST_PATH = 80  # characters of an option's path in a message
+
+
+class Surfaced(ABC):
+    """A configuration whose methods stand under the keys of their surfaces in a file, and in one field, `method` or `methods`, here."""
+
+    @classmethod
+    @abstractmethod
+    def method_types(cls) -> dict[str, Any]:
+        """The key of each surface, and the type of what stands there."""
+
+    @classmethod
+    @abstractmethod
+    def collect_methods(cls, by_key: dict[str, Any]) -> dict[str, Any]:
+        """The field, as an argument of the constructor, from what stands under each key."""
+
+    @abstractmethod
+    def by_surface(self) -> dict[str, Any]:
+        """The inverse of `collect_methods`: what stands under each key."""
 
 
 def describe(value: Any) -> Any:
@@ -29,6 +48,8 @@ def describe(value: Any) -> Any:
         return {"name": value.name, **_describe_fields(value)}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = _describe_fields(value)
+        if isinstance(value, Surfaced):
+            fields = {name: item for name, item in fields.items() if name not in ("method", "methods")} | describe(value.by_surface())
         return fields.pop("options", {}) | fields
     if isinstance(value, Enum):
         return value.value
@@ -96,8 +117,11 @@ def _describe_fields(value: Any) -> dict[str, Any]:
 
 
 def _build(annotation: type, data: Any, path: str) -> Any:
-    """The method or dataclass that `data` describes. Other data stay as they are."""
-    registry = next((registry for registry in (*METHODS, SAMPLERS) if registry.interface is annotation), None)
+    """The method or dataclass that `data` describes. Other data stay as they are.
+
+    A `Surfaced` dataclass has one key for each surface, and collects what stands there in one field.
+    """
+    registry = REGISTRY_OF.get(annotation)
     if isinstance(data, annotation):
         return data
     if registry is not None:
@@ -114,13 +138,16 @@ def _build_method(registry: Registry[Any], data: Any, path: str) -> Any:
     return registry.construct(data["name"], options, path)
 
 
-def _build_table(kind: type, data: Any, path: str) -> Any:
+def _build_table(kind: Any, data: Any, path: str) -> Any:
     if isinstance(data, str) and {"name", "options"} <= {field.name for field in dataclasses.fields(kind)}:
         data = {"name": data}  # `model = "lenet5"` is short for a table with that name
     if not isinstance(data, dict):
         raise mismatch(path, "a table", data)
     annotations = field_types(kind)
+    by_surface: dict[str, Any] = kind.method_types() if hasattr(kind, "method_types") else {}
     fields = {field.name: annotations[field.name] for field in dataclasses.fields(kind)}
+    if by_surface:
+        fields = {key: annotation for key, annotation in fields.items() if key not in ("method", "methods")} | by_surface
     known = {key: value for key, value in data.items() if key in fields and key != "options"}
     extra = {key: value for key, value in data.items() if key not in known}
     if extra and "options" not in fields:
@@ -130,6 +157,8 @@ def _build_table(kind: type, data: Any, path: str) -> Any:
     arguments = {key: check_value(fields[key], value, _join(path, key), _build) for key, value in known.items()}
     if "options" in fields:
         arguments["options"] = extra.pop("options", {}) | extra
+    if by_surface:
+        arguments |= kind.collect_methods({key: arguments.pop(key) for key in by_surface if key in arguments})
     try:
         return kind(**arguments)
     except OptionError as error:

@@ -20,6 +20,7 @@ from dosimeter.types import (
     Guarantee,
     Knowledge,
     LabelEstimate,
+    MapEstimate,
     Normalization,
     Outcome,
     ProtectedUnit,
@@ -232,7 +233,16 @@ class Exposure:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LabelRecovery(Method):
+class Recovery(Method):
+    """A method of the server: recovers something private from an exposure.
+
+    The methods of one surface share an interface that derives from this one. Its `__call__` takes the exposure, the labels
+    where the surface's methods build on them, and a generator.
+    """
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelRecovery(Recovery):
     """Recovers the labels of a batch from an exposure."""
 
     # Where no recovery proves its labels, attacks take them from the recovery with the largest trust. 0: the last resort.
@@ -245,7 +255,7 @@ class LabelRecovery(Method):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FeatureRecovery(Method):
+class FeatureRecovery(Recovery):
     """Recovers the inputs of the last linear layer from an exposure."""
 
     @abstractmethod
@@ -253,7 +263,15 @@ class FeatureRecovery(Method):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Attack(Method):
+class MapRecovery(Recovery):
+    """Recovers the activation maps at the input of a convolution from an exposure."""
+
+    @abstractmethod
+    def __call__(self, exposure: Exposure, rng: Generator) -> MapEstimate: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attack(Recovery):
     """Recovers the inputs themselves."""
 
     # What of the update the attack matches by replaying the client's training, and the defenses with it.

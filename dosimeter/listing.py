@@ -3,29 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
 from typing import Any
 
 from dosimeter.config import describe
-from dosimeter.registry import (
-    ATTACKS,
-    DATASETS,
-    DEFENSES,
-    FEATURES,
-    LABELS,
-    LOSSES,
-    METRICS,
-    MODELS,
-    SAMPLERS,
-    TRAININGS,
-    Registry,
-    options_of,
-)
+from dosimeter.options import OptionError
+from dosimeter.registry import DATASETS, DEFENSES, LOSSES, METRICS, MODELS, SAMPLERS, TRAININGS, Registry, options_of, suggestion
+from dosimeter.surfaces.surface import surfaces
 
-REGISTRIES: dict[str, Registry[Any]] = {
-    "labels": LABELS,
-    "features": FEATURES,
-    "attacks": ATTACKS,
+CLIENT_SIDE: dict[str, Registry[Any]] = {
     "defenses": DEFENSES,
     "losses": LOSSES,
     "trainings": TRAININGS,
@@ -36,9 +21,18 @@ REGISTRIES: dict[str, Registry[Any]] = {
 }
 
 
-def catalogue(kinds: Sequence[str]) -> list[dict[str, Any]]:
+def registries() -> dict[str, Registry[Any]]:
+    """Every kind of method by its name in the list: those of each surface, then the rest."""
+    return {surface.plural: surface.methods for surface in surfaces()} | CLIENT_SIDE
+
+
+def catalogue(kind: str | None = None) -> list[dict[str, Any]]:
     """One entry a method: kind, name, idea, source, needs, promise, cost, and options with types and defaults."""
-    return [_entry(kind, name, REGISTRIES[kind].entry(name)) for kind in kinds for name in REGISTRIES[kind]]
+    known = registries()
+    if kind is not None and kind not in known:
+        raise OptionError("kind", f"no methods of the kind {kind!r}; {suggestion(kind, known, 'there are')}")
+    wanted = known if kind is None else {kind: known[kind]}
+    return [_entry(name_of_kind, name, registry.entry(name)) for name_of_kind, registry in wanted.items() for name in registry]
 
 
 def _entry(kind: str, name: str, entry: Any) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from functools import cache
 from importlib.util import find_spec
 from typing import Any, Generic, TypeVar
 
-from dosimeter.interfaces import Attack, Defense, FeatureRecovery, LabelRecovery, Loss, Method, Metric, Sampler, Training
+from dosimeter.interfaces import Attack, Defense, FeatureRecovery, LabelRecovery, Loss, MapRecovery, Method, Metric, Sampler, Training
 from dosimeter.options import OptionError, check_value, type_name
 
 Entry = TypeVar("Entry", bound=Callable[..., Any])
@@ -51,6 +51,10 @@ RENAMED: dict[str, str] = {
 }
 
 
+# The registry of each interface, so that a configuration finds the methods of a field by the field's type.
+REGISTRY_OF: dict[type, Registry[Any]] = {}
+
+
 class Registry(Generic[Built]):
     """The names of one kind of method, each with the class or function that builds it.
 
@@ -59,6 +63,8 @@ class Registry(Generic[Built]):
 
     def __init__(self, kind: str, where: str, interface: type[Built] | None = None) -> None:
         self.kind, self.where, self.interface = kind, where, interface
+        if interface is not None:
+            REGISTRY_OF[interface] = self
         self._entries: dict[str, Callable[..., Built]] = {}
         self._complete = False  # whether the whole package is imported
 
@@ -190,13 +196,14 @@ TRAININGS: Registry[Training] = Registry("training", "dosimeter.client.training"
 DEFENSES: Registry[Defense] = Registry("defense", "dosimeter.defenses", Defense)
 LABELS: Registry[LabelRecovery] = Registry("label recovery", "dosimeter.labels", LabelRecovery)
 FEATURES: Registry[FeatureRecovery] = Registry("feature recovery", "dosimeter.features", FeatureRecovery)
+MAPS: Registry[MapRecovery] = Registry("map recovery", "dosimeter.maps", MapRecovery)
 ATTACKS: Registry[Attack] = Registry("attack", "dosimeter.attacks", Attack)
 METRICS: Registry[Metric] = Registry("metric", "dosimeter.metrics", Metric)
 MODELS: Registry[Any] = Registry("model", "dosimeter.models")
 DATASETS: Registry[Any] = Registry("data set", "dosimeter.data")
 SAMPLERS: Registry[Sampler] = Registry("sampler", "dosimeter.data.samplers", Sampler)
 
-METHODS: tuple[Registry[Any], ...] = (LABELS, FEATURES, ATTACKS, DEFENSES, LOSSES, TRAININGS, METRICS)
+METHODS: tuple[Registry[Any], ...] = (LABELS, FEATURES, MAPS, ATTACKS, DEFENSES, LOSSES, TRAININGS, METRICS)
 
 
 def attack(name: str, /, **options: Any) -> Attack:

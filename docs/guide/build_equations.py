@@ -23,7 +23,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 PAGE = HERE / "equations.md"
 FOLDERS = ("labels", "features", "attacks", "defenses", "surfaces", "metrics", "engines", "network", "client")
-KINDS = ("labels", "features", "attacks", "defenses")
+KINDS = ("labels", "features", "maps", "attacks", "defenses")
 
 # The five papers: the key that `dosimeter reproduce` uses, the title, and the words by which docstrings name them.
 PAPERS: dict[str, tuple[str, str]] = {
@@ -136,12 +136,12 @@ def _numbers(text: str) -> list[tuple[int, ...]]:
 
 def methods() -> list[tuple[str, str, str, str]]:
     """Kind, name, file and source of every registered method."""
-    from dosimeter.listing import REGISTRIES
+    from dosimeter.listing import registries
 
     rows = []
     for kind in KINDS:
-        for name in REGISTRIES[kind]:
-            entry = REGISTRIES[kind].entry(name)
+        for name in registries()[kind]:
+            entry = registries()[kind].entry(name)
             file = Path(inspect.getfile(entry)).resolve().relative_to(ROOT).as_posix()
             rows.append((kind, name, file, _source(inspect.getdoc(entry) or "")))
     return rows

@@ -13,19 +13,21 @@ from dosimeter.artefacts import CHECKPOINT_FOLDER, save_checkpoints
 from dosimeter.client.checks import defense_list
 from dosimeter.client.losses import CrossEntropy
 from dosimeter.client.training import FedSGD
-from dosimeter.config import describe
+from dosimeter.config import Surfaced, describe
 from dosimeter.engines.adaptation import adapt, distrust
 from dosimeter.engines.needs import check_needs
-from dosimeter.interfaces import ActiveAttack, Attack, Defense, Exposure, FeatureRecovery, LabelRecovery, Loss, Tampering, Training
+from dosimeter.interfaces import Defense, Exposure, LabelRecovery, Loss, Recovery, Tampering, Training
 from dosimeter.models.loading import ModelConfig
 from dosimeter.network.head import locate_head
+from dosimeter.options import OptionError, check_value
 from dosimeter.progress import Listener, listening
 from dosimeter.records import FILE_NAME, lock_folder, read_records, write_record
-from dosimeter.registry import ATTACKS, DEFENSES, FEATURES, LABELS, LOSSES, TRAININGS, Registry, options_of
+from dosimeter.registry import DEFENSES, LOSSES, TRAININGS, Registry, options_of, suggestion
 from dosimeter.runs.audited_client import DataConfig, client_from
 from dosimeter.runs.experiment import expose, failure_record, run
 from dosimeter.runs.measurement import AuditedClient, Measurement, Protocol, key_of
 from dosimeter.surfaces.judging import SurfaceVerdict, judge_surfaces
+from dosimeter.surfaces.surface import Surface, surfaces
 from dosimeter.types import Batch, Knowledge, Normalization, Outcome, Record, Refused
 
 USABLE_OUTCOMES = (Outcome.COMPLETED, Outcome.PARTIAL)  # attacks may build on labels of these outcomes
@@ -46,15 +48,42 @@ class Progress:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Suite(Protocol):
-    """Which methods an audit runs: named ones, or all that the registries hold."""
+class Suite(Protocol, Surfaced):
+    """Which methods an audit runs: of each surface the named ones, or "all" that its registry holds.
 
-    labels: Literal["all"] | tuple[LabelRecovery, ...] = "all"
-    features: Literal["all"] | tuple[FeatureRecovery, ...] = "all"
-    attacks: Literal["all"] | tuple[Attack, ...] = "all"
+    In a file they stand under the plural key of their surface, such as `attacks`.
+    """
+
+    methods: dict[str, Any] = field(default_factory=dict)  # by the plural key of the surface
     attack_labels: Literal["recovered", "given"] = "recovered"
     budget: Budget = "quick"  # of the methods chosen by "all": quick settings, or the published ones
     adaptive: bool = True  # run an attack that can counter the defenses twice: with its counter and without
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        types = self.method_types()
+        for key, value in self.methods.items():
+            if key not in types:
+                raise OptionError(key, f"no such surface; {suggestion(key, types, 'keys are')}")
+            check_value(types[key], value, key)
+
+    @classmethod
+    def method_types(cls) -> dict[str, Any]:
+        return {surface.plural: Literal["all"] | tuple[surface.methods.interface, ...] for surface in surfaces()}
+
+    @classmethod
+    def collect_methods(cls, by_key: dict[str, Any]) -> dict[str, Any]:
+        return {"methods": by_key}
+
+    def by_surface(self) -> dict[str, Any]:
+        return self.methods
+
+    def choice(self, surface: Surface[Any]) -> Literal["all"] | tuple[Recovery, ...]:
+        """The methods of a surface that the suite names, or "all"."""
+        return self.methods.get(surface.plural, self.default_choice(surface))
+
+    def default_choice(self, surface: Surface[Any]) -> Literal["all"] | tuple[Recovery, ...]:
+        return "all"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,18 +129,17 @@ def audit(
     auxiliary: Batch | None = None,
     foreign: Batch | None = None,
     declare_batch_size: bool = True,
-    labels: str | Sequence[str | LabelRecovery] = "all",
-    features: str | Sequence[str | FeatureRecovery] = "all",
-    attacks: str | Sequence[str | Attack] = "all",
     attack_labels: Literal["recovered", "given"] = "recovered",
     budget: Budget = "quick",
     adaptive: bool = True,
     seed: int = 0,
     out: str | Path | None = None,
     progress: Callable[[Progress], None] | None = None,
+    **methods: str | Recovery | Sequence[str | Recovery],
 ) -> Audit:
     """Run every method that fits on your own model and private batch, and say what leaked.
 
+    `labels`, `features`, `maps` and `attacks` choose the methods of each surface: "all" (the default), names or methods.
     `foreign` is another client's batch, for the null "the same attack on a foreign gradient". Without it, auxiliary samples
     take its place, or noise where there are none. With `out`, each record is written as soon as it is made, and a killed audit
     resumes from there.
@@ -122,9 +150,7 @@ def audit(
         defenses=tuple(DEFENSES.resolve(defense) for defense in defense_list(defenses)),
         declare_batch_size=declare_batch_size,
         seed=seed,
-        labels=_resolve_methods(LABELS, labels),
-        features=_resolve_methods(FEATURES, features),
-        attacks=_resolve_methods(ATTACKS, attacks),
+        methods=_resolve_methods(methods),
         attack_labels=attack_labels,
         budget=budget,
         adaptive=adaptive,
@@ -147,18 +173,17 @@ def run_suite(
     Long attacks save a checkpoint there every `checkpoint_every` seconds, and resume from it. The folder may also hold records
     of the clients `beside` this one. Records of any other client are refused.
     """
-    labels = _choose_methods(LABELS, suite.labels, suite.budget)
-    features = _choose_methods(FEATURES, suite.features, suite.budget)
-    attacks = _choose_methods(ATTACKS, suite.attacks, suite.budget)
-    if not labels and not features and not attacks:
-        raise ValueError("nothing to audit: labels, features and attacks are all empty")
+    chosen = {surface.name: _choose_methods(surface.methods, suite.choice(surface), suite.budget) for surface in surfaces()}
+    every = [method for methods in chosen.values() for method in methods]
+    if not every:
+        raise ValueError(f"nothing to audit: {', '.join(surface.plural for surface in surfaces())} are all empty")
     exposure = expose(client, suite, client.batch)  # a client that cannot be audited is refused here, before anything is written
-    if labels or features:
+    if any(surface.needs_head and chosen[surface.name] for surface in surfaces()):
         _require_head(client, suite)
-    countering = [attack for attack in attacks if suite.adaptive and adapt(attack, exposure).changed]
-    attempts = {"labels": sum(_is_granted(recovery, exposure) for recovery in labels)}  # the verdict on a surface corrects for its number
-    attempts |= {"features": len(features), "inputs": len(attacks) + len(countering)}
-    total = len(labels) + len(features) + len(attacks) + len(countering)
+    countering = [method for method in every if suite.adaptive and adapt(method, exposure).changed]
+    attempts = {name: sum(1 + (method in countering) for method in methods) for name, methods in chosen.items()}
+    attempts["labels"] = sum(_is_granted(recovery, exposure) for recovery in chosen["labels"])  # the verdict on a surface corrects for it
+    total = len(every) + len(countering)
     folder = None if out is None else Path(out)
     known: dict[str, Record] = {}
     records: list[Record] = []
@@ -170,7 +195,7 @@ def run_suite(
             resumed.append(record)
         else:
             with listening(_listener(progress, measurement, len(records), total)):
-                record = _run_or_record_crash(client, measurement, attempts[measurement.surface])
+                record = _run_or_record_crash(client, measurement, attempts[measurement.surface.name])
             if folder:
                 write_record(folder, record)
         records.append(record)
@@ -179,16 +204,14 @@ def run_suite(
     with lock_folder(folder), save_checkpoints(folder / CHECKPOINT_FOLDER if folder else None, checkpoint_every):
         known |= known_records(folder, client, *beside)
         protocol = {name: getattr(suite, name) for name in Protocol.__dataclass_fields__}
-        recovered = [(recovery, carry_out(Measurement(**protocol, labels=recovery))) for recovery in labels]
+        recovered = [(recovery, carry_out(Measurement(**protocol, labels=recovery))) for recovery in chosen["labels"]]
         source = "given" if suite.attack_labels == "given" else _label_source(recovered, suite.defenses if suite.adaptive else ())
-        for recovery in features:
-            wanted = source if Knowledge.LABELS in recovery.needs else "optimised"
-            carry_out(Measurement(**protocol, labels=wanted, features=recovery))
-        for attack in attacks:
-            wanted = "optimised" if isinstance(attack, ActiveAttack) else source  # an active attack finds the labels itself
-            if attack in countering:
-                carry_out(Measurement(**protocol, labels=wanted, attack=attack, adaptive=True))
-            carry_out(Measurement(**protocol, labels=wanted, attack=attack))
+        for surface in (surface for surface in surfaces() if surface.key != "labels"):  # which the others build on
+            for method in chosen[surface.name]:
+                measurement = Measurement(**protocol, labels=surface.label_source(method, source), method=method)
+                if method in countering:
+                    carry_out(replace(measurement, adaptive=True))
+                carry_out(measurement)
     return Audit(records=tuple(records), resumed=len(resumed))
 
 
@@ -253,16 +276,23 @@ def _has_required_option(entry: Any) -> bool:
     return any(option.required for option in options_of(entry))
 
 
-def _resolve_methods(registry: Registry[Any], wanted: Any) -> Any:
-    if wanted == "all":
-        return "all"
-    alone = isinstance(wanted, str) or (registry.interface is not None and isinstance(wanted, registry.interface))
+def _resolve_methods(wanted: dict[str, Any]) -> dict[str, Any]:
+    """The methods that the caller of `audit` names, by the plural key of their surface."""
+    registries = {surface.plural: surface.methods for surface in surfaces()}
+    for key in wanted:
+        if key not in registries:
+            raise OptionError(key, f"no such option; {suggestion(key, registries, 'methods are chosen by')}")
+    return {key: "all" if names == "all" else _resolve_names(registries[key], names) for key, names in wanted.items()}
+
+
+def _resolve_names(registry: Registry[Any], wanted: Any) -> tuple[Any, ...]:
+    alone = isinstance(wanted, str | Recovery)
     return tuple(registry.resolve(item) for item in ([wanted] if alone else wanted))
 
 
 def _listener(progress: Callable[[Progress], None] | None, measurement: Measurement, position: int, methods: int) -> Listener | None:
     if progress is None:
         return None
-    where = Progress(getattr(measurement.method, "name", ""), position, methods)
+    where = Progress(measurement.scored.name, position, methods)
     progress(where)
     return lambda done, steps, note: progress(replace(where, done=done, steps=steps, note=note))

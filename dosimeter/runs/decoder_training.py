@@ -40,7 +40,7 @@ def train_from(description: dict[str, Any], out: str | None) -> dict[str, Any]:
     cached.
     """
     own = {item.name for item in fields(GeneratorConfig)}
-    aside = {item.name for kind in (AuditConfig, Experiment) for item in fields(kind)} - own
+    aside = {key for kind in (AuditConfig, Experiment) for key in (*(item.name for item in fields(kind)), *kind.method_types())} - own
     config = construct(GeneratorConfig, {key: value for key, value in description.items() if key not in aside})
     client = prepare(config.model, config.data, seed=config.seed, device=config.device)
     if client.auxiliary is None:

@@ -10,19 +10,19 @@ from typing import Any, Literal
 
 import torch
 
-from dosimeter.attacks.dlg import DLG
 from dosimeter.config import construct, describe, digest, override
-from dosimeter.interfaces import Attack, Defense, FeatureRecovery, LabelRecovery
+from dosimeter.interfaces import Defense, Recovery
 from dosimeter.models.loading import ModelConfig
 from dosimeter.options import OptionError, PositiveInt
 from dosimeter.progress import Listener, listening
 from dosimeter.randomness import generator
 from dosimeter.records import lock_folder, write_record
-from dosimeter.registry import DEFENSES, attack, defense, feature_recovery, label_recovery, options_of
+from dosimeter.registry import DEFENSES, defense, options_of
 from dosimeter.runs.audit import Audit, AuditConfig, Progress, Suite, known_records, run_suite
 from dosimeter.runs.audited_client import DataConfig, fingerprints_of
 from dosimeter.runs.measurement import AuditedClient, Protocol, facts_of, versions
 from dosimeter.runs.utility import Federation, Utility, measure_utility
+from dosimeter.surfaces.surface import Surface, surfaces
 from dosimeter.surfaces.verdicts import UTILITY
 from dosimeter.types import Batch, Outcome, Record, Refused
 
@@ -44,18 +44,14 @@ class DefenseGrid(AuditConfig):
     images, so that the whole grid takes minutes.
     """
 
-    labels: Literal["all"] | tuple[LabelRecovery, ...] = field(
-        default_factory=lambda: tuple(map(label_recovery, ("ilrg", "llg", "subspace")))
-    )
-    features: Literal["all"] | tuple[FeatureRecovery, ...] = field(
-        default_factory=lambda: tuple(map(feature_recovery, ("subspace", "quotient")))
-    )
-    attacks: Literal["all"] | tuple[Attack, ...] = field(default_factory=lambda: (attack("inverting_gradients", steps=200),))
     model: ModelConfig = field(default_factory=lambda: ModelConfig(options={"activation": "relu"}))
     data: SmallImages = field(default_factory=SmallImages)
     grid: Literal["all"] | tuple[tuple[Defense, ...], ...] = "all"
     batches: PositiveInt = 3
     federation: Federation = field(default_factory=Federation)
+
+    def default_choice(self, surface: Surface[Any]) -> tuple[Recovery, ...]:
+        return tuple(surface.methods.build(name, **options) for name, options in surface.grid_methods.items())
 
     @property
     def cells(self) -> tuple[tuple[Defense, ...], ...]:
@@ -123,6 +119,7 @@ def _run_cells(
     checkpoint_every: float | None,
 ) -> Audit:
     suite: dict[str, Any] = {item.name: getattr(grid, item.name) for item in fields(Suite)}
+    suite["methods"] = {surface.plural: grid.choice(surface) for surface in surfaces()}
     cells, records, resumed = grid.cells, [], 0
     clients = _audited_clients(client, grid)
     undefended: Record | None = None
@@ -151,10 +148,15 @@ def _with_counters(suite: Suite) -> Suite:
     """The suite, with methods that need neither the head nor labels added where the defenses withhold or replace the head."""
     if not suite.adaptive or not any(one.hides_head for one in suite.defenses):
         return suite
-    bridge, joint = label_recovery("gradient_bridge"), attack("dlg", **DLG.quick)
-    labels = suite.labels if suite.labels in ("all", ()) or bridge in suite.labels else (*suite.labels, bridge)
-    attacks = suite.attacks if suite.attacks in ("all", ()) or joint in suite.attacks else (*suite.attacks, joint)
-    return replace(suite, labels=labels, attacks=attacks)
+    return replace(suite, methods={surface.plural: _with_headless_methods(surface, suite.choice(surface)) for surface in surfaces()})
+
+
+def _with_headless_methods(surface: Surface[Any], chosen: Any) -> Any:
+    if chosen in ("all", ()):
+        return chosen
+    entries: dict[str, Any] = {name: surface.methods.entry(name) for name in surface.headless_methods}
+    headless = [surface.methods.build(name, **entry.quick) for name, entry in entries.items()]
+    return (*chosen, *(method for method in headless if method not in chosen))
 
 
 def _audited_clients(client: AuditedClient, grid: DefenseGrid) -> list[AuditedClient]:

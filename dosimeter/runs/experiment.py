@@ -15,16 +15,16 @@ from dosimeter.engines.needs import check_possible
 from dosimeter.interfaces import Exposure, LabelRecovery
 from dosimeter.runs.foreign import foreign_batches
 from dosimeter.runs.measurement import AuditedClient, Measurement, Protocol, identity_of
-from dosimeter.runs.server import run_attack, run_feature_recovery, run_label_recovery
-from dosimeter.surfaces.scores import Scores
-from dosimeter.surfaces.scoring import score
-from dosimeter.surfaces.surface import Surface, surface_named
+from dosimeter.runs.server import run_method
+from dosimeter.surfaces.scores import Comparison, Scores
+from dosimeter.surfaces.scoring import score_against
+from dosimeter.surfaces.surface import Surface
 from dosimeter.surfaces.verdicts import Verdict, refusal_of, verdict_of_failure
-from dosimeter.types import Batch, FeatureEstimate, Impossible, LabelEstimate, Outcome, Reconstruction, Record, Refused
+from dosimeter.types import Batch, Impossible, Outcome, Record, Refused
 
 FOREIGN_SEED_OFFSET = 1_000_003  # between the seed of a client and that of the foreign one
 
-Estimate = LabelEstimate | FeatureEstimate | Reconstruction
+Estimate = Any  # what the methods of the measured surface return: see `Surface.estimate`
 
 
 def run(
@@ -40,9 +40,7 @@ def run(
     `attempts` is the number of methods tried on the same surface. The verdict corrects for it.
     `exposure` is what `expose` gave for this client and protocol, where several measurements share it.
     """
-    if measurement.method is None:
-        raise ValueError("nothing to measure: name a label recovery (`labels`), a feature recovery (`features`) or an `attack`")
-    surface = surface_named(measurement.surface)
+    surface = measurement.surface
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
@@ -66,7 +64,15 @@ def run(
             return failure_record(client, measurement, Outcome.CRASHED, found.message)
         seconds = time.perf_counter() - started
         foreign, refused = _attack_foreign(client, measurement, surface, found) if surface.has_foreign_null else (None, {})
-        scores = _score(client, exposure, found, foreign, refused)
+        comparison = Comparison(
+            truth=client.batch,
+            auxiliary=client.auxiliary or client.reference,
+            foreign=foreign,
+            refused=refused,
+            exposure=exposure,
+            normalization=client.normalization,
+        )
+        scores = score_against(found, comparison)
         details = (
             _details(found, scores)
             | surface.details(found, exposure, client.batch)
@@ -89,7 +95,7 @@ def run(
         warnings=list(dict.fromkeys([*said, *scores.warnings, *short])),
         seconds=seconds,
         details=details,
-        pictures=surface.pictures(found, client.batch, foreign, client.auxiliary or client.reference, scores),
+        pictures=surface.pictures(found, comparison, scores),
     )
 
 
@@ -121,21 +127,17 @@ def _model_to_send(client: AuditedClient, protocol: Protocol) -> nn.Module:
 
 def _attack(exposure: Exposure, measurement: Measurement, given: Tensor) -> Estimate:
     """What the server recovers. It sees the true labels `given` only where the threat model grants them; the record says so."""
-    seed = measurement.seed
+    method, seed = measurement.scored, measurement.seed
     if isinstance(measurement.labels, LabelRecovery):
-        labels = run_label_recovery(exposure, measurement.labels, seed)
-        if measurement.method is measurement.labels:
+        labels = run_method(exposure, measurement.labels, None, seed)
+        if method is measurement.labels:
             return labels
     else:
         labels = given if measurement.labels == "given" else None
-    if measurement.attack is not None:
-        attack = measurement.attack
-        if measurement.adaptive:
-            adapted = adapt(attack, exposure)
-            attack, exposure = adapted.method, adapted.exposure
-        return run_attack(exposure, attack, labels, seed)
-    assert measurement.features is not None
-    return run_feature_recovery(exposure, measurement.features, labels, seed)
+    if measurement.adaptive:
+        adapted = adapt(method, exposure)
+        method, exposure = adapted.method, adapted.exposure
+    return run_method(exposure, method, labels, seed)
 
 
 def _attack_foreign(
@@ -166,25 +168,11 @@ def _attack_foreign(
     return surface.merge(estimates, wanted), {}
 
 
-def _score(client: AuditedClient, exposure: Exposure, found: Estimate, foreign: Estimate | None, refused: dict[str, str]) -> Scores:
-    return score(
-        found,
-        client.batch,
-        auxiliary=client.auxiliary or client.reference,
-        foreign=foreign,
-        refused=refused,
-        exposure=exposure,
-        normalization=client.normalization,
-    )
-
-
 def _objective_at_truth(exposure: Exposure, measurement: Measurement, found: Estimate, truth: Batch) -> dict[str, float]:
     """The attack's own objective at the private batch, to tell under-optimisation from impossibility."""
-    if not isinstance(found, Reconstruction) or measurement.attack is None or len(found.inputs) != len(truth.inputs):
-        return {}  # of some of the samples, as behind a filter, it says nothing
     if measurement.adaptive:
-        exposure = adapt(measurement.attack, exposure).exposure
-    value = measurement.attack.objective(exposure, found, truth.inputs, truth.targets)
+        exposure = adapt(measurement.scored, exposure).exposure
+    value = measurement.surface.objective_at_truth(measurement.scored, exposure, found, truth)
     return {} if value is None else {"objective_at_truth": value}
 
 
@@ -196,10 +184,9 @@ def _shortfalls(surface: Surface[Any], found: Estimate, details: dict[str, Any])
 
 def _counters(measurement: Measurement, exposure: Exposure) -> dict[str, list[str]]:
     """What the method does about the defenses, or that it could counter them and does not."""
-    assert measurement.method is not None
     if not measurement.defenses:
         return {}
-    adapted = adapt(measurement.method, exposure)
+    adapted = adapt(measurement.scored, exposure)
     return {"counters": list(adapted.notes) if measurement.adaptive or not adapted.changed else ["not adapted to the defenses"]}
 
 

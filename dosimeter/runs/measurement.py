@@ -11,9 +11,10 @@ from torch import nn
 
 from dosimeter.client.losses import CrossEntropy
 from dosimeter.client.training import FedSGD
-from dosimeter.config import describe, digest
-from dosimeter.interfaces import Attack, Defense, FeatureRecovery, LabelRecovery, Loss, Method, Tampering, Training
-from dosimeter.options import check_fields
+from dosimeter.config import Surfaced, describe, digest
+from dosimeter.interfaces import Defense, LabelRecovery, Loss, Recovery, Tampering, Training
+from dosimeter.options import OptionError, check_fields
+from dosimeter.surfaces.surface import Surface, surface_of_method, surfaces
 from dosimeter.types import Batch, Normalization
 from dosimeter.version import __version__
 
@@ -48,27 +49,44 @@ class Protocol:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measurement(Protocol):
-    """A protocol and the methods that the server runs. The last method set is scored; the others supply its inputs."""
+class Measurement(Protocol, Surfaced):
+    """A protocol, the source of the labels, and the method that is scored. Without a method, the label recovery is scored.
+
+    In a file the method stands under the key of its surface, such as `attack`.
+    """
 
     labels: LabelRecovery | Literal["given", "optimised"] = "given"  # optimised: the method finds its own
-    features: FeatureRecovery | None = None
-    attack: Attack | None = None
-    adaptive: bool = False  # the attack takes the defenses into account
+    method: Recovery | None = None
+    adaptive: bool = False  # the method takes the defenses into account
+
+    @classmethod
+    def method_types(cls) -> dict[str, Any]:
+        return {surface.key: surface.methods.interface for surface in surfaces() if surface.key != "labels"}  # a field of its own
+
+    @classmethod
+    def collect_methods(cls, by_key: dict[str, Any]) -> dict[str, Any]:
+        if len(by_key) > 1:
+            raise OptionError(" and ".join(by_key), "expected one method, since one is scored")
+        return {"method": next(iter(by_key.values()), None)}
+
+    def by_surface(self) -> dict[str, Any]:
+        return {} if self.method is None else {self.surface.key: self.method}
 
     @property
-    def method(self) -> Method | None:
+    def scored(self) -> Recovery:
         """The method that is scored."""
-        return self.attack or self.features or (self.labels if isinstance(self.labels, LabelRecovery) else None)
+        if self.method is None and not isinstance(self.labels, LabelRecovery):
+            raise ValueError(f"nothing to measure: name a method under one of {', '.join(surface.key for surface in surfaces())}")
+        return self.method or self.labels  # pyright: ignore[reportReturnType]
 
     @property
     def tampering(self) -> Tampering | None:
         """The method that changes the model before it is sent."""
-        return next((method for method in (self.attack, self.labels) if isinstance(method, Tampering)), None)
+        return next((method for method in (self.method, self.labels) if isinstance(method, Tampering)), None)
 
     @property
-    def surface(self) -> str:
-        return "inputs" if self.attack else "features" if self.features else "labels"
+    def surface(self) -> Surface[Any]:
+        return surface_of_method(self.scored)
 
 
 def key_of(client: AuditedClient, measurement: Measurement) -> str:
@@ -78,14 +96,12 @@ def key_of(client: AuditedClient, measurement: Measurement) -> str:
 
 def identity_of(client: AuditedClient, measurement: Measurement) -> dict[str, Any]:
     """The fields of a record that are known before the measurement is made."""
-    method = measurement.method
-    assert method is not None
     config = _config(client, measurement)
     return {
         "key": digest(config),
         "config": config,
-        "surface": measurement.surface,
-        "method": method.name,
+        "surface": measurement.surface.name,
+        "method": measurement.scored.name,
         "seed": measurement.seed,
         "threat_model": _threat_model(client, measurement),
         "versions": versions(),
@@ -118,11 +134,10 @@ def versions() -> dict[str, str]:
 
 def _threat_model(client: AuditedClient, measurement: Measurement) -> dict[str, Any]:
     """Everything a reader must know to weigh the scores."""
-    method, labels = measurement.method, measurement.labels
-    assert method is not None
+    labels = measurement.labels
     return {
         **facts_of(client, measurement),
         "labels": f"recovered by {labels.name}" if isinstance(labels, LabelRecovery) else labels,
         "auxiliary": 0 if client.auxiliary is None else len(client.auxiliary.inputs),
-        "needs": sorted(need.value for need in method.needs),
+        "needs": sorted(need.value for need in measurement.scored.needs),
     }

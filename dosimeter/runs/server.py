@@ -9,10 +9,11 @@ from torch import Tensor
 
 from dosimeter.client.checks import check_exposure, check_soft_labels
 from dosimeter.engines.needs import check_needs
-from dosimeter.interfaces import Attack, Exposure, FeatureRecovery, LabelRecovery, Public
+from dosimeter.interfaces import Attack, Exposure, FeatureRecovery, LabelRecovery, MapRecovery, Public, Recovery
 from dosimeter.randomness import generator, global_seed
-from dosimeter.registry import ATTACKS, FEATURES, LABELS
+from dosimeter.registry import ATTACKS, FEATURES, LABELS, MAPS, Registry
 from dosimeter.runs.vain_proofs import without_vain_proof
+from dosimeter.surfaces.surface import surface_of_method
 from dosimeter.types import FeatureEstimate, LabelEstimate, MapEstimate, Reconstruction
 
 Labels = LabelEstimate | Tensor | None
@@ -20,9 +21,7 @@ Labels = LabelEstimate | Tensor | None
 
 def recover_labels(exposure: Exposure, method: str | LabelRecovery, *, seed: int = 0, **options: Any) -> LabelEstimate:
     """Recover the batch's labels with a label recovery, by name and options or as an object."""
-    recovery = LABELS.resolve(method, **options)
-    check_exposure(exposure)
-    return run_label_recovery(exposure, recovery, seed)
+    return _recover(LABELS, exposure, method, None, seed, options)
 
 
 def recover_features(
@@ -32,48 +31,36 @@ def recover_features(
 
     A tensor holds class ids (B,) or soft labels (B, C). A class id of -1 is an unknown label, which some methods allow.
     """
-    recovery = FEATURES.resolve(method, **options)
-    check_exposure(exposure)
-    return run_feature_recovery(exposure, recovery, labels, seed)
+    return _recover(FEATURES, exposure, method, labels, seed, options)
 
 
 def reconstruct(exposure: Exposure, method: str | Attack, *, labels: Labels = None, seed: int = 0, **options: Any) -> Reconstruction:
     """Recover the inputs. `labels` is an estimate, a tensor, or None where the attack finds the labels itself."""
-    attack = ATTACKS.resolve(method, **options)
-    check_exposure(exposure)
-    return run_attack(exposure, attack, labels, seed)
+    return _recover(ATTACKS, exposure, method, labels, seed, options)
 
 
-def recover_maps(exposure: Exposure, layer: str | None = None, *, seed: int = 0) -> MapEstimate:
+def recover_maps(
+    exposure: Exposure, layer: str | None = None, *, method: str | MapRecovery = "shifts", seed: int = 0, **options: Any
+) -> MapEstimate:
     """Recover the activation maps of the whole batch at a convolution's input; without `layer`, the first one that shows them all."""
-    from dosimeter.engines.shifts.recover import recover_maps as read_maps
+    named = {"layer": layer, **options} if isinstance(method, str) else options
+    return _recover(MAPS, exposure, method, None, seed, named)
 
+
+def _recover(registry: Registry[Any], exposure: Exposure, method: Any, labels: Labels, seed: int, options: dict[str, Any]) -> Any:
+    recovery = registry.resolve(method, **options)
     check_exposure(exposure)
-    return without_vain_proof(read_maps(exposure, layer, seed=seed), exposure.public)
+    return run_method(exposure, recovery, labels, seed)
 
 
-def run_label_recovery(exposure: Exposure, recovery: LabelRecovery, seed: int) -> LabelEstimate:
-    """`recover_labels` on an exposure that is checked already."""
-    check_needs(recovery, exposure, None)
-    role = f"labels {recovery.name}"
-    with global_seed(seed, role):
-        return without_vain_proof(recovery(exposure, _rng(exposure, seed, role)), exposure.public)
-
-
-def run_feature_recovery(exposure: Exposure, recovery: FeatureRecovery, labels: Labels, seed: int) -> FeatureEstimate:
+def run_method(exposure: Exposure, method: Recovery, labels: Labels, seed: int) -> Any:
+    """What a method recovers from an exposure that is checked already: the estimate of its surface."""
+    surface = surface_of_method(method)
     known = as_label_estimate(labels, exposure.public)
-    check_needs(recovery, exposure, known)
-    role = f"features {recovery.name}"
+    check_needs(method, exposure, known)
+    role = f"{surface.key} {method.name}"
     with global_seed(seed, role):
-        return without_vain_proof(recovery(exposure, known, _rng(exposure, seed, role)), exposure.public)
-
-
-def run_attack(exposure: Exposure, attack: Attack, labels: Labels, seed: int) -> Reconstruction:
-    known = as_label_estimate(labels, exposure.public)
-    check_needs(attack, exposure, known)
-    role = f"attack {attack.name}"
-    with global_seed(seed, role):
-        return without_vain_proof(attack(exposure, known, _rng(exposure, seed, role)), exposure.public)
+        return without_vain_proof(surface.recover(method, exposure, known, _rng(exposure, seed, role)), exposure.public)
 
 
 def as_label_estimate(labels: Labels, public: Public) -> LabelEstimate | None:

@@ -50,6 +50,9 @@ class Features(Surface[FeatureEstimate]):
     position = 20
     estimate = FeatureEstimate
     methods = FEATURES
+    key = plural = "features"
+    needs_head = True
+    grid_methods: ClassVar = {"subspace": {}, "quotient": {}}
     headline = "feature_error"
     plot = "errors"
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from dosimeter.interfaces import Exposure
+from dosimeter.interfaces import ActiveAttack, Attack, Exposure, Recovery
 from dosimeter.normalization import to_pixels
 from dosimeter.numbers import THIN, significant
 from dosimeter.randomness import generator
@@ -47,6 +47,9 @@ class Inputs(Surface[Reconstruction]):
     position = 40
     estimate = Reconstruction
     methods = ATTACKS
+    key, plural = "attack", "attacks"
+    grid_methods: ClassVar = {"inverting_gradients": {"steps": 200}}
+    headless_methods = ("dlg",)
     headline = "psnr"
     plot = "samples"
 
@@ -69,6 +72,14 @@ class Inputs(Surface[Reconstruction]):
     share_words = f"the share that beats every null by {MARGIN_DB:g}{THIN}dB"
     beaten_words = f"beats every null by {MARGIN_DB:g}{THIN}dB or more"
     counting_words = f"An input counts as leaked if it beats each of its nulls by {MARGIN_DB:g}{THIN}dB."
+
+    def label_source(self, method: Recovery, source: Any) -> Any:
+        return "optimised" if isinstance(method, ActiveAttack) else source  # an active attack finds the labels itself
+
+    def objective_at_truth(self, method: Attack, exposure: Exposure, found: Reconstruction, truth: Batch) -> float | None:
+        if len(found.inputs) != len(truth.inputs):
+            return None  # of some of the samples, as behind a filter, it says nothing
+        return method.objective(exposure, found, truth.inputs, truth.targets)
 
     def score(self, found: Reconstruction, comparison: Comparison) -> Scores:
         return score_inputs(found, comparison)
@@ -100,12 +111,10 @@ class Inputs(Surface[Reconstruction]):
         ends = f"the attack ended at objective {reached:.3g}, the true batch has {at_truth:.3g}"
         return [f"under-optimised: {ends}; more steps or restarts may show more"]
 
-    def pictures(
-        self, found: Reconstruction, truth: Batch, foreign: Reconstruction | None, reference: Batch | None, scores: Scores
-    ) -> list[dict[str, Any]]:
+    def pictures(self, found: Reconstruction, comparison: Comparison, scores: Scores) -> list[dict[str, Any]]:
         if found.inputs.ndim != 4 or found.inputs.shape[1] not in (1, 3):
             return []
-        return picture_rows(found, truth, foreign, reference, scores)
+        return picture_rows(found, comparison.truth, comparison.foreign, comparison.auxiliary, scores)
 
     def facts(self, details: Mapping[str, Any]) -> list[str]:
         reached, truth = details.get("objective"), details.get("objective_at_truth")

@@ -36,6 +36,10 @@ class Labels(Surface[LabelEstimate]):
     position = 10
     estimate = LabelEstimate
     methods = LABELS
+    key = plural = "labels"
+    needs_head = True
+    grid_methods: ClassVar = {"ilrg": {}, "llg": {}, "subspace": {}}
+    headless_methods = ("gradient_bridge",)
     headline = "insacc"
     also_plotted = ("clsacc",)
     plot = "shares"

@@ -58,7 +58,12 @@ def score(
         classes=classes,
         metrics=metrics,
     )
-    scores = surface.score(found, comparison)
+    return score_against(found, comparison)
+
+
+def score_against(found: Any, comparison: Comparison) -> Scores:
+    """The scores of an estimate by its surface; they name every null that could not be made."""
+    scores = surface_of(found).score(found, comparison)
     if not comparison.refused:
         return scores
     said = tuple(f"the null {name!r} could not be made: {why}" for name, why in comparison.refused.items())

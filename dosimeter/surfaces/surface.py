@@ -7,11 +7,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
-from dosimeter.interfaces import Exposure
+from torch import Generator
+
+from dosimeter.interfaces import Exposure, Recovery
 from dosimeter.registry import METRICS, Registry
 from dosimeter.surfaces.scores import Comparison, Scores, Values, columns_of, median, number
 from dosimeter.surfaces.verdicts import Verdict
-from dosimeter.types import Batch, Record
+from dosimeter.types import Batch, Knowledge, LabelEstimate, Record
 
 Estimate = TypeVar("Estimate")
 
@@ -27,6 +29,8 @@ class Surface(ABC, Generic[Estimate]):
     position: ClassVar[int]  # surfaces are listed in ascending order
     estimate: ClassVar[type]  # what its methods return
     methods: ClassVar[Registry[Any]]
+    key: ClassVar[str]  # of its method in an experiment's file; names the method's random stream too
+    plural: ClassVar[str]  # of its methods in an audit's file and in `dosimeter list`
 
     headline: ClassVar[str]  # the metric that stands for the surface: in rankings, tables and plots
     also_plotted: ClassVar[tuple[str, ...]] = ()  # metrics that are drawn beside the headline
@@ -35,6 +39,9 @@ class Surface(ABC, Generic[Estimate]):
     per_sample: ClassVar[bool] = True  # False: its headline is one number a batch
     takes_labels: ClassVar[bool] = True  # the methods build on labels, whose source is said
     has_foreign_null: ClassVar[bool] = True  # the same method is run on another client's gradient
+    needs_head: ClassVar[bool] = False  # no method works on a model without a last linear layer
+    grid_methods: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # name -> options: the strong methods that a grid of defenses tries
+    headless_methods: ClassVar[tuple[str, ...]] = ()  # added to the grid where a defense hides the head
 
     description: ClassVar[str]  # what it is, for a newcomer
     if_leaked: ClassVar[str]  # what each verdict means for the client
@@ -48,6 +55,18 @@ class Surface(ABC, Generic[Estimate]):
     share_words: ClassVar[str]  # what the share of a grid cell is, after "of <surface>"
     beaten_words: ClassVar[str] = "beats every null"  # what marks a sample in plots and pictures
     counting_words: ClassVar[str] = ""  # when one sample counts as leaked, as a sentence
+
+    def recover(self, method: Any, exposure: Exposure, labels: LabelEstimate | None, rng: Generator) -> Estimate:
+        """What a method of this surface recovers."""
+        return method(exposure, labels, rng) if self.takes_labels else method(exposure, rng)
+
+    def label_source(self, method: Recovery, source: Any) -> Any:
+        """Where a method gets its labels in an audit: from `source`, or from itself ("optimised")."""
+        return source if Knowledge.LABELS in method.needs else "optimised"
+
+    def objective_at_truth(self, method: Any, exposure: Exposure, found: Estimate, truth: Batch) -> float | None:
+        """The method's own objective at the private batch, which tells under-optimisation from impossibility; None without one."""
+        return None
 
     @abstractmethod
     def score(self, found: Estimate, comparison: Comparison) -> Scores:
@@ -90,9 +109,7 @@ class Surface(ABC, Generic[Estimate]):
         """Warnings that the method may have fallen short of what it can show."""
         return []
 
-    def pictures(
-        self, found: Estimate, truth: Batch, foreign: Estimate | None, reference: Batch | None, scores: Scores
-    ) -> list[dict[str, Any]]:
+    def pictures(self, found: Estimate, comparison: Comparison, scores: Scores) -> list[dict[str, Any]]:
         """Rows of small pictures for the record, one a sample; none where there is nothing to see."""
         return []
 
@@ -136,6 +153,14 @@ def surface_names() -> tuple[str, ...]:
 
 def surface_named(name: str) -> Surface[Any]:
     return SURFACES.entry(name, "surface")()
+
+
+def surface_of_method(method: Recovery) -> Surface[Any]:
+    """The surface that a method recovers."""
+    for surface in surfaces():
+        if surface.methods.interface is not None and isinstance(method, surface.methods.interface):
+            return surface
+    raise TypeError(f"method: expected a method of {', '.join(surface_names())}, got {type(method).__name__}")
 
 
 def surface_of(found: object) -> Surface[Any]:

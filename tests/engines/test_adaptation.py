@@ -144,7 +144,10 @@ def test_the_server_trusts_what_the_defenses_leave(defenses, order):
 
 
 def test_an_audit_shows_both_and_the_record_says_which(subject):
-    suite = Suite(defenses=(dm.defense("pruning", ratio=0.9),), labels=(dm.label_recovery("llg"),), features=(), attacks=(DIRECTION,))
+    suite = Suite(
+        defenses=(dm.defense("pruning", ratio=0.9),),
+        methods={"labels": (dm.label_recovery("llg"),), "features": (), "maps": (), "attacks": (DIRECTION,)},
+    )
     records = run_suite(subject, suite).records
     assert [(record.method, record.config["adaptive"]) for record in records[1:]] == [
         ("inverting_gradients", True),
@@ -165,7 +168,7 @@ def test_the_adaptive_attack_sees_through_soteria(subject):
     """Sun et al.'s defense moves one layer; who leaves it out of the matching gets the pictures."""
     attack, soteria = dm.attack("inverting_gradients", steps=120), dm.defense("soteria", ratio=0.4)
     plain, adaptive = (
-        statistics.median(run(subject, Measurement(attack=attack, defenses=(soteria,), adaptive=which)).metrics["psnr"])
+        statistics.median(run(subject, Measurement(method=attack, defenses=(soteria,), adaptive=which)).metrics["psnr"])
         for which in (False, True)
     )
     assert adaptive > plain + 5
@@ -174,7 +177,7 @@ def test_the_adaptive_attack_sees_through_soteria(subject):
 def test_the_same_start_with_and_without(subject):
     """An idle counter gives the plain attack, bit for bit."""
     idle = (dm.defense("pruning", ratio=0.0),)
-    plain, adaptive = (run(subject, Measurement(attack=DIRECTION, defenses=idle, adaptive=which)) for which in (False, True))
+    plain, adaptive = (run(subject, Measurement(method=DIRECTION, defenses=idle, adaptive=which)) for which in (False, True))
     assert plain.metrics["psnr"] == adaptive.metrics["psnr"]
 
 

@@ -173,7 +173,9 @@ def test_an_audit_behind_clipping_proves_no_label(inputs):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 10, bias=False)).eval()
     batch = Batch(inputs(1), torch.tensor([6]))
-    report = dm.audit(model, batch, defenses=[dm.defense("clipping", max_norm=0.1)], labels=["soft_scalar"], features=[], attacks=[])
+    report = dm.audit(
+        model, batch, defenses=[dm.defense("clipping", max_norm=0.1)], labels=["soft_scalar"], features=[], maps=[], attacks=[]
+    )
     labels = next(verdict for verdict in report.verdicts if verdict.surface == "labels")
     assert "proved" not in labels.reason
 

@@ -3,12 +3,17 @@ from dosimeter.report.findings import findings, headline, verdict_matrix, warnin
 
 def test_a_surface_that_nobody_looked_at_is_said_to_be_unmeasured(make_label_record):
     found = findings([make_label_record("ilrg", 1.0, 1.0, verdict="leaked", reason="proved")])
-    assert [(f.surface, f.state) for f in found] == [("labels", "leaked"), ("features", "not-measured"), ("inputs", "not-measured")]
-    assert headline(found) == "Labels leaked; features and inputs not measured."
+    assert [(f.surface, f.state) for f in found] == [
+        ("labels", "leaked"),
+        ("features", "not-measured"),
+        ("maps", "not-measured"),
+        ("inputs", "not-measured"),
+    ]
+    assert headline(found) == "Labels leaked; features, maps and inputs not measured."
 
 
 def test_the_gravest_verdict_leads_with_its_method_and_setting(audit_records):
-    labels, features, inputs = findings(audit_records)
+    labels, features, _, inputs = findings(audit_records)
     assert (labels.state, labels.method, labels.setting) == ("leaked", "ilrg", "no defense")
     assert (features.state, features.method) == ("leaked", "subspace")
     assert (inputs.state, inputs.method) == ("leaked", "inverting_gradients")
@@ -22,7 +27,7 @@ def test_not_shown_and_impossible_are_never_called_safe(make_record):
             make_record("features", "direct", verdict="impossible here", reason="zeros", details={"theorem": "zero is zero"}),
         ]
     )
-    assert headline(found) == "No leak of labels shown at this budget; recovery of features impossible here; inputs not measured."
+    assert headline(found) == "No leak of labels shown at this budget; recovery of features impossible here; maps and inputs not measured."
     assert "no proof" in found[0].meaning
     assert "Another setting may open" in found[1].meaning
 

@@ -9,7 +9,7 @@ from dosimeter.runs.audit import Suite, run_suite
 from dosimeter.runs.audited_client import DataConfig, prepare
 from dosimeter.types import Refused
 
-QUICK = {"labels": ["idlg", "ilrg"], "features": [], "attacks": [dm.attack("inverting_gradients", steps=3)]}
+QUICK = {"labels": ["idlg", "ilrg"], "features": [], "maps": [], "attacks": [dm.attack("inverting_gradients", steps=3)]}
 
 
 def test_the_whole_suite_on_objects(classifier, batch, tmp_path):
@@ -29,7 +29,7 @@ def test_attacks_build_on_recovered_labels_unless_given(classifier, batch):
 
 def test_a_killed_audit_resumes_without_repeating(tmp_path):
     subject = prepare(ModelConfig(), DataConfig(name="digits", batch_size=2))
-    suite = Suite(labels=tuple(map(dm.label_recovery, ("idlg", "ilrg", "llg"))), features=(), attacks=())
+    suite = Suite(methods={"labels": tuple(map(dm.label_recovery, ("idlg", "ilrg", "llg"))), "features": (), "maps": (), "attacks": ()})
 
     def kill_at_the_third(progress):
         if progress.position == 2:
@@ -62,7 +62,7 @@ def test_a_crash_is_recorded_and_tried_again(classifier, batch, tmp_path, monkey
 
 def test_what_is_not_attempted_is_a_finding(batch):
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10, bias=False))
-    report = dm.audit(model, batch, labels=["ilrg"], features=[], attacks=[])
+    report = dm.audit(model, batch, labels=["ilrg"], features=[], maps=[], attacks=[])
     assert [(v.surface, v.verdict) for v in report.verdicts] == [("labels", "not attempted")]
     assert "the last layer has no bias" in report.verdicts[0].reason
 
@@ -106,19 +106,19 @@ def test_an_active_attack_that_is_named_changes_the_model_before_it_is_sent(clas
     kept = {name: value.clone() for name, value in classifier.state_dict().items()}
     target = int(batch.targets[0])
     named = [dm.attack("imprint", bins=200), dm.attack("gradfilt", targets=(target,), steps=30)]
-    imprint, gradfilt = dm.audit(classifier, batch, labels=["ilrg"], features=[], attacks=named).records[1:]
+    imprint, gradfilt = dm.audit(classifier, batch, labels=["ilrg"], features=[], maps=[], attacks=named).records[1:]
     assert imprint.verdict == "leaked"
     assert float(torch.tensor(imprint.metrics["psnr"]).max()) > 40
     assert gradfilt.outcome == "completed"
     assert "objective_at_truth" not in gradfilt.details
     assert all(torch.equal(value, kept[name]) for name, value in classifier.state_dict().items())
-    counted, ilrg = dm.audit(classifier, batch, labels=["gradfilt", "ilrg"], features=[], attacks=[]).records
+    counted, ilrg = dm.audit(classifier, batch, labels=["gradfilt", "ilrg"], features=[], maps=[], attacks=[]).records
     assert counted.metrics["insacc"] == [1.0]
     assert counted.verdict == "leaked"
     assert ilrg.config["labels"]["name"] == "ilrg"
-    built_on = dm.audit(classifier, batch, labels=["gradfilt"], features=[], attacks=[dm.attack("dlg", steps=5)]).records[1]
+    built_on = dm.audit(classifier, batch, labels=["gradfilt"], features=[], maps=[], attacks=[dm.attack("dlg", steps=5)]).records[1]
     assert built_on.config["labels"] == "optimised"
-    twice = dm.audit(named[0].tamper(classifier), batch, labels=[], features=[], attacks=named[:1]).records
+    twice = dm.audit(named[0].tamper(classifier), batch, labels=[], features=[], maps=[], attacks=named[:1]).records
     assert "has an inserted layer already" in twice[0].reason
 
 
@@ -132,14 +132,22 @@ def test_pure_noise_leaks_no_labels(labels):
         batch = dm.Batch(torch.rand(len(labels), 1, 8, 8), torch.tensor(labels))
         fast = ["idlg", "gradinversion", "ilrg", "llg", "subspace"]
         noise = dm.defense("gaussian_noise", std=100.0)
-        report = dm.audit(model, batch, defenses=[noise], labels=fast, features=[], attacks=[], seed=seed)
+        report = dm.audit(model, batch, defenses=[noise], labels=fast, features=[], maps=[], attacks=[], seed=seed)
         leaked += report.verdicts[0].verdict == "leaked"
     assert leaked <= 1
 
 
 def test_methods_may_be_named_or_stand_alone(classifier, batch):
     report = dm.audit(
-        classifier, batch, training="fedavg", loss="focal", defenses="sign", labels=dm.label_recovery("idlg"), features=[], attacks=[]
+        classifier,
+        batch,
+        training="fedavg",
+        loss="focal",
+        defenses="sign",
+        labels=dm.label_recovery("idlg"),
+        features=[],
+        maps=[],
+        attacks=[],
     )
     threat = report.records[0].threat_model
     assert (threat["training"]["name"], threat["loss"]["name"], threat["defenses"][0]["name"]) == ("fedavg", "focal", "sign")
@@ -147,7 +155,7 @@ def test_methods_may_be_named_or_stand_alone(classifier, batch):
 
 def test_dropout_leaves_certificates_but_no_measured_error(batch):
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 128), nn.ReLU(), nn.Dropout(0.5), nn.Linear(128, 10)).train()
-    report = dm.audit(model, batch, labels=[], features=["subspace"], attacks=[])
+    report = dm.audit(model, batch, labels=[], features=["subspace"], maps=[], attacks=[])
     (record,) = report.records
     assert record.metrics == {}
     assert "cannot be measured" in record.reason
@@ -168,10 +176,16 @@ def test_refusals(classifier, batch, tmp_path):
         dm.audit(no_head, batch, out=tmp_path / "new")
     assert not (tmp_path / "new").exists()
     assert dm.audit(
-        no_head, batch, labels=[], features=[], attacks=[dm.attack("inverting_gradients", steps=2)], attack_labels="given"
+        no_head, batch, labels=[], features=[], maps=[], attacks=[dm.attack("inverting_gradients", steps=2)], attack_labels="given"
     ).records
     with pytest.raises(ValueError, match="nothing to audit"):
-        dm.audit(classifier, batch, labels=[], features=[], attacks=[])
+        dm.audit(classifier, batch, labels=[], features=[], maps=[], attacks=[])
+    with pytest.raises(ValueError, match="did you mean 'attacks'"):
+        dm.audit(classifier, batch, attack=["dlg"])
+    with pytest.raises(ValueError, match="maps: expected"):
+        Suite(methods={"maps": (dm.attack("dlg"),)})
+    with pytest.raises(ValueError, match="no such surface"):
+        Suite(methods={"sounds": ()})
     with pytest.raises(ValueError, match="no attack named 'ig'"):
         dm.audit(classifier, batch, attacks=["ig"])
     dm.audit(classifier, batch, out=tmp_path, **QUICK)

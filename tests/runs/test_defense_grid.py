@@ -20,9 +20,12 @@ from dosimeter.types import Refused
 TINY = {
     "adaptive": False,
     "batches": 1,
-    "labels": (dm.label_recovery("ilrg"),),
-    "features": (),
-    "attacks": (dm.attack("inverting_gradients", steps=2),),
+    "methods": {
+        "labels": (dm.label_recovery("ilrg"),),
+        "features": (),
+        "maps": (),
+        "attacks": (dm.attack("inverting_gradients", steps=2),),
+    },
     "federation": Federation(clients=2, rounds=2, batch_size=8),
 }
 CELLS = ((dm.defense("pruning", ratio=0.9),), (dm.defense("clipping", max_norm=1.0), dm.defense("gaussian_noise", std=0.1)))
@@ -149,7 +152,8 @@ def test_every_registered_defense_can_be_named():
 
 
 def test_a_grid_rests_on_several_batches(subject, tmp_path):
-    grid = DefenseGrid(**{**TINY, "batches": 3, "attacks": (), "grid": ((dm.defense("pruning", ratio=0.9),),)})
+    methods = TINY["methods"] | {"attacks": ()}
+    grid = DefenseGrid(**{**TINY, "batches": 3, "methods": methods, "grid": ((dm.defense("pruning", ratio=0.9),),)})
     result = run_grid(subject, grid, out=tmp_path)
     assert [record.surface for record in result.records] == ["labels", "labels", "labels", "utility"] * 2
     drawn = {record.config["subject"]["batch_hash"] for record in result.records if record.surface == "labels"}
@@ -172,6 +176,7 @@ def test_the_undefended_subject_must_be_sound():
 WORDS = [
     'labels=["ilrg"]',
     "features=[]",
+    "maps=[]",
     'attacks=[{name="inverting_gradients", steps=2}]',
     "federation.rounds=2",
     "federation.batch_size=8",

@@ -32,7 +32,7 @@ def test_labels_are_measured(subject):
 
 def test_inputs_are_measured_beside_their_nulls(subject):
     attack = dm.attack("inverting_gradients", steps=300)
-    record = run(subject, Measurement(labels=dm.label_recovery("ilrg"), attack=attack))
+    record = run(subject, Measurement(labels=dm.label_recovery("ilrg"), method=attack))
     assert record.threat_model["labels"] == "recovered by ilrg"
     assert set(record.nulls) == {"mean", "nearest", "foreign"}
     assert all(len(record.nulls[null]["psnr"]) == 3 for null in record.nulls)
@@ -45,20 +45,20 @@ def test_inputs_are_measured_beside_their_nulls(subject):
 
 
 def test_same_seed_same_record(subject):
-    measurement = Measurement(labels="given", attack=dm.attack("inverting_gradients", steps=5))
+    measurement = Measurement(labels="given", method=dm.attack("inverting_gradients", steps=5))
     first, again = run(subject, measurement), run(subject, measurement)
     assert (first.metrics, first.nulls, first.key, first.pictures) == (again.metrics, again.nulls, again.key, again.pictures)
 
 
 def test_the_foreign_null_uses_another_batch(subject):
     assert not torch.equal(subject.batch.inputs, subject.foreign.inputs)
-    record = run(subject, Measurement(attack=dm.attack("inverting_gradients", steps=300)))
+    record = run(subject, Measurement(method=dm.attack("inverting_gradients", steps=300)))
     assert max(record.nulls["foreign"]["psnr"]) < min(record.metrics["psnr"])
 
 
 def test_an_attack_that_could_not_run_is_not_attempted_and_never_scored(subject):
     blind = replace(subject, model=torch.nn.Sequential(Detached(), subject.model).eval())
-    measurement = Measurement(attack=dm.attack("inverting_gradients", steps=2))
+    measurement = Measurement(method=dm.attack("inverting_gradients", steps=2))
     record = run(blind, measurement)
     assert (record.verdict, record.outcome, record.metrics) == ("not attempted", "not attempted", {})
     assert "passes no gradient to its inputs" in record.reason
@@ -76,13 +76,13 @@ def test_an_attack_that_an_error_stopped_is_not_measured(subject, monkeypatch):
         raise MemoryError("no room")
 
     monkeypatch.setattr(descent, "move", fail)
-    record = run(subject, Measurement(attack=dm.attack("inverting_gradients", steps=2)))
+    record = run(subject, Measurement(method=dm.attack("inverting_gradients", steps=2)))
     assert (record.verdict, record.outcome, record.metrics) == ("not measured", "crashed", {})
     assert record.reason.startswith("out of memory")
 
 
 def test_a_divergence_is_warned_of(subject):
-    record = run(subject, Measurement(attack=dm.attack("inverting_gradients", steps=2, learning_rate=3e38)))
+    record = run(subject, Measurement(method=dm.attack("inverting_gradients", steps=2, learning_rate=3e38)))
     assert record.outcome == "diverged"
     assert [warning for warning in record.warnings if warning.startswith("diverged, so that what is scored is no answer: a step left")]
 
@@ -94,7 +94,7 @@ def test_a_foreign_client_that_cannot_be_attacked_is_replaced_by_another(subject
         model[1].bias.copy_(torch.tensor([500.0] + [0.0] * 9))
     sure = dm.Batch(subject.foreign.inputs, torch.zeros_like(subject.foreign.targets))
     wrong = dm.Batch(subject.batch.inputs, torch.ones_like(subject.batch.targets))
-    record = run(replace(subject, model=model, batch=wrong, foreign=sure), Measurement(attack=dm.attack("inverting_gradients", steps=2)))
+    record = run(replace(subject, model=model, batch=wrong, foreign=sure), Measurement(method=dm.attack("inverting_gradients", steps=2)))
     assert set(record.nulls) == {"mean", "nearest", "foreign"}
     assert "refused_nulls" not in record.details
 
@@ -105,7 +105,7 @@ def test_a_null_that_cannot_be_made_is_named_and_nothing_leaks_without_it(subjec
             return dm.Reconstruction(inputs=subject.batch.inputs, labels=given, objective=0.0)
         raise Refused("this gradient is foreign")
 
-    measurement = Measurement(attack=dm.attack("inverting_gradients", steps=2))
+    measurement = Measurement(method=dm.attack("inverting_gradients", steps=2))
     own = expose(subject, measurement, subject.batch)
     monkeypatch.setattr(experiment, "_attack", fails_elsewhere)
     record = run(subject, measurement, exposure=own)
@@ -119,7 +119,7 @@ def test_a_null_that_cannot_be_made_is_named_and_nothing_leaks_without_it(subjec
 
 
 def test_a_refusal_is_a_finding_or_raised(subject):
-    measurement = Measurement(labels="optimised", attack=dm.attack("inverting_gradients", steps=2))
+    measurement = Measurement(labels="optimised", method=dm.attack("inverting_gradients", steps=2))
     record = run(subject, measurement)
     assert (record.verdict, record.outcome, record.metrics) == ("not attempted", "not attempted", {})
     assert "needs labels" in record.reason
@@ -130,7 +130,7 @@ def test_a_refusal_is_a_finding_or_raised(subject):
 
 
 def test_under_optimisation_is_said(subject):
-    record = run(subject, Measurement(attack=dm.attack("inverting_gradients", steps=1)))
+    record = run(subject, Measurement(method=dm.attack("inverting_gradients", steps=1)))
     assert record.details["objective"] > record.details["objective_at_truth"]
     assert any(warning.startswith("under-optimised") for warning in record.warnings)
     assert record.verdict == "not shown at this budget"
@@ -175,7 +175,7 @@ def test_certificates_of_replaced_samples_prove_nothing_of_the_private_ones(subj
     }
     defended = {"defenses": (dm.defense(name, **options[name]),), "seed": 3}
     labels = run(subject, Measurement(labels=dm.label_recovery("subspace"), **defended))
-    features = run(subject, Measurement(features=dm.feature_recovery("subspace"), labels="optimised", **defended))
+    features = run(subject, Measurement(method=dm.feature_recovery("subspace"), labels="optimised", **defended))
     replaced = name != "label_smoothing"
     assert labels.details["certified"] == (not replaced)
     assert bool(features.details["certified"]) == (not replaced)

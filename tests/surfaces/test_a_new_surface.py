@@ -1,4 +1,7 @@
-"""A surface is one file: a toy surface, registered here alone, is treated by everything that knows surfaces."""
+"""A surface is one file: a toy surface, registered here alone, is measured and treated by everything that knows surfaces.
+
+Its methods run in experiments and audits, from Python, from a file and from the command line, without any other edit.
+"""
 
 import io
 from dataclasses import dataclass, replace
@@ -7,16 +10,23 @@ from typing import ClassVar
 import pytest
 import torch
 from rich.console import Console
-from torch import Tensor
+from torch import Tensor, nn
 
 import dosimeter as dm
-from dosimeter.interfaces import Attack, Metric
-from dosimeter.registry import METRICS, Registry
+import dosimeter.config
+from dosimeter.cli import main
+from dosimeter.config import construct, describe
+from dosimeter.interfaces import Metric, Recovery
+from dosimeter.listing import catalogue
+from dosimeter.registry import METRICS, REGISTRY_OF, Registry
 from dosimeter.report.cells import cells_of
 from dosimeter.report.findings import findings, headline
 from dosimeter.report.page import render
-from dosimeter.runs.audit import Audit
-from dosimeter.runs.gate import furthest_trip, parse_condition
+from dosimeter.runs.audit import Audit, Suite
+from dosimeter.runs.audited_client import Experiment, client_from
+from dosimeter.runs.defense_grid import DefenseGrid
+from dosimeter.runs.experiment import run
+from dosimeter.runs.gate import furthest_trip, is_untested, parse_condition
 from dosimeter.surfaces.judging import judge_surfaces
 from dosimeter.surfaces.scores import Scores, compare_samples
 from dosimeter.surfaces.surface import SURFACES, Surface, surface_names
@@ -48,10 +58,22 @@ class BrightnessGap(Metric):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Glance(Attack):
-    """Looks at the update and says how bright it was."""
+class BrightnessRecovery(Recovery):
+    """Recovers how bright each sample is."""
 
-    def __call__(self, exposure, labels, rng): ...
+
+@dataclass(frozen=True, kw_only=True)
+class Glance(BrightnessRecovery):
+    """Looks at the update and says how bright it was.
+
+    Ours, as an example.
+    """
+
+    offset: float = 0.0
+
+    def __call__(self, exposure, rng):
+        """Says the same of every batch, so that a test knows it."""
+        return BrightnessEstimate(brightness=torch.tensor([0.2, 0.62, 0.8, 0.9]) + self.offset)
 
 
 class Brightness(Surface[BrightnessEstimate]):
@@ -59,7 +81,8 @@ class Brightness(Surface[BrightnessEstimate]):
 
     position = 15
     estimate = BrightnessEstimate
-    methods = Registry("glance", "dosimeter.surfaces")
+    key = plural = "brightness"
+    grid_methods: ClassVar = {"glance": {"offset": 0.5}}
     headline = "brightness_gap"
     plot = "samples"
     takes_labels = False
@@ -88,6 +111,9 @@ class Brightness(Surface[BrightnessEstimate]):
     def beats_nulls(self, value, rivals):
         return value is not None and value < min(rivals)
 
+    def details(self, found, exposure, truth):
+        return {"lamps": 7}
+
     def facts(self, details):
         return [f"{details['lamps']} lamps seen"]
 
@@ -97,7 +123,10 @@ def brightness(monkeypatch):
     """The surface, its metric and its method, for one test."""
     monkeypatch.setattr(SURFACES, "_entries", dict(SURFACES._entries) if SURFACES.names() else {})
     monkeypatch.setattr(METRICS, "_entries", dict(METRICS._entries) if METRICS.names() else {})
-    monkeypatch.setattr(Brightness, "methods", Registry("glance", "dosimeter.surfaces"))
+    monkeypatch.setattr("dosimeter.registry.REGISTRY_OF", dict(REGISTRY_OF))
+    monkeypatch.setattr("dosimeter.config.REGISTRY_OF", dict(REGISTRY_OF))
+    monkeypatch.setattr(Brightness, "methods", Registry("brightness recovery", "dosimeter.surfaces", BrightnessRecovery), raising=False)
+    monkeypatch.setitem(dosimeter.config.REGISTRY_OF, BrightnessRecovery, Brightness.methods)
     Brightness.methods.register("glance")(Glance)
     METRICS.register("brightness_gap")(BrightnessGap)
     return SURFACES.register("brightness")(Brightness)()
@@ -109,33 +138,48 @@ def truth() -> dm.Batch:
 
 
 @pytest.fixture
-def record(brightness, truth) -> Record:
-    """What an experiment makes of an estimate: three of four samples closer than dusk."""
-    found = BrightnessEstimate(brightness=torch.tensor([0.2, 0.62, 0.8, 0.9]))
-    scores = dm.score(found, truth)
-    verdict, reason = brightness.judge(found, scores, attempts=1)
-    metrics, nulls = scores.as_lists()
-    return Record(
-        key="k",
-        config={},
-        surface=scores.surface,
-        method="glance",
-        seed=0,
-        threat_model={"defenses": [], "labels": "given"},
-        metrics=metrics,
-        nulls=nulls,
-        outcome="completed",
-        verdict=verdict,
-        reason=reason,
-        warnings=[],
-        seconds=1.0,
-        versions={},
-        details={"lamps": 7},
-    )
+def client(truth):
+    return client_from(nn.Sequential(nn.Flatten(), nn.Linear(4, 4)).eval(), truth)
+
+
+@pytest.fixture
+def record(brightness, client) -> Record:
+    """What an experiment makes of it: three of four samples closer than dusk."""
+    return run(client, construct(Experiment, {"brightness": "glance"}).measurement())
+
+
+def test_an_experiment_names_its_method_under_its_key(brightness):
+    experiment = construct(Experiment, {"brightness": {"name": "glance", "offset": 0.25}})
+    assert experiment.method == Glance(offset=0.25)
+    assert describe(experiment.measurement())["brightness"] == {"name": "glance", "offset": 0.25}
+    with pytest.raises(ValueError, match=r"brightness.offset: expected a number"):
+        construct(Experiment, {"brightness": {"name": "glance", "offset": "much"}})
+    with pytest.raises(ValueError, match="did you mean 'brightness'"):
+        construct(Experiment, {"brightnes": "glance"})
+
+
+def test_an_audit_runs_every_method_of_it(brightness, client):
+    others = {"labels": [], "features": [], "maps": [], "attacks": []}
+    (record,) = dm.audit(client.model, client.batch, **others).records
+    assert (record.surface, record.method, record.verdict) == ("brightness", "glance", "leaked")
+    assert record.config["brightness"] == {"name": "glance", "offset": 0.0}
+    (named,) = dm.audit(client.model, client.batch, **others, brightness=[Glance(offset=0.5)]).records
+    assert named.config["brightness"]["offset"] == 0.5
+    assert construct(Suite, {"brightness": ["glance"]}).choice(brightness) == (Glance(),)
+    assert DefenseGrid().choice(brightness) == (Glance(offset=0.5),)
+
+
+def test_the_catalogue_and_the_command_line_list_its_methods(brightness, capsys):
+    (entry,) = catalogue("brightness")
+    assert (entry["name"], entry["idea"]) == ("glance", "Looks at the update and says how bright it was.")
+    assert main(["list", "brightness"]) == 0
+    assert "offset: a number, default 0.0" in capsys.readouterr().out
+    assert main(["run", "brightness=glance", "data.name=digits", "data.batch_size=4", "--json"]) == 0
+    assert '"surface": "brightness"' in capsys.readouterr().out
 
 
 def test_it_is_listed_at_its_position(brightness):
-    assert surface_names() == ("labels", "brightness", "features", "inputs")
+    assert surface_names() == ("labels", "brightness", "features", "maps", "inputs")
 
 
 def test_its_estimate_is_scored_beside_its_null(record):
@@ -152,7 +196,7 @@ def test_its_verdict_is_the_gravest_and_a_smaller_gap_is_graver(record):
 
 
 def test_the_page_has_its_section_plot_words_and_facts(record):
-    page = render([record])
+    page = render([replace(record, seconds=1.0)])
     assert '<h2 id="brightness">Brightness</h2>' in page
     for words in (
         "How much light fell on each sample.",
@@ -172,8 +216,8 @@ def test_the_page_has_its_section_plot_words_and_facts(record):
 
 def test_the_terminal_shows_its_headline_beside_the_best_null(record, monkeypatch, tmp_path):
     shown = io.StringIO()
-    monkeypatch.setattr(audit_terminal, "plain_console", lambda: Console(file=shown, width=120))
-    audit_terminal.print_audit(Audit(records=(record,)), tmp_path)
+    monkeypatch.setattr(audit_terminal, "Console", lambda: Console(file=shown, width=120))
+    audit_terminal.print_audit(Audit(records=(replace(record, seconds=1.0),)), tmp_path)
     heading, row = (line.split() for line in shown.getvalue().splitlines()[1:3])
     assert heading == ["method", "brightness_gap", "best", "null", "s"]
     assert row == ["glance", "0.1", "0.25", "1.0", "leaked"]
@@ -198,7 +242,7 @@ def test_a_grid_cell_counts_its_share_and_the_page_says_of_what(record):
 
 
 def test_nothing_of_it_stays():
-    assert surface_names() == ("labels", "features", "inputs")
+    assert surface_names() == ("labels", "features", "maps", "inputs")
     with pytest.raises(ValueError, match="expected a surface out of"):
         parse_condition("brightness.brightness_gap.min < 0.05")
     with pytest.raises(TypeError, match="got BrightnessEstimate"):

@@ -13,7 +13,7 @@ import dosimeter as dm
 from dosimeter.normalization import from_pixels
 from dosimeter.surfaces.inputs import MARGIN_DB, Inputs, beats_nulls, judge_inputs
 from dosimeter.surfaces.intervals import summarize
-from dosimeter.surfaces.scores import Scores
+from dosimeter.surfaces.scores import Comparison, Scores
 from dosimeter.surfaces.verdicts import Verdict
 
 
@@ -266,4 +266,4 @@ def test_a_lower_objective_at_the_truth_is_a_shortfall():
 def test_only_pictures_are_drawn():
     flat = torch.rand(2, 20)
     truth = dm.Batch(flat, torch.zeros(2, dtype=torch.int64))
-    assert Inputs().pictures(reconstruction(flat), truth, None, None, dm.score(reconstruction(flat), truth)) == []
+    assert Inputs().pictures(reconstruction(flat), Comparison(truth=truth), dm.score(reconstruction(flat), truth)) == []

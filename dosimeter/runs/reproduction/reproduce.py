@@ -9,7 +9,7 @@ from typing import Any
 
 from dosimeter.config import describe, digest
 from dosimeter.engines.decoder.decoding import DecodingAttack
-from dosimeter.interfaces import Exposure, Tampering
+from dosimeter.interfaces import ActiveAttack, Exposure
 from dosimeter.records import FILE_NAME, lock_folder, read_records, write_record
 from dosimeter.runs.decoder_training import train_decoder_of
 from dosimeter.runs.experiment import expose, run
@@ -121,8 +121,8 @@ def _measurement(row: Row, library: Library, column: str, seed: int) -> Measurem
     measurement = replace(row.methods[column], seed=seed)
     if row.targets is not None:
         measurement = aim_at(measurement, targeted_draw(row, library, seed).classes)
-    if row.decoder is not None and isinstance(measurement.attack, DecodingAttack):
-        measurement = replace(measurement, attack=replace(measurement.attack, decoder=str(library.decoder_path(row))))
+    if row.decoder is not None and isinstance(measurement.method, DecodingAttack):
+        measurement = replace(measurement, method=replace(measurement.method, decoder=str(library.decoder_path(row))))
     return measurement
 
 
@@ -131,7 +131,7 @@ def _measure(client: AuditedClient, measurement: Measurement, exposure: Exposure
     if "targets" not in client.description:
         return run(client, measurement, exposure=exposure)
     own = target_samples(client)
-    record = run(own if isinstance(measurement.attack, Tampering) else client, measurement, exposure=exposure)
+    record = run(own if isinstance(measurement.method, ActiveAttack) else client, measurement, exposure=exposure)
     record = replace(record, threat_model=record.threat_model | {"batch_size": len(client.batch.inputs)})
     if not side_measures or measurement.tampering is None:
         return record

@@ -58,7 +58,7 @@ def aim_at(measurement: Measurement, classes: tuple[int, ...]) -> Measurement:
         known = {option.name for option in fields(method)} if hasattr(method, "__dataclass_fields__") else set()
         return replace(method, targets=classes) if "targets" in known else method
 
-    return replace(measurement, labels=with_targets(measurement.labels), attack=with_targets(measurement.attack))
+    return replace(measurement, labels=with_targets(measurement.labels), method=with_targets(measurement.method))
 
 
 def target_samples(client: AuditedClient) -> AuditedClient:

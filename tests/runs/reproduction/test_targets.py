@@ -32,6 +32,6 @@ def test_targets_fill_no_whole_batch(rng):
 
 
 def test_the_drawn_classes_become_the_targets_of_methods_that_have_some():
-    measurement = aim_at(Measurement(labels="optimised", attack=GradFilt(targets=())), (2, 5))
-    assert isinstance(measurement.attack, GradFilt)
-    assert (measurement.attack.targets, measurement.labels) == ((2, 5), "optimised")
+    measurement = aim_at(Measurement(labels="optimised", method=GradFilt(targets=())), (2, 5))
+    assert isinstance(measurement.method, GradFilt)
+    assert (measurement.method.targets, measurement.labels) == ((2, 5), "optimised")
