@@ -113,7 +113,17 @@ class Guarantee:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LabelEstimate:
+class Estimate:
+    """What a method of any surface found."""
+
+    outcome: Outcome = Outcome.COMPLETED
+    theorem: str = ""  # why no method can do it, where the outcome is impossible
+    message: str = ""
+    premises: tuple[str, ...] = ()  # what its proofs take for granted and the update cannot refute; one short sentence each
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelEstimate(Estimate):
     """What a label recovery found."""
 
     counts: Tensor  # (C,) int64, samples per class
@@ -121,16 +131,12 @@ class LabelEstimate:
     soft: Tensor | None = None  # (B, C)
     scores: Tensor | None = None  # (C,) the larger, the likelier the class is present
     certified: bool = False  # proved from the gradient alone, under `premises`
-    premises: tuple[str, ...] = ()  # what the proof takes for granted and the update cannot refute; one short sentence each
     confidence: float | None = None  # in [0, 1], where the method has one
-    outcome: Outcome = Outcome.COMPLETED
-    theorem: str = ""  # why no method can do it, where the outcome is impossible
-    message: str = ""
     details: Mapping[str, Tensor] = field(default_factory=dict)  # what the method computed on the way, by name
 
 
 @dataclass(frozen=True, kw_only=True)
-class FeatureEstimate:
+class FeatureEstimate(Estimate):
     """Recovered inputs of the last linear layer."""
 
     features: Tensor  # (n, H)
@@ -141,10 +147,6 @@ class FeatureEstimate:
     soft: Tensor | None = None  # (n, C)
     batch_size: int | None = None  # as recovered from the gradient
     complete: bool = False  # the samples explain the whole gradient
-    premises: tuple[str, ...] = ()  # what the certificates take for granted and the update cannot refute; one short sentence each
-    outcome: Outcome = Outcome.COMPLETED
-    theorem: str = ""  # why no method can do it, where the outcome is impossible
-    message: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,7 +164,7 @@ class MapLayer:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MapEstimate:
+class MapEstimate(Estimate):
     """Recovered inputs of one convolution, the samples in no particular order."""
 
     maps: Tensor  # (B, C, H, W)
@@ -171,24 +173,16 @@ class MapEstimate:
     batch_size: int  # as recovered from the gradient, at least: samples that differ from one another and leave a trace
     certified: Tensor  # (B,) bool
     error_bars: Tensor  # (B,) bound on the relative error of each map
-    premises: tuple[str, ...] = ()  # what the certificates take for granted and the update cannot refute; one short sentence each
-    outcome: Outcome = Outcome.COMPLETED
-    theorem: str = ""  # why no method can do it, where the outcome is impossible
-    message: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reconstruction:
+class Reconstruction(Estimate):
     """Recovered inputs, in the model's own scale."""
 
     inputs: Tensor  # (n, *shape)
     labels: Tensor  # (n,) class ids or (n, C) soft labels that the attack settled on
     objective: float  # the attack's own objective at `inputs`, prior included
-    premises: tuple[str, ...] = ()  # what the attack's claims take for granted and the update cannot refute; one short sentence each
     normalization: Normalization = field(default_factory=Normalization)
-    outcome: Outcome = Outcome.COMPLETED
-    theorem: str = ""  # why no method can do it, where the outcome is impossible
-    message: str = ""
     restarts: tuple[float, ...] = ()  # the objective that each restart reached
     distance: float | None = None  # the matching distance alone, where the attack has one
     recipe: object = None  # what the attack minimised, where it minimises anything: `Attack.objective` evaluates it elsewhere

@@ -40,7 +40,7 @@ def test_run_reads_toml_and_overrides(tmp_path, capsys):
 
 
 def test_audit_writes_records_and_report(tmp_path, capsys):
-    words = ["data.name=digits", 'labels=["idlg", "ilrg"]', "features=[]", 'attacks=[{name="inverting_gradients", steps=2}]']
+    words = ["data.name=digits", 'labels=["idlg", "ilrg"]', "features=[]", "maps=[]", 'attacks=[{name="inverting_gradients", steps=2}]']
     assert main(["audit", *words, "--out", str(tmp_path), "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert [record["method"] for record in answer["records"]] == ["idlg", "ilrg", "inverting_gradients"]

@@ -20,11 +20,9 @@ from dosimeter.surfaces.scores import Comparison, Scores
 from dosimeter.surfaces.scoring import score_against
 from dosimeter.surfaces.surface import Surface
 from dosimeter.surfaces.verdicts import Verdict, refusal_of, verdict_of_failure
-from dosimeter.types import Batch, Impossible, Outcome, Record, Refused
+from dosimeter.types import Batch, Estimate, Impossible, Outcome, Record, Refused
 
 FOREIGN_SEED_OFFSET = 1_000_003  # between the seed of a client and that of the foreign one
-
-Estimate = Any  # what the methods of the measured surface return: see `Surface.estimate`
 
 
 def run(

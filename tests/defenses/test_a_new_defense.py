@@ -243,7 +243,7 @@ def test_nothing_of_the_private_samples_is_certified_where_the_batch_is_replaced
     for defense, proved in ((Averaged(), 0), (denying(Averaged(), replaces=False), 6)):
         for method in ({"method": dm.feature_recovery("subspace")}, {"labels": dm.label_recovery("subspace")}):
             record = run(client(), Measurement(**{"labels": "optimised", **method}, defenses=(defense,)))
-            assert int(record.details["certified"]) == (proved if "features" in method else bool(proved))
+            assert int(record.details["certified"]) == (proved if "method" in method else bool(proved))
             assert ("not of the private ones" in record.details["message"]) == (proved == 0)
     false = run(
         client(), Measurement(labels="optimised", method=dm.feature_recovery("subspace"), defenses=(denying(Averaged(), replaces=False),))

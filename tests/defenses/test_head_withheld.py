@@ -20,7 +20,7 @@ def test_a_withheld_head_is_refused_to_methods_that_need_it(classifier, batch):
 
 def test_withholding_all_that_there_is_is_refused(batch):
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
-    with pytest.raises(dm.Refused, match="nothing is sent"):
+    with pytest.raises(dm.Refused, match="every layer that this model trains is withheld"):
         _sent(model, batch, "head_withheld")
 
 

@@ -37,9 +37,9 @@ def test_what_was_not_attempted_does_not_read_as_safe(make_record):
     unproved = make_record("inputs", "dlg", verdict="impossible here", outcome="impossible", reason="no head")
     labels = make_record("labels", "ilrg", verdict="not shown at this budget", reason="as good as guessing")
     found = findings([labels, refused, unproved])
-    assert [finding.state for finding in found] == ["not-shown", "not-attempted", "not-attempted"]
+    assert [finding.state for finding in found] == ["not-shown", "not-attempted", "not-measured", "not-attempted"]
     assert headline(found) == (
-        "Nothing tried on features and inputs, which says nothing about safety; no leak of labels shown at this budget."
+        "Nothing tried on features and inputs, which says nothing about safety; no leak of labels shown at this budget; maps not measured."
     )
     assert "says nothing about safety" in found[1].meaning
 

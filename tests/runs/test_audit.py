@@ -74,7 +74,8 @@ def test_a_zero_update_is_impossible_on_every_surface_and_names_its_theorem(batc
         model[1].bias.copy_(torch.tensor([500.0] + [0.0] * 9))
     sure = dm.Batch(batch.inputs, torch.zeros_like(batch.targets))
     report = dm.audit(model, sure, labels=["ilrg"], features=["subspace"], attacks=["dlg"])
-    assert [(v.surface, v.verdict) for v in report.verdicts] == [(name, "impossible here") for name in ("labels", "features", "inputs")]
+    surfaces = ("labels", "features", "maps", "inputs")
+    assert [(v.surface, v.verdict) for v in report.verdicts] == [(name, "impossible here") for name in surfaces]
     assert all("all batches that give a zero update look the same" in record.details["theorem"] for record in report.records)
 
 

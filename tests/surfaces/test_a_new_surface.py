@@ -32,16 +32,14 @@ from dosimeter.surfaces.scores import Scores, compare_samples
 from dosimeter.surfaces.surface import SURFACES, Surface, surface_names
 from dosimeter.surfaces.verdicts import UTILITY, Verdict
 from dosimeter.terminal import audit as audit_terminal
-from dosimeter.types import Outcome, Record
+from dosimeter.types import Estimate, Record
 
 
 @dataclass(frozen=True, kw_only=True)
-class BrightnessEstimate:
+class BrightnessEstimate(Estimate):
     """How bright each sample is."""
 
     brightness: Tensor  # (B,)
-    outcome: Outcome = Outcome.COMPLETED
-    message: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
