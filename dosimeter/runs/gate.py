@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from dosimeter.registry import METRICS
 from dosimeter.surfaces.intervals import summarize
 from dosimeter.surfaces.judging import is_under_optimised, judge_surfaces
-from dosimeter.surfaces.surface import surface_names
+from dosimeter.surfaces.surface import surface_names, surfaces
 from dosimeter.surfaces.verdicts import UTILITY, Verdict, verdict_of
 from dosimeter.types import Record
 
@@ -92,9 +92,10 @@ class LeakCondition:
     def why_untested(self, records: Sequence[Record]) -> str | None:
         """Why the verdict on a surface rests neither on a method that ran nor on a theorem; None where it does.
 
-        Without a surface, all that the audit tried must have an answer.
+        Without a surface, every surface that the audit tried and that the gate waits for must have an answer.
         """
-        tried = dict.fromkeys(record.surface for record in records if record.surface != UTILITY)
+        waits = {surface.name for surface in surfaces() if surface.gate_waits}
+        tried = dict.fromkeys(record.surface for record in records if record.surface in waits)
         for surface in tried or ["anything"] if self.surface is None else [self.surface]:
             of_surface = [record for record in records if record.surface == surface]
             if not any(verdict_of(record) in ANSWERS for record in of_surface):
@@ -125,9 +126,9 @@ def parse_condition(text: str) -> Condition | LeakCondition:
     if found is None:
         raise ValueError(f"--fail-on: expected {GRAMMAR}, got {text!r}")
     surface, metric, statistic, comparison, bound = found.groups()
-    surfaces = (*surface_names(), UTILITY)
-    if surface not in surfaces:
-        raise ValueError(f"--fail-on: expected a surface out of {', '.join(surfaces)}, got {surface!r}")
+    gated = (*surface_names(), UTILITY)
+    if surface not in gated:
+        raise ValueError(f"--fail-on: expected a surface out of {', '.join(gated)}, got {surface!r}")
     known = list(COSTS) if surface == UTILITY else [name for name in METRICS if METRICS.build(name).surface == surface]
     if metric not in known:
         raise ValueError(f"--fail-on: expected a metric of {surface} out of {', '.join(known)}, got {metric!r}")

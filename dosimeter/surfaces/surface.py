@@ -39,6 +39,7 @@ class Surface(ABC, Generic[Estimate]):
     per_sample: ClassVar[bool] = True  # False: its headline is one number a batch
     takes_labels: ClassVar[bool] = True  # the methods build on labels, whose source is said
     has_foreign_null: ClassVar[bool] = True  # the same method is run on another client's gradient
+    gate_waits: ClassVar[bool] = True  # `--fail-on leaked` gives no answer while none of its methods gave one
     needs_head: ClassVar[bool] = False  # no method works on a model without a last linear layer
     grid_methods: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # name -> options: the strong methods that a grid of defenses tries
     headless_methods: ClassVar[tuple[str, ...]] = ()  # added to the grid where a defense hides the head
