@@ -12,8 +12,7 @@ from dosimeter.engines.needs import check_needs
 from dosimeter.interfaces import Attack, Exposure, FeatureRecovery, LabelRecovery, MapRecovery, Public, Recovery
 from dosimeter.randomness import generator, global_seed
 from dosimeter.registry import ATTACKS, FEATURES, LABELS, MAPS, Registry
-from dosimeter.runs.vain_proofs import without_vain_proof
-from dosimeter.surfaces.surface import surface_of_method
+from dosimeter.surfaces.surface import Surface, surface_of_method
 from dosimeter.types import FeatureEstimate, LabelEstimate, MapEstimate, Reconstruction
 
 Labels = LabelEstimate | Tensor | None
@@ -60,7 +59,17 @@ def run_method(exposure: Exposure, method: Recovery, labels: Labels, seed: int) 
     check_needs(method, exposure, known)
     role = f"{surface.key} {method.name}"
     with global_seed(seed, role):
-        return without_vain_proof(surface.recover(method, exposure, known, _rng(exposure, seed, role)), exposure.public)
+        found = surface.recover(method, exposure, known, _rng(exposure, seed, role))
+    return without_vain_proof(surface, found, exposure.public)
+
+
+def without_vain_proof(surface: Surface[Any], found: Any, public: Public) -> Any:
+    """The estimate without its proofs where a defense replaces the client's samples: they prove nothing of the private ones."""
+    replacing = ", ".join(defense.name for defense in public.defenses if defense.replaces)
+    if not replacing or not surface.proves(found):
+        return found
+    vain = f"what the gradient proves is of the samples after {replacing}, not of the private ones"
+    return surface.without_proof(found, "; ".join(filter(None, (found.message, vain))))
 
 
 def as_label_estimate(labels: Labels, public: Public) -> LabelEstimate | None:

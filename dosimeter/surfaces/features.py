@@ -77,6 +77,12 @@ class Features(Surface[FeatureEstimate]):
     def beats_nulls(self, value: float | None, rivals: Values) -> bool:
         return beats_nulls(value, rivals)
 
+    def proves(self, found: FeatureEstimate) -> bool:
+        return bool(found.certified.any())
+
+    def without_proof(self, found: FeatureEstimate, message: str) -> FeatureEstimate:
+        return replace(found, certified=torch.zeros_like(found.certified), premises=(), message=message)
+
     def count_guesses(self, found: FeatureEstimate) -> int:
         return len(keep_finite(found.features))
 

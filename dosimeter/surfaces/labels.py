@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
@@ -72,6 +73,13 @@ class Labels(Surface[LabelEstimate]):
 
     def check_scorable(self, truth: Batch) -> None:
         check_one_label(truth.targets)
+
+    def proves(self, found: LabelEstimate) -> bool:
+        return found.certified or "proved" in found.details
+
+    def without_proof(self, found: LabelEstimate, message: str) -> LabelEstimate:
+        computed = {name: value for name, value in found.details.items() if name != "proved"}
+        return replace(found, certified=False, premises=(), details=computed, message=message)
 
     def details(self, found: LabelEstimate, exposure: Exposure, truth: Batch) -> dict[str, Any]:
         details = {"counts": found.counts.tolist(), "certified": found.certified, "confidence": found.confidence}

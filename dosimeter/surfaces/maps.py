@@ -58,8 +58,11 @@ class Maps(Surface[MapEstimate]):
     def beats_nulls(self, value: float | None, rivals: Values) -> bool:
         return beats_nulls(value, rivals)
 
+    def proves(self, found: MapEstimate) -> bool:
+        return bool(found.certified.any())
+
     def without_proof(self, found: MapEstimate, message: str) -> MapEstimate:
-        return replace(found, certified=torch.zeros_like(found.certified), message=message)
+        return replace(found, certified=torch.zeros_like(found.certified), premises=(), message=message)
 
     def count_guesses(self, found: MapEstimate) -> int:
         return len(found.maps)

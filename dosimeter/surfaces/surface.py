@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 from torch import Generator
@@ -93,6 +94,14 @@ class Surface(ABC, Generic[Estimate]):
 
     def check_scorable(self, truth: Batch) -> None:
         """Refuse a private batch that the scores of this surface would misread."""
+
+    def proves(self, found: Any) -> bool:
+        """Whether the method claims to have proved any of it."""
+        return bool(found.premises)
+
+    def without_proof(self, found: Any, message: str) -> Any:
+        """The estimate without its proofs and premises."""
+        return replace(found, premises=(), message=message)
 
     def count_guesses(self, found: Estimate) -> int:
         """How many samples an estimate holds; 0 where it is one answer for the whole batch."""

@@ -5,7 +5,8 @@ import torch
 from torch import nn
 
 import dosimeter as dm
-from dosimeter.runs.vain_proofs import without_vain_proof
+from dosimeter.runs.server import without_vain_proof
+from dosimeter.surfaces.maps import Maps
 
 VAIN = "of the samples after mixup, not of the private ones"
 
@@ -47,6 +48,6 @@ def test_maps_lose_their_certificates_too(batch):
     found = dm.types.MapEstimate(
         maps=torch.zeros(2, 1, 1, 1), layer="0", layers=(), batch_size=2, certified=torch.tensor([True, False]), error_bars=torch.zeros(2)
     )
-    bare = without_vain_proof(found, public)
+    bare = without_vain_proof(Maps(), found, public)
     assert not bare.certified.any()
     assert VAIN in bare.message
