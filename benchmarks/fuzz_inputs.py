@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gzip
 import io
 import json
@@ -93,7 +94,7 @@ def _change_inside(value: Any, rng: random.Random) -> None:
             if rng.random() < 0.2:
                 del value[key]
             else:
-                value[key] = rng.choice(ODD_VALUES)
+                value[key] = copy.deepcopy(rng.choice(ODD_VALUES))  # changed later, perhaps
             return
         value = value[key]
 
