@@ -1,88 +1,87 @@
-"""Certified activation maps on random nets and batches: how many are certified, and how many of those are wrong.
+"""How exact activation maps are, and how long they take, as the batch, the channels and the grid grow.
 
-    python benchmarks/maps.py [--draws 100] [--seed 0] [--resnet]
+    python benchmarks/maps.py [--seed 0] [--draws 2] [--out maps.json]
 
-Small convolutional nets (norm, mode, activation's bias, channels and batch size drawn at random) on scikit-learn's digits, some images
-black or repeated. With --resnet, ResNet-18 on bundled photographs of 32 pixels instead. A certificate is wrong where its map is
-further from every true map than its error bar, or than 1e-2. Repeated images count as one sample. Prints one JSON object.
+One convolutional net of 3 by 3 kernels on random images; one of batch size, channels and side of the grid grows, the others stay.
+Prints a table, and the exponent of each growth by least squares of logarithms. What is certified wrongly is counted by
+`python benchmarks/certificates.py --only maps: --jobs 16`.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections import Counter
+import math
+import statistics
+import time
+from pathlib import Path
+from typing import Any
 
 import torch
-from sklearn.datasets import load_digits
-from torch import Tensor, nn
+from torch import nn
 
 import dosimeter as dm
-from dosimeter.data.load import load_images
 from dosimeter.network.probing import input_of
-from dosimeter.registry import MODELS
 
-LARGEST_ERROR = 1e-2
-
-
-def small_net(channels: int, norm: str) -> nn.Module:
-    def block(inputs: int, stride: int) -> list[nn.Module]:
-        norms = {"batch": nn.BatchNorm2d(channels), "group": nn.GroupNorm(4, channels), "none": nn.Identity()}
-        return [nn.Conv2d(inputs, channels, 3, stride, 1, bias=norm == "none"), norms[norm], nn.ReLU()]
-
-    layers = [*block(1, 2), *block(channels, 2), *block(channels, 1), *block(channels, 1)]
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, 10))
+BATCH_SIZES, CHANNELS, SIDES = (2, 4, 8, 16, 28), (72, 144, 288, 512), (2, 3, 5, 7)
+GROWTHS = {
+    "batch size": [(batch, 512, 4) for batch in BATCH_SIZES],
+    "channels": [(4, channels, 4) for channels in CHANNELS],
+    "positions": [(4, 512, side) for side in SIDES],
+}
 
 
-def draw(seed: int, resnet: bool) -> tuple[nn.Module, dm.Batch]:
+def measure(samples: int, channels: int, side: int, seed: int) -> dict[str, float]:
     torch.manual_seed(seed)
-    samples = int(torch.randint(1, 17 if resnet else 9, ()))
-    if resnet:
-        images = load_images("photographs", size=32).images
-        model = MODELS.build("resnet18", classes=100, size=32)
-        inputs = images[torch.randperm(len(images))[:samples]]
-        return model.train(bool(seed % 2)), dm.Batch(inputs, torch.randint(0, 100, (len(inputs),)))
-    digits = load_digits()
-    images = torch.tensor(digits.images / 16, dtype=torch.float32)[:, None]
-    norm = ("batch", "group", "none")[int(torch.randint(3, ()))]
-    inputs = images[torch.randperm(len(images))[:samples]].clone()
-    if seed % 4 == 3:
-        inputs[0] = 0 if seed % 8 == 3 else inputs[-1]
-    model = small_net(4 * int(torch.randint(9, 25, ())), norm)
-    return model.train(norm == "batch" and samples > 1 and bool(seed % 2)), dm.Batch(inputs, torch.randint(0, 10, (samples,)))
-
-
-def errors(found: dm.MapEstimate, model: nn.Module, inputs: Tensor) -> Tensor:
-    """The relative distance of each map to the nearest true one."""
-    truth = input_of(model, found.layer, inputs).double().flatten(1)
+    body = [nn.Conv2d(3, channels, 3, 2, 1), nn.ReLU(), nn.Conv2d(channels, channels, 3, 1, 1), nn.ReLU()]
+    model = nn.Sequential(*body, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, 10)).eval()
+    batch = dm.Batch(torch.rand(samples, 3, 2 * side, 2 * side), torch.randint(0, 10, (samples,)))
+    exposure = dm.observe(model, batch)
+    start = time.perf_counter()
+    found = dm.recover_maps(exposure, layer="2", seed=seed)
+    seconds = time.perf_counter() - start
+    truth = input_of(model, "2", batch.inputs).double().flatten(1)
     distance, partner = torch.cdist(found.maps.flatten(1), truth).min(1)
-    return distance / truth.norm(dim=1)[partner]
+    error = float((distance / truth.norm(dim=1)[partner]).max())
+    return {"seconds": seconds, "error": error, "bar": float(found.error_bars.max()), "certified": float(found.certified.sum())}
+
+
+def exponent(sizes: list[float], values: list[float]) -> float:
+    """Of the power law that fits best."""
+    x, y = [math.log(size) for size in sizes], [math.log(value) for value in values]
+    return statistics.linear_regression(x, y).slope
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--draws", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--resnet", action="store_true")
+    parser.add_argument("--draws", type=int, default=2, help="of each size")
+    parser.add_argument("--out", type=Path, help="the table as JSON")
     options = parser.parse_args()
-    count: Counter[str] = Counter()
-    worst = 0.0
-    for seed in range(options.seed, options.seed + options.draws):
-        model, batch = draw(seed, options.resnet)
-        count["samples"] += len(batch.inputs)
-        exposure = dm.observe(model, batch, declare_batch_size=bool(seed % 3))
-        try:
-            found = dm.recover_maps(exposure)
-        except dm.Refused:
-            count["refused"] += 1
-            continue
-        off = errors(found, model, batch.inputs)
-        certified = found.certified
-        count["certified"] += int(certified.sum())
-        count["false"] += int((certified & (off > torch.minimum(found.error_bars + 1e-6, torch.tensor(LARGEST_ERROR)))).sum())
-        count["wrong size"] += int(bool(certified.all()) and found.batch_size != len(batch.inputs))
-        worst = max(worst, float(off[certified].max())) if bool(certified.any()) else worst
-    print(json.dumps({"draws": options.draws, **count, "largest error": worst}))
+    measure(2, 72, 2, options.seed)  # the first call imports and warms up
+    table: dict[str, Any] = {}
+    print("| growth | B | C | H = W | certified | largest error | largest bar | median s |\n|---|---|---|---|---|---|---|---|")
+    for growth, sizes in GROWTHS.items():
+        rows = []
+        for samples, channels, side in sizes:
+            draws = [measure(samples, channels, side, options.seed + draw) for draw in range(options.draws)]
+            seconds, error, bar = (statistics.median(one[key] for one in draws) for key in ("seconds", "error", "bar"))
+            certified = int(sum(one["certified"] for one in draws))
+            size = {"batch size": samples, "channels": channels, "positions": side**2}[growth]
+            rows.append(
+                {"B": samples, "C": channels, "side": side, "size": size, "seconds": seconds, "error": error, "certified": certified}
+            )
+            of = samples * options.draws
+            print(
+                f"| {growth} | {samples} | {channels} | {side} | {certified} of {of} | {error:.1e} | {bar:.1e} | {seconds:.2f} |",
+                flush=True,
+            )
+        grown = [float(row["size"]) for row in rows]
+        laws = {key: exponent(grown, [row[key] for row in rows]) for key in ("seconds", "error")}
+        print(f"{growth}: seconds grow with power {laws['seconds']:.1f}, errors with power {laws['error']:.1f}")
+        table[growth] = {"rows": rows, "powers": laws}
+    if options.out:
+        options.out.write_text(json.dumps(table, indent=1), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -19,6 +19,8 @@ Offset = tuple[int, int]
 
 CENTRE: Offset = (0, 0)
 LEAST_GAP = 10.0  # between the last singular value of the signal and the first of the noise
+CLEAR_GAP = 100.0  # behind which a value near the edge is rounding too
+STRUCTURED_ROUNDING = 4.0  # rounding errors of one sign add up to more than white noise does
 LEAST_TAIL = 12  # singular values that must look like white noise, where nothing is known of the noise
 DECOMPOSITION_SLACK = 20.0  # rounding units of the largest singular value
 LEAST_CORNER_GAP = 10.0  # between the corners' kernel and the rest
@@ -140,6 +142,9 @@ def find_rank(spectrum: _Spectrum, gradient: Tensor, area: int, *, unit: float, 
     rows = gradient.numel() // inputs
     edge = max(noise_edge(spoilt, rows, inputs), DECOMPOSITION_SLACK * torch.finfo(values.dtype).eps * float(values[0]))
     above, most = int((values > edge).sum()), min(most, batch_size or most)
+    whole = min(above // area, most) * area
+    if 0 < whole < above and values[whole] < STRUCTURED_ROUNDING * edge and values[whole - 1] > CLEAR_GAP * values[whole]:
+        above = whole
     if above % area or above > most * area or above == len(values):
         above = _white_behind(values[: int(gradient.any(dim=3).any(dim=2).any(dim=0).sum())], rows, area) or above
     if above % area or not 0 < above <= most * area:
