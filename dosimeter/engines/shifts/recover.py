@@ -75,8 +75,13 @@ def recover_maps(exposure: Exposure, layer: str | None = None, *, seed: int = 0)
         if found is not None and (best is None or int(found.certified.sum()) > int(best[1].certified.sum())):
             best = one, found
     if best is None:
-        reasons = "; ".join(f"{one.name}: {one.reason}" for one in tried)
-        raise Refused(f"no layer shows its maps: {reasons}")
+        readable = [one for one, shape in zip(tried, chosen) if not shape.obstacle]
+        roomiest = max(readable or tried, key=lambda one: one.most_samples)
+        others = "; ".join(f"{one.name}: {one.reason}" for one in tried if one is not roomiest)
+        raise Refused(
+            f"no layer shows its maps. {roomiest.name} has room for most, {roomiest.most_samples} samples: {roomiest.reason}"
+            + (f". The other layers: {others}" if others else "")
+        )
     where, found = best
     if declared is not None and len(found.maps) < declared and not doubt:
         doubt = f"guesses only: {len(found.maps)} maps explain the gradient of {declared} samples, so that a map may be the mean of several"
