@@ -168,10 +168,12 @@ def work(kind: str, count: int, seed: int, first: int, step: int, start: int, re
                 limited = True
                 resource.setrlimit(resource.RLIMIT_AS, (_memory("VmSize") + SPARE_BYTES, resource.RLIM_INFINITY))
             folder = sandbox / "input"
+            os.chdir(sandbox)
             shutil.rmtree(folder, ignore_errors=True)
             for relative, data in files.items():
                 (folder / relative).parent.mkdir(parents=True, exist_ok=True)
                 (folder / relative).write_bytes(data)
+            os.chdir(folder)  # where a command writes that is told nothing else
             lines.write(f"{json.dumps([number, name, 'died', ''])}\n")
             lines.flush()
             result = attempt(lambda: action(folder / next(iter(files))), watch, folder)  # noqa: B023

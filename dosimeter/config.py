@@ -156,7 +156,8 @@ def _build_table(kind: Any, data: Any, path: str) -> Any:
         raise OptionError(_join(path, name), f"no such key; {suggestion(name, fields, 'keys are')}")
     arguments = {key: check_value(fields[key], value, _join(path, key), _build) for key, value in known.items()}
     if "options" in fields:
-        arguments["options"] = extra.pop("options", {}) | extra
+        given = check_value(dict[str, Any], extra.pop("options", {}), _join(path, "options"))
+        arguments["options"] = given | extra
     if by_surface:
         arguments |= kind.collect_methods({key: arguments.pop(key) for key in by_surface if key in arguments})
     try:

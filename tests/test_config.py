@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from dosimeter.client.losses import CrossEntropy, Focal
 from dosimeter.client.training import FedAvg, FedSGD
-from dosimeter.config import construct, describe, digest, override
+from dosimeter.config import construct, describe, digest, override, read_toml
 from dosimeter.interfaces import Loss, Training
 from dosimeter.options import Fraction, PositiveInt, check_fields
 from dosimeter.registry import RENAMED
@@ -157,3 +157,18 @@ def test_bad_assignments():
         override({}, ["steps"])
     with pytest.raises(ValueError, match="steps: is not a table"):
         override({"steps": 3}, ["steps.more=1"])
+
+
+def test_options_that_are_no_table_are_refused():
+    from dosimeter.runs.audited_client import Experiment
+
+    with pytest.raises(ValueError, match=r"model.options: expected a table, got '\['"):
+        construct(Experiment, override({}, ["model.options=["]))
+
+
+@pytest.mark.parametrize("text", ["x = 1979-05-27", "x = [07:32:00]", "x = " + "[" * 3000, "x = 0x" + "f" * 9999])
+def test_values_that_no_option_takes_are_one_sentence(tmp_path, text):
+    path = tmp_path / "audit.toml"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=r"expected|not a TOML file|nested"):
+        construct(dict[str, str], read_toml(path))

@@ -32,6 +32,8 @@ from dosimeter.randomness import generator, global_seed, secret_of
 from dosimeter.registry import DEFENSES, LOSSES, TRAININGS
 from dosimeter.types import Batch, Impossible, Normalization, Update
 
+LABEL_BYTES = 64  # of one sample's label, with the copies that a recovery makes
+
 
 def observe(
     model: nn.Module,
@@ -134,6 +136,7 @@ def receive(
         raise TypeError(f"update: expected tensors by parameter name, got {type(update).__name__}")
     check_model(model)
     require_memory(8 * math.prod(shape), f"input_shape: one input of shape {shape}")
+    require_memory(LABEL_BYTES * (batch_size or 0), f"batch_size: the labels of {batch_size} samples")
     model = copy_of(model)
     classes, loss = count_classes(model, torch.zeros(2, *shape).to(next(model.parameters()))), LOSSES.resolve(loss or CrossEntropy())
     check_loss(loss, classes)
