@@ -57,16 +57,22 @@ def obtain(exposure: Exposure, settings: DecoderSettings, path: str | None) -> t
 def train_or_load(
     target: Target, pixels: Tensor, settings: DecoderSettings, path: Path | None = None, *, start: StoredDecoder | None = None
 ) -> StoredDecoder:
-    """Train a decoder on auxiliary pixels (N, channels, height, width), from `start` on where given, unless it is kept already."""
+    """Train a decoder on auxiliary pixels (N, channels, height, width), from `start` on where given, unless it is kept already.
+
+    An old or damaged decoder in the user's cache is trained anew and replaced. One that the user names as `path` is refused.
+    """
     depends = {"backbone": target.fingerprint(), "auxiliary": _fingerprint(pixels), "settings": describe(settings)}
     if start is not None:
         depends["start"] = start.facts
-    path = path or default_folder() / f"decoder-{digest(depends)}.safetensors"
-    if path.is_file():
-        found = load_decoder(path, target)
-        if all(found.facts.get(name) == json.dumps(value) for name, value in depends.items()):
-            return found
-    keep = CheckpointFile(path.with_suffix(".progress"), SECONDS_BETWEEN_SAVES, digest(depends))
+    if path is None:
+        path = default_folder() / f"decoder-{digest(depends)}.safetensors"
+        found = _load_intact(path, target)
+    else:
+        found = load_decoder(path, target) if path.is_file() else None
+        _refuse_foreign_progress(_progress_path(path))
+    if found is not None and all(found.facts.get(name) == json.dumps(value) for name, value in depends.items()):
+        return found
+    keep = CheckpointFile(_progress_path(path), SECONDS_BETWEEN_SAVES, digest(depends))
     with saving_before_stop():
         result = train_decoder(target, pixels, settings, keep, start=None if start is None else start.decoder)
     shape = result.decoder.shape
@@ -79,16 +85,17 @@ def train_or_load(
 
 
 def load_decoder(path: Path, target: Target) -> StoredDecoder:
-    """A decoder from its file; refused, in a sentence, where it was trained for another model."""
+    """A decoder from its file; refused, in a sentence, where it is missing, old, damaged or trained for another model."""
     if not path.is_file():
-        raise FileNotFoundError(f"decoder: no file {path}; `dosimeter generator train` makes one")
+        raise Refused(f"decoder: no file {path}; `dosimeter generator train` makes one")
     tensors, facts = _read(path, os.stat(path).st_mtime_ns)
     try:
         stored = json.loads(facts["shape"])
         shape = Shape(**stored | {"feature": tuple(stored["feature"]), "image": tuple(stored["image"])})
         backbone, mode, weights = json.loads(facts["backbone"]), facts["mode"], facts["weights"]
+        _check_numbers(facts)
     except (KeyError, TypeError, ValueError):
-        raise ValueError(f"decoder: {path} is not a decoder that `dosimeter generator train` made") from None
+        raise Refused(f"decoder: {path} is not a decoder that `dosimeter generator train` of this version made; train one anew") from None
     if shape.feature != target.feature_shape or shape.image != target.image_shape:
         takes, gives = target.feature_shape, target.image_shape
         raise Refused(f"the decoder in {path} draws {shape.image} from {shape.feature}, but this model makes {takes} of {gives}")
@@ -96,15 +103,45 @@ def load_decoder(path: Path, target: Target) -> StoredDecoder:
         raise Refused(f"the decoder in {path} was trained for a model in {mode} mode; the client's is in the other")
     if backbone != target.fingerprint():
         raise Refused(f"the decoder in {path} was trained for other weights of this architecture; train one for these")
-    decoder = Decoder(shape)
     try:
+        decoder = Decoder(shape)
         decoder.load_state_dict(tensors)
-    except RuntimeError:
-        raise ValueError(f"decoder: {path} was made by another version of dosimeter; train it again") from None
+    except (RuntimeError, TypeError, ValueError):
+        raise Refused(f"decoder: {path} was made by another version of dosimeter; train it again") from None
     if weights != _weights_fingerprint(tensors):
-        raise ValueError(f"decoder: {path} was changed after its training, its weights are others; remove it to train a new one")
+        raise Refused(f"decoder: {path} was changed after its training, its weights are others; remove it to train a new one")
     decoder = decoder.to(target.device).eval().requires_grad_(False)
     return StoredDecoder(decoder=decoder, path=path, facts=facts)
+
+
+def _load_intact(path: Path, target: Target) -> StoredDecoder | None:
+    """The decoder in the cache, or None where there is none that this version can use."""
+    try:
+        return load_decoder(path, target)
+    except Refused:
+        return None
+
+
+def _check_numbers(facts: Mapping[str, str]) -> None:
+    """Raise what `float` and `int` raise where a number that reports need is missing or none."""
+    int(facts["images"]), float(facts["error"]), float(facts["seconds"]), facts["notes"]
+
+
+def _progress_path(path: Path) -> Path:
+    """Where a training in progress is saved, whose decoder goes to `path`."""
+    return path.with_suffix(".progress")
+
+
+def _refuse_foreign_progress(path: Path) -> None:
+    """Refuse a file in the place of a saved training that no training saved: saving would replace it."""
+    if not path.is_symlink() and not path.exists():
+        return
+    try:
+        facts = read_tensors(path)[1] if path.is_file() and not path.is_symlink() else {}
+    except ValueError:
+        facts = {}
+    if not {"key", "epoch"} <= set(facts):
+        raise ValueError(f"decoder: {path} is in the way of the training's progress, and no training saved it; choose another file")
 
 
 @lru_cache(maxsize=2)
@@ -113,7 +150,7 @@ def _read(path: Path, changed: int) -> tuple[dict[str, Tensor], dict[str, str]]:
     try:
         return read_tensors(path)
     except ValueError as error:
-        raise ValueError(f"decoder: {path} is truncated, damaged or not a safetensors file; remove it to train a new one") from error
+        raise Refused(f"decoder: {path} is truncated, damaged or not a safetensors file; remove it to train a new one") from error
 
 
 def _weights_fingerprint(tensors: Mapping[str, Tensor]) -> str:
