@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -24,6 +25,7 @@ LARGEST_MISFIT = 1e-3  # of the layer's gradient by shifts of the maps, relative
 MISFIT_SLACK = 1.5  # over what the noise alone explains
 LARGEST_NOISE_SHARE = 0.1  # of the gradient's entries
 LARGEST_ERROR_BAR = 1e-2
+LAYERS_NAMED = 3  # beside the roomiest one, where no layer shows its maps
 LAYOUT_SLACK = 8.0  # two passes over the grid share a part of their error
 SCALE_SLACK = 4.0
 MERGED_SLACK = 2.0  # slopes may differ less than maps do
@@ -76,12 +78,7 @@ def recover_maps(exposure: Exposure, layer: str | None = None, *, seed: int = 0)
             best = one, found
     if best is None:
         readable = [one for one, shape in zip(tried, chosen) if not shape.obstacle]
-        roomiest = max(readable or tried, key=lambda one: one.most_samples)
-        others = "; ".join(f"{one.name}: {one.reason}" for one in tried if one is not roomiest)
-        raise Refused(
-            f"no layer shows its maps. {roomiest.name} has room for most, {roomiest.most_samples} samples: {roomiest.reason}"
-            + (f". The other layers: {others}" if others else "")
-        )
+        raise Refused(_refusal(tried, max(readable or tried, key=lambda one: one.most_samples)))
     where, found = best
     if declared is not None and len(found.maps) < declared and not doubt:
         doubt = f"guesses only: {len(found.maps)} maps explain the gradient of {declared} samples, so that a map may be the mean of several"
@@ -129,6 +126,15 @@ def _tried(layer: ConvolutionLayer, rank: Rank | None, certified: int, reason: s
         seen=0 if rank is None else rank.positions,
         gap=0.0 if rank is None else rank.gap,
     )
+
+
+def _refusal(tried: Sequence[MapLayer], roomiest: MapLayer) -> str:
+    """Why no layer shows its maps: the layer with the most room first, then some of the others."""
+    room = f"room for at most {roomiest.most_samples} samples" if roomiest.most_samples else "no room for a single sample"
+    others = [f"{one.name}: {one.reason}" for one in tried if one is not roomiest]
+    more = f", and {len(others) - LAYERS_NAMED} more layers" if len(others) > LAYERS_NAMED else ""
+    rest = f". Also {'; '.join(others[:LAYERS_NAMED])}{more}" if others else ""
+    return f"no layer shows its maps. {roomiest.name}, the layer with the most room, has {room}: {roomiest.reason}{rest}"
 
 
 def _doubt(public: Public) -> str:

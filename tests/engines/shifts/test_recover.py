@@ -50,7 +50,7 @@ def test_every_sample_is_certified_and_right_within_its_bar(digits, norm, mode, 
 def test_too_many_samples_for_the_channels_are_refused_with_the_reason(digits):
     images, labels = digits
     exposure = dm.observe(small_net("none").eval(), dm.Batch(images[:13], labels[:13]))
-    with pytest.raises(dm.Refused, match=r"room for most, 12 samples: 13 samples have 52 positions"):
+    with pytest.raises(dm.Refused, match="room for at most 12 samples: 13 samples have 52 positions"):
         dm.recover_maps(exposure)
     with pytest.raises(dm.Refused, match="no gradient of a layer 'nowhere'"):
         dm.recover_maps(exposure, layer="nowhere")
