@@ -85,9 +85,9 @@ def train_or_load(
 
 
 def load_decoder(path: Path, target: Target) -> StoredDecoder:
-    """A decoder from its file; refused, in a sentence, where it is missing, old, damaged or trained for another model."""
+    """A decoder from its file; refused, in a sentence, where it is old, damaged or trained for another model."""
     if not path.is_file():
-        raise Refused(f"decoder: no file {path}; `dosimeter generator train` makes one")
+        raise FileNotFoundError(f"decoder: no file {path}; `dosimeter generator train` makes one")
     tensors, facts = _read(path, os.stat(path).st_mtime_ns)
     try:
         stored = json.loads(facts["shape"])
@@ -118,7 +118,7 @@ def _load_intact(path: Path, target: Target) -> StoredDecoder | None:
     """The decoder in the cache, or None where there is none that this version can use."""
     try:
         return load_decoder(path, target)
-    except Refused:
+    except (Refused, FileNotFoundError):
         return None
 
 

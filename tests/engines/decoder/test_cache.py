@@ -70,7 +70,7 @@ def test_a_decoder_of_another_model_is_refused_in_a_sentence(normed_classifier, 
 
 def test_files_that_are_no_decoder_are_refused(normed_classifier, tmp_path):
     view = view_of(normed_classifier)
-    with pytest.raises(Refused, match="dosimeter generator train"):
+    with pytest.raises(FileNotFoundError, match="dosimeter generator train"):
         load_decoder(tmp_path / "none.safetensors", view)
     torn, stranger = tmp_path / "torn.safetensors", tmp_path / "stranger.safetensors"
     torn.write_bytes(b"nothing")
