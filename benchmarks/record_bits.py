@@ -2,6 +2,7 @@
 
     python benchmarks/record_bits.py make FOLDER [NAME ...]   runs the audits and keeps their records
     python benchmarks/record_bits.py compare OLD NEW          prints what differs; exit code 1 where anything does
+    ... compare OLD NEW --without SURFACE ...                 leaves the records of these surfaces out, as where one is new
 
 One thread, so that sums are taken in one order. Seconds, versions and keys are left out. RENAMED lists the words that a
 change of names alone explains: old spelling, new spelling.
@@ -15,6 +16,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -136,10 +138,13 @@ def make(folder: Path, *names: Path) -> None:
         print(f"{name}: exit {done.returncode} {done.stderr.strip()[-300:]}", flush=True)
 
 
-def compare(old: Path, new: Path) -> int:
+def compare(old: Path, new: Path, *, without: Sequence[str] = ()) -> int:
     differences = 0
     for name in (name for name in AUDITS if (new / name).exists()):
-        before, after = _records(old / name, renamed=True), _records(new / name, renamed=False)
+        before, after = (
+            [record for record in records if record["surface"] not in without]
+            for records in (_records(old / name, renamed=True), _records(new / name, renamed=False))
+        )
         found = [] if len(before) == len(after) else [f"{len(before)} records, now {len(after)}"]
         for one, other in zip(before, after):
             found += [f"{one['surface']} {one['method']}: {line}" for line in _differences(one, other, "")]
@@ -177,5 +182,6 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("action", choices=("make", "compare"))
     parser.add_argument("folders", nargs="+", type=Path)
+    parser.add_argument("--without", nargs="+", default=[], metavar="SURFACE")
     options = parser.parse_args()
-    sys.exit(make(*options.folders) if options.action == "make" else compare(*options.folders))
+    sys.exit(make(*options.folders) if options.action == "make" else compare(*options.folders, without=options.without))

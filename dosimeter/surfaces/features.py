@@ -2,45 +2,23 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from dosimeter.engines.identifiability import identifiability
 from dosimeter.interfaces import Exposure
 from dosimeter.metrics.feature_error import FeatureError
-from dosimeter.network.copies import deep_copy
 from dosimeter.network.head import find_head
-from dosimeter.network.probing import input_of, samples_at_once
-from dosimeter.normalization import from_pixels
-from dosimeter.randomness import generator
 from dosimeter.registry import FEATURES
-from dosimeter.surfaces.luck import LARGEST_CHANCE, correct_for_attempts, luck_words
-from dosimeter.surfaces.scores import (
-    SAMPLE_NULLS,
-    Comparison,
-    Nulls,
-    Scores,
-    Values,
-    columns_of,
-    keep_finite,
-    mark_classmates,
-    median,
-    no_foreign_null,
-    number,
-    score_samples,
-)
-from dosimeter.surfaces.stand_ins import STAND_INS, draw_stand_ins
+from dosimeter.surfaces.layer_inputs import LARGEST_CERTIFIED_ERROR, beats_nulls, can_refute, judge_errors, reader_of, score_layer
+from dosimeter.surfaces.scores import SAMPLE_NULLS, Comparison, Scores, Values, keep_finite
 from dosimeter.surfaces.surface import SURFACES, Surface
 from dosimeter.surfaces.verdicts import Verdict
 from dosimeter.types import Batch, FeatureEstimate
-
-SHARE_OF_NULL = 0.5  # an error below this share of each null's, and of the zero vector's, counts as leaked
-LARGEST_CERTIFIED_ERROR = 1e-2  # a certificate is false beyond this error, or beyond its own error bar where that is smaller
 
 
 @SURFACES.register("features")
@@ -69,10 +47,7 @@ class Features(Surface[FeatureEstimate]):
         return score_features(found, comparison)
 
     def judge(self, found: FeatureEstimate, scores: Scores, attempts: int) -> tuple[Verdict, str]:
-        details = scores.details
-        certified, refuted = int(found.certified.sum()), details.get("false_certificates", 0)
-        chance, refused = details.get("chance", 1.0), details.get("refused_nulls", {})
-        return judge_features(*scores.as_lists(), certified, refuted, chance=chance, attempts=attempts, refused=refused)
+        return judge_errors("feature", "feature vectors", scores, certified=int(found.certified.sum()), attempts=attempts)
 
     def beats_nulls(self, value: float | None, rivals: Values) -> bool:
         return beats_nulls(value, rivals)
@@ -112,102 +87,22 @@ class Features(Surface[FeatureEstimate]):
         return facts
 
 
-def beats_nulls(error: float | None, rivals: Values) -> bool:
-    """Whether a relative error is below half of each rival's, and below half of 1, the error of the zero vector."""
-    known = [number(rival, math.inf) for rival in rivals]
-    return number(error, math.inf) < SHARE_OF_NULL * min([1.0, *known])
-
-
-def judge_features(
-    found: Mapping[str, Values],
-    nulls: Nulls,
-    certified: int,
-    refuted: int = 0,
-    *,
-    chance: float,
-    attempts: int = 1,
-    refused: Mapping[str, str] | None = None,
-) -> tuple[Verdict, str]:
-    """Features leaked where one is certified, or where the median error beats the median of every null and luck is refuted.
-
-    `chance` is the probability of luck, `attempts` the number of methods tried, `refused` why a null could not be made. Without the
-    null of a foreign gradient nothing counts as leaked that is not certified.
-    """
-    errors = [number(value, math.inf) for value in found.get("feature_error", ())]
-    if not errors:
-        unmeasured = "their error cannot be measured, since the client's own features cannot be computed again"
-        verdict = Verdict.LEAKED if certified else Verdict.NOT_SHOWN
-        return verdict, f"{certified} feature vectors certified from the gradient alone; {unmeasured}"
-    middle = median(errors)
-    if refuted:
-        return Verdict.NOT_SHOWN, f"{refuted} of {certified} certificates are refuted by the truth: do not trust this run, and report it"
-    if certified:
-        counted = f"{certified} of {len(errors)} feature vectors certified from the gradient alone"
-        return Verdict.LEAKED, f"{counted}; median relative error {middle:.2g}"
-    null_medians = [median([number(value, math.inf) for value in column]) for column in columns_of(nulls, "feature_error")]
-    floor = min(null_medians, default=1.0)
-    if not beats_nulls(middle, null_medians):
-        return Verdict.NOT_SHOWN, f"median relative feature error {middle:.2g} against {floor:.2g} of the best null"
-    figures = f"median relative feature error {middle:.2g}, the best null has {floor:.2g}"
-    if "foreign" not in nulls:
-        return Verdict.NOT_SHOWN, f"{figures}; {no_foreign_null(refused)}"
-    luck = luck_words(chance, attempts)
-    if correct_for_attempts(chance, attempts) <= LARGEST_CHANCE:
-        return Verdict.LEAKED, f"{figures}; {luck}"
-    return Verdict.NOT_SHOWN, f"{figures}; {luck}, so this batch does not tell a leak from luck"
-
-
 def score_features(found: FeatureEstimate, comparison: Comparison) -> Scores:
     """Compare recovered features with those that the exposure's model computes from the private batch."""
-    exposure, foreign, auxiliary, truth = comparison.exposure, comparison.foreign, comparison.auxiliary, comparison.truth
+    exposure, foreign, truth = comparison.exposure, comparison.foreign, comparison.truth
     if exposure is None:
         raise ValueError("exposure: scoring features needs the exposure they were recovered from, whose model gives the true ones")
-    model = deep_copy(exposure.model)  # a model may keep what it sees, and the exposure is the server's
-    head = find_head(exposure).name
-    parameter = next(model.parameters())
-
-    def features_of(inputs: Tensor) -> Tensor:
-        return input_of(model, head, inputs.to(parameter.device, parameter.dtype))
-
-    def features_in_pieces(inputs: Tensor) -> Tensor:
-        at_once = samples_at_once(model, inputs[:1].to(parameter.device, parameter.dtype))
-        pieces = inputs.tensor_split(-(-len(inputs) // at_once))  # of nearly equal size
-        return torch.cat([features_of(piece) for piece in pieces]).to(torch.float64)
-
-    actual = features_of(truth.inputs)  # (B, H), the whole batch at once, as batch norm in train mode saw it
+    read = reader_of(exposure, find_head(exposure).name)
+    actual = read(truth.inputs)  # (B, H), the whole batch at once, as batch norm in train mode saw it
     for path, estimate in (("found", found), ("foreign", foreign)):
         if estimate is not None and estimate.features.shape[1:] != actual.shape[1:]:
             got = tuple(estimate.features.shape)
             raise ValueError(f"{path}.features: expected (n, {actual.shape[1]}) as the model's last layer takes, got {got}")
-    public, stand_ins = None, None
-    if auxiliary is None:
-        drawn = draw_stand_ins(tuple(truth.inputs.shape[1:]), STAND_INS, generator(0, "stand-ins"))
-        scale = comparison.normalization or exposure.public.normalization
-        stand_ins = features_in_pieces(from_pixels(drawn, scale))
-    else:
-        public = features_in_pieces(auxiliary.inputs)
-    scores = score_samples(
-        "features",
-        recovered=found.features.detach().to(actual.device, torch.float64),
-        truth=actual.to(torch.float64),
-        auxiliary=public,
-        foreign=None if foreign is None else foreign.features.detach().to(actual.device, torch.float64),
-        blind=("zero", torch.zeros_like(actual, dtype=torch.float64)),
-        stand_ins=stand_ins,
-        classmates=mark_classmates(truth, auxiliary),
-        metrics=comparison.metrics,
-    )
-    dropping = _drops_units(model)
-    if dropping:
-        warning = "the model drops units at random in train mode, so that the client's own features cannot be computed again"
-        blank = dict.fromkeys(scores.per_metric, warning)
-        scores = replace(scores, per_metric={}, nulls={}, unavailable=scores.unavailable | blank, warnings=(*scores.warnings, warning))
+    scores = score_layer("features", found.features, actual, None if foreign is None else foreign.features, read, comparison)
     assert scores.assignment is not None
-    false = false_certificates(found, actual, truth.targets, scores.assignment)
     counts = {"recovered": len(found.features), "certified": int(found.certified.sum())}
-    replaced = any(defense.replaces for defense in exposure.public.defenses)
-    if not dropping and not replaced:  # else the truth is not what the client trained on, and refutes nothing
-        counts["false_certificates"] = int(false.sum())
+    if can_refute(exposure):
+        counts["false_certificates"] = int(false_certificates(found, actual, truth.targets, scores.assignment).sum())
     return replace(scores, details=scores.details | counts)
 
 
@@ -236,8 +131,3 @@ def _agree(labels: Tensor, targets: Tensor) -> Tensor:
         return labels == targets
     known = labels.clamp(0, targets.shape[1] - 1)
     return (known == labels) & (targets.gather(1, known[:, None])[:, 0] == targets.max(1).values)
-
-
-def _drops_units(model: nn.Module) -> bool:
-    dropouts = [module for module in model.modules() if isinstance(module, nn.modules.dropout._DropoutNd)]
-    return any(module.training and module.p > 0 for module in dropouts)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -11,17 +11,15 @@ import torch
 from torch import Tensor
 
 from dosimeter.interfaces import Exposure
-from dosimeter.network.probing import input_of
+from dosimeter.metrics.map_error import MapError
 from dosimeter.registry import MAPS
-from dosimeter.surfaces.features import beats_nulls
+from dosimeter.surfaces.layer_inputs import LARGEST_CERTIFIED_ERROR, beats_nulls, can_refute, judge_errors, reader_of, score_layer
 from dosimeter.surfaces.pictures import MOST_PICTURES, png
-from dosimeter.surfaces.scores import SAMPLE_NULLS, Comparison, Nulls, Scores, Values, columns_of, median, number, score_samples
+from dosimeter.surfaces.scores import SAMPLE_NULLS, Comparison, Scores, Values, keep_finite
 from dosimeter.surfaces.surface import SURFACES, Surface
 from dosimeter.surfaces.verdicts import Verdict
 from dosimeter.types import Batch, MapEstimate
 
-LARGEST_CERTIFIED_ERROR = 1e-2  # a certificate is false beyond this error, or beyond its own error bar where that is smaller
-AUXILIARY_PIECE = 64  # auxiliary samples that go through the model at a time
 SHOWN_CHANNELS = 16  # of each sample, as a square of small pictures: the channels with the largest entries
 PIXELS_PER_MAP = 48  # the side of one map in a picture, at least
 
@@ -53,7 +51,8 @@ class Maps(Surface[MapEstimate]):
         return score_maps(found, comparison)
 
     def judge(self, found: MapEstimate, scores: Scores, attempts: int) -> tuple[Verdict, str]:
-        return judge_maps(*scores.as_lists(), found.layer, int(found.certified.sum()), scores.details.get("false_certificates", 0))
+        counted = f"samples' activation maps at {found.layer}"
+        return judge_errors("map", counted, scores, certified=int(found.certified.sum()), attempts=attempts)
 
     def beats_nulls(self, value: float | None, rivals: Values) -> bool:
         return beats_nulls(value, rivals)
@@ -65,7 +64,18 @@ class Maps(Surface[MapEstimate]):
         return replace(found, certified=torch.zeros_like(found.certified), premises=(), message=message)
 
     def count_guesses(self, found: MapEstimate) -> int:
-        return len(found.maps)
+        return len(keep_finite(found.maps))
+
+    def merge(self, estimates: Sequence[MapEstimate], count: int) -> MapEstimate:
+        """The maps of one layer, since those of several cannot be compared: of the layer that shows most samples."""
+        by_layer: dict[str, list[Tensor]] = {}
+        for estimate in estimates:
+            by_layer.setdefault(estimate.layer, []).append(keep_finite(estimate.maps))
+        layer, found = max(by_layer.items(), key=lambda item: sum(map(len, item[1])))
+        maps = torch.cat(found)[:count]
+        bare = torch.zeros(len(maps), dtype=torch.bool, device=maps.device)
+        bars = torch.full((len(maps),), torch.nan, device=maps.device)
+        return replace(estimates[0], layer=layer, maps=maps, batch_size=len(maps), certified=bare, error_bars=bars, premises=())
 
     def details(self, found: MapEstimate, exposure: Exposure, truth: Batch) -> dict[str, Any]:
         layers = [
@@ -92,74 +102,50 @@ class Maps(Surface[MapEstimate]):
 
     def pictures(self, found: MapEstimate, comparison: Comparison, scores: Scores) -> list[dict[str, Any]]:
         assert comparison.exposure is not None
-        return map_pictures(found.maps, true_maps(comparison.exposure, found.layer, comparison.truth.inputs), scores)
-
-
-def judge_maps(found: Mapping[str, Values], nulls: Nulls, layer: str, certified: int, refuted: int) -> tuple[Verdict, str]:
-    """Maps leaked where one is certified, or where the median error beats the median of every null."""
-    errors = [number(value, math.inf) for value in found.get("map_error", ())]
-    if refuted:
-        return Verdict.NOT_SHOWN, f"{refuted} of {certified} certificates are refuted by the truth: do not trust this run, and report it"
-    if not errors:
-        unmeasured = "their error cannot be measured, since the client's own maps cannot be computed again"
-        verdict = Verdict.LEAKED if certified else Verdict.NOT_SHOWN
-        return verdict, f"the activation maps of {certified} samples certified from the gradient alone; {unmeasured}"
-    middle = median(errors)
-    if certified:
-        counted = f"the activation maps of {certified} of {len(errors)} samples at {layer} certified from the gradient alone"
-        return Verdict.LEAKED, f"{counted}; median relative error {middle:.2g}"
-    null_medians = [median([number(value, math.inf) for value in column]) for column in columns_of(nulls, "map_error")]
-    floor = min(null_medians, default=1.0)
-    if null_medians and beats_nulls(middle, null_medians):
-        return Verdict.LEAKED, f"median relative error of the maps {middle:.2g}, the best null has {floor:.2g}"
-    return Verdict.NOT_SHOWN, f"median relative error of the maps {middle:.2g} against {floor:.2g} of the best null"
+        true = reader_of(comparison.exposure, found.layer, as_maps)(comparison.truth.inputs)
+        return map_pictures(found.maps, true, scores)
 
 
 def score_maps(found: MapEstimate, comparison: Comparison) -> Scores:
     """Compare recovered maps with what the exposure's model computes from the private batch at the same layer."""
-    exposure, foreign, auxiliary, truth = comparison.exposure, comparison.foreign, comparison.auxiliary, comparison.truth
+    exposure, foreign, truth = comparison.exposure, comparison.foreign, comparison.truth
     if exposure is None:
         raise ValueError("exposure: scoring maps needs the exposure they were recovered from, whose model gives the true ones")
-    true = true_maps(exposure, found.layer, truth.inputs)  # the whole batch at once, as batch norm in train mode saw it
-    if found.maps.shape[1:] != true.shape[1:]:
-        raise ValueError(f"found.maps: expected (n, {', '.join(map(str, true.shape[1:]))}), got {tuple(found.maps.shape)}")
-    public = None
-    if auxiliary is not None:
-        pieces = auxiliary.inputs.tensor_split(-(-len(auxiliary.inputs) // AUXILIARY_PIECE))  # of nearly equal size
-        public = torch.cat([true_maps(exposure, found.layer, piece) for piece in pieces]).to(torch.float64)
+    read = reader_of(exposure, found.layer, as_maps)
+    true = read(truth.inputs)  # the whole batch at once, as batch norm in train mode saw it
+    refused: dict[str, Any] = {}
     if foreign is not None and foreign.layer != found.layer:
-        foreign = None  # maps of another layer compare with nothing here
-    scores = score_samples(
-        "maps",
-        recovered=found.maps.detach().to(true.device, torch.float64),
-        truth=true.to(torch.float64),
-        auxiliary=public,
-        foreign=None if foreign is None else foreign.maps.detach().to(true.device, torch.float64),
-        blind=("zero", torch.zeros_like(true, dtype=torch.float64)),
-        metrics=comparison.metrics,
-    )
+        why = f"the same method shows the maps of another layer, {foreign.layer}, of a foreign gradient"
+        foreign, refused = None, {"refused_nulls": {"foreign": why}}
+    for path, estimate in (("found", found), ("foreign", foreign)):
+        if estimate is not None and estimate.maps.shape[1:] != true.shape[1:]:
+            raise ValueError(f"{path}.maps: expected (n, {', '.join(map(str, true.shape[1:]))}), got {tuple(estimate.maps.shape)}")
+    scores = score_layer("maps", found.maps, true, None if foreign is None else foreign.maps, read, comparison)
     assert scores.assignment is not None
-    details: dict[str, Any] = {"recovered": len(found.maps)}
-    if not any(defense.replaces for defense in exposure.public.defenses):  # else the truth is not what the client trained on
-        details["false_certificates"] = int(false_certificates(found, true, scores.assignment).sum())
-    return replace(scores, details=details)
+    counts = {"recovered": len(found.maps)}
+    if can_refute(exposure):
+        counts["false_certificates"] = int(false_certificates(found, true, scores.assignment).sum())
+    return replace(scores, details=scores.details | counts | refused)
 
 
-def true_maps(exposure: Exposure, layer: str, inputs: Tensor) -> Tensor:
-    """What the layer receives when the model sees `inputs`: (B, C, H, W)."""
-    parameter = next(exposure.model.parameters())
-    return input_of(exposure.model, layer, inputs.to(parameter.device, parameter.dtype))
+def as_maps(received: Tensor, layer: str) -> Tensor:
+    """What a layer received as (B, C, H, W). A vector a sample is a grid of one position."""
+    if received.ndim == 4:
+        return received
+    if received.ndim > 1 and received[0].numel() == received.shape[-1]:
+        return received.reshape(len(received), -1, 1, 1)
+    shape = ", ".join(map(str, received.shape[1:]))
+    raise ValueError(f"{layer}: expected a layer that receives maps (B, C, H, W) or one vector a sample, got (B, {shape})")
 
 
 def false_certificates(found: MapEstimate, true: Tensor, assignment: Tensor) -> Tensor:
     """Which recovered samples are certified and refuted by the truth: (n,) bool."""
-    errors = torch.full((len(found.maps),), torch.inf, dtype=torch.float64)
-    for sample, partner in enumerate(assignment.tolist()):
-        if partner >= 0:
-            difference = found.maps[partner].to(true) - true[sample]
-            errors[partner] = float(difference.double().norm() / true[sample].double().norm())
-    allowed = found.error_bars.cpu().double().clamp(max=LARGEST_CERTIFIED_ERROR)
-    return found.certified.cpu() & ~(errors <= allowed)
+    matched = (assignment >= 0).to(true.device)
+    partners = assignment[assignment >= 0].to(true.device)
+    errors = torch.full((len(found.maps),), torch.inf, dtype=torch.float64, device=true.device)
+    errors[partners] = MapError()(found.maps.detach().to(true.device)[partners], true[matched])
+    allowed = found.error_bars.to(errors).clamp(max=LARGEST_CERTIFIED_ERROR)
+    return found.certified.to(true.device) & ~(errors <= allowed)
 
 
 def map_pictures(recovered: Tensor, true: Tensor, scores: Scores) -> list[dict[str, Any]]:

@@ -1,12 +1,14 @@
 """Features: scores against the model's own, certificates that the truth refutes, the verdict and the share of a grid cell."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
 
 import dosimeter as dm
 from dosimeter.network.probing import input_of
-from dosimeter.surfaces.features import Features, beats_nulls, false_certificates, judge_features
+from dosimeter.surfaces.features import Features, false_certificates
 from dosimeter.surfaces.verdicts import Verdict
 
 TRUE_FEATURES = torch.eye(4)
@@ -93,28 +95,6 @@ def test_what_cannot_be_compared_is_refused(digits, seen):
         dm.score(features_of(true[:, :3], truth.targets), truth, exposure=exposure)
 
 
-def test_features_leak_by_certificate_or_by_half_of_the_best_null():
-    nulls = {"mean": {"feature_error": [0.4, 0.4]}, "foreign": {"feature_error": [1.0, 1.0]}}
-    assert judge_features({"feature_error": [0.19, 0.19]}, nulls, 0, chance=0.01)[0] == Verdict.LEAKED
-    assert judge_features({"feature_error": [0.21, 0.21]}, nulls, 0, chance=0.01)[0] == Verdict.NOT_SHOWN
-    assert judge_features({"feature_error": [0.9, None]}, nulls, 1, chance=1.0)[0] == Verdict.LEAKED
-    assert judge_features({"feature_error": [0.001, 0.9]}, nulls, 2, refuted=1, chance=0.01)[0] == Verdict.NOT_SHOWN
-
-
-def test_features_leak_only_beyond_luck_and_beside_a_foreign_null():
-    nulls = {"mean": {"feature_error": [0.4, 0.4]}, "foreign": {"feature_error": [1.0, 1.0]}}
-    close = {"feature_error": [0.1, 0.1]}
-    assert judge_features(close, nulls, 0, chance=0.01, attempts=5)[0] == Verdict.LEAKED
-    verdict, reason = judge_features(close, nulls, 0, chance=0.011, attempts=5)
-    assert verdict == Verdict.NOT_SHOWN
-    assert reason.endswith("by luck with probability 0.055, counting 5 methods tried, so this batch does not tell a leak from luck")
-    del nulls["foreign"]
-    verdict, reason = judge_features(close, nulls, 0, chance=0.0, refused={"foreign": "the gradient is zero"})
-    assert verdict == Verdict.NOT_SHOWN
-    assert reason.endswith("no leak is claimed without a null of the same kind: the gradient is zero")
-    assert judge_features(close, nulls, 1, chance=1.0)[0] == Verdict.LEAKED
-
-
 def test_foreign_features_are_merged_to_the_number_of_guesses():
     first, second = certified_features(), certified_features(torch.tensor([[torch.nan] * 4, [5.0] * 4]), TARGETS[:2])
     merged = Features().merge([first, second], 5)
@@ -123,13 +103,20 @@ def test_foreign_features_are_merged_to_the_number_of_guesses():
     assert [Features().count_guesses(estimate) for estimate in (first, second, merged)] == [4, 1, 5]
 
 
-@pytest.mark.parametrize(
-    ("error", "rivals", "beats"),
-    [(0.19, [0.4, 1.0], True), (0.2, [0.4, 1.0], False), (0.49, [], True), (0.5, [9.0], False), (0.1, [None], True), (None, [1.0], False)],
-)
-def test_a_sample_beats_its_nulls_below_half_of_each_and_of_the_zero_vector(error, rivals, beats):
-    assert beats_nulls(error, rivals) is beats
-    assert Features().beats_nulls(error, rivals) is beats
+def test_features_are_judged_by_certificates_and_else_by_luck(seen, digits):
+    exposure, truth, true = seen
+    bare = features_of(true, truth.targets, certified=torch.zeros(6, dtype=torch.bool))
+    other = features_of(input_of(exposure.model, "4", digits.inputs[40:46]), truth.targets)
+    scores = dm.score(bare, truth, exposure=exposure, foreign=other)
+    assert Features().judge(bare, scores, 1)[0] is Verdict.LEAKED
+    lucky = replace(scores, details=scores.details | {"chance": 0.06})
+    assert Features().judge(bare, lucky, 1)[0] is Verdict.NOT_SHOWN
+    proved = features_of(true, truth.targets)
+    verdict, reason = Features().judge(proved, dm.score(proved, truth, exposure=exposure), 9)
+    assert verdict is Verdict.LEAKED
+    assert reason.startswith("6 of 6 feature vectors certified")
+    assert Features().beats_nulls(0.19, [0.4, 1.0])
+    assert not Features().beats_nulls(0.2, [0.4, 1.0])
 
 
 def test_the_record_says_what_the_gradient_can_determine(seen):

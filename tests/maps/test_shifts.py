@@ -1,0 +1,55 @@
+"""Shifts as a registered method: it recovers what the layer received, takes a layer, and refuses with the reason."""
+
+import pytest
+import torch
+from torch import nn
+
+import dosimeter as dm
+from dosimeter.config import construct, describe
+from dosimeter.maps.shifts import Shifts
+from dosimeter.registry import MAPS
+
+
+@pytest.fixture
+def model() -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(4)
+        return nn.Sequential(
+            *(nn.Conv2d(1, 48, 3, 2, 1), nn.ReLU(), nn.Conv2d(48, 48, 3, 2, 1), nn.ReLU(), nn.Conv2d(48, 48, 3, 1, 1), nn.ReLU()),
+            *(nn.Conv2d(48, 48, 3, 1, 1), nn.ReLU()),
+            *(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(48, 10)),
+        ).eval()
+
+
+@pytest.fixture
+def batch(batch: dm.Batch) -> dm.Batch:
+    return dm.Batch(batch.inputs[:3], batch.targets[:3])
+
+
+@pytest.mark.parametrize(("layer", "depth"), [(None, 4), ("6", 6)])
+def test_recovers_what_the_layer_receives(model, batch, rng, layer, depth):
+    found = Shifts(layer=layer)(dm.observe(model, batch), rng)
+    truth = model[:depth](batch.inputs).detach().double().flatten(1)
+    assert found.layer == str(depth)
+    assert found.certified.all()
+    distances, partners = torch.cdist(found.maps.flatten(1), truth).min(1)
+    assert sorted(partners.tolist()) == list(range(len(batch.inputs)))
+    assert (distances / truth.norm(dim=1)[partners] < found.error_bars).all()
+
+
+def test_the_gradient_alone_decides_and_the_stream_of_random_numbers_changes_nothing(model, batch):
+    exposure = dm.observe(model, batch)
+    one, other = (Shifts()(exposure, torch.Generator().manual_seed(seed)) for seed in (1, 2))
+    gaps = torch.cdist(one.maps.flatten(1), other.maps.flatten(1)).min(1).values
+    assert (gaps / one.maps.flatten(1).norm(dim=1) < 1e-4).all()
+
+
+def test_a_layer_that_the_model_does_not_have_is_refused(model, batch, rng):
+    with pytest.raises(dm.Refused, match="no gradient of a layer 'nowhere'"):
+        Shifts(layer="nowhere")(dm.observe(model, batch), rng)
+
+
+def test_a_table_names_the_layer():
+    method = MAPS.build("shifts", layer="6")
+    assert describe(method) == {"name": "shifts", "layer": "6"}
+    assert construct(Shifts, {"layer": "6"}, "maps") == method
