@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from scipy.linalg import qr
 from scipy.optimize import linprog
 from torch import Generator, Tensor
 
@@ -18,6 +19,10 @@ from dosimeter.options import PositiveFloat, PositiveInt
 from dosimeter.progress import advance
 from dosimeter.registry import LABELS
 from dosimeter.types import Knowledge, LabelEstimate, Refused
+
+COMPLETIONS = 2  # of the basis, each by other columns
+SOLVER_SLACK = 1e-7  # by which the solver lets a constraint be violated
+LARGEST_SLACK = 1e-5  # of a separation that is taken for zero
 
 
 @LABELS.register("rlg")
@@ -65,10 +70,46 @@ def _directions(rows: Tensor, rank: int) -> np.ndarray:
 
 def _separations(directions: np.ndarray, classes: Tensor) -> Tensor:
     """How far each class can be cut off: the largest −r·q_c with r·q_j ≥ 0 for the others and |r| ≤ 1."""
+    inseparable = _inseparable(directions)
     found = []
     for done, label in enumerate(classes.tolist()):
-        others = np.delete(directions, label, axis=1)  # (S, C − 1)
-        solved = linprog(directions[:, label], A_ub=-others.T, b_ub=np.zeros(others.shape[1]), bounds=(-1, 1), method="highs")
-        found.append(-solved.fun if solved.status == 0 else 0.0)
+        found.append(0.0 if inseparable[label] else _separation(directions, label))
         advance(done + 1, len(classes), "linear programs")
     return torch.tensor(found, dtype=torch.float64, device=classes.device)
+
+
+def _separation(directions: np.ndarray, label: int) -> float:
+    others = np.delete(directions, label, axis=1)  # (S, C − 1)
+    solved = linprog(directions[:, label], A_ub=-others.T, b_ub=np.zeros(others.shape[1]), bounds=(-1, 1), method="highs")
+    return -solved.fun if solved.status == 0 else 0.0
+
+
+def _inseparable(directions: np.ndarray) -> np.ndarray:
+    """Which classes a few others prove to be inseparable, without a program of their own: (C,).
+
+    Where Σ λ_j q_j = 0 with λ > 0 over columns of full rank, their nonnegative combinations are the whole space. Every other
+    class is then one of them, q_c = Σ μ_j q_j, and r·q_j ≥ 0 leaves r·q_c ≥ 0. A basis of long columns is completed by
+    further columns, and again by others, which proves the first ones. A proof counts where the solver's slack cannot undo it.
+    """
+    rank, count = directions.shape
+    proved = np.zeros(count, dtype=bool)
+    basis = np.asarray(qr(directions, mode="r", pivoting=True)[-1])[:rank]
+    coordinates = np.linalg.lstsq(directions[:, basis], directions, rcond=None)[0]  # (S, C)
+    free = np.ones(count, dtype=bool)  # columns that may complete the basis
+    free[basis] = False
+    for _ in range(COMPLETIONS):
+        columns = np.flatnonzero(free)
+        if not len(columns):
+            break
+        target = -directions[:, basis].sum(axis=1)
+        solved = linprog(np.ones(len(columns)), A_eq=directions[:, columns], b_eq=target, method="highs")
+        if solved.status != 0:
+            break
+        completing = columns[solved.x > 0]
+        turns = np.maximum(-coordinates.min(axis=0), 0)  # how often Σ λ_j q_j = 0 is added to make all μ nonnegative
+        weight = coordinates.sum(axis=0) + turns * (rank + solved.fun)  # Σ μ_j
+        reached = weight * SOLVER_SLACK <= LARGEST_SLACK
+        reached[basis] = reached[completing] = False
+        proved |= reached
+        free[completing] = False
+    return proved

@@ -1,9 +1,11 @@
 """RLG: linear programs that cut present classes off."""
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from dosimeter.labels import rlg
 from dosimeter.runs.server import recover_labels
 from dosimeter.types import Refused
 
@@ -42,3 +44,20 @@ def test_a_zero_gradient_is_refused(expose):
         change.zero_()
     with pytest.raises(Refused, match="stands above rounding"):
         recover_labels(exposure, "rlg")
+
+
+@pytest.mark.parametrize(("labels", "classes"), [([0, 7, 7, 19], 30), ([3], 12), (list(range(12)), 40), ([5, 5, 5], 20)])
+def test_classes_proved_inseparable_together_have_separation_zero_alone(expose, labels, classes):
+    """Reference: the linear program of every class."""
+    directions = rlg._directions(expose(labels, classes=classes).update["2.weight"], len(set(labels)))
+    proved = rlg._inseparable(directions)
+    alone = [rlg._separation(directions, label) for label in range(classes)]
+    assert proved.sum() >= classes - 2 * len(labels)
+    assert max(alone[label] for label in range(classes) if proved[label]) < 1e-6
+    assert not proved[labels].any()
+
+
+def test_columns_in_a_half_space_prove_nothing():
+    directions = torch.rand(3, 20, dtype=torch.float64).numpy() + 0.1
+    assert not rlg._inseparable(directions).any()
+    assert not rlg._inseparable(np.eye(4)).any()
