@@ -4,7 +4,7 @@
     python benchmarks/record_bits.py compare OLD NEW          prints what differs; exit code 1 where anything does
     ... compare OLD NEW --without SURFACE ...                 leaves the records of these surfaces out, as where one is new
 
-One thread, so that sums are taken in one order. Seconds, versions and keys are left out. RENAMED lists the words that a
+One thread, so that sums are taken in one order. Seconds, versions, keys and checksums are left out. RENAMED lists the words that a
 change of names alone explains: old spelling, new spelling.
 """
 
@@ -121,7 +121,7 @@ RENAMED: tuple[tuple[str, str], ...] = (
         f'"name":"gradfilt_imprint",{FILTER},"expected":12,"bins":64,"round":0',
     ),
 )
-TIMED = ("seconds", "versions", "key", "update_seconds", "time_ratio")
+TIMED = ("seconds", "versions", "key", "checksum", "update_seconds", "time_ratio")  # the checksum covers the seconds
 TIMES = re.compile(r"[\d.]+ times a client's time")
 
 
