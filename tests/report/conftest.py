@@ -1,6 +1,7 @@
 """An audit as the pipeline would record it: real pictures, scores computed from them, two settings, every verdict."""
 
 import base64
+import dataclasses
 import io
 from collections.abc import Callable
 from typing import Any
@@ -65,6 +66,35 @@ def make_label_record() -> Callable[..., Record]:
 @pytest.fixture(scope="session")
 def make_input_record() -> Callable[..., Record]:
     return input_record
+
+
+@pytest.fixture(scope="session")
+def make_cost() -> Callable[..., Record]:
+    return grid_cost
+
+
+@pytest.fixture(scope="session")
+def make_inputs() -> Callable[..., Record]:
+    return grid_inputs
+
+
+@pytest.fixture(scope="session")
+def make_labels() -> Callable[..., Record]:
+    return grid_labels
+
+
+@pytest.fixture(scope="session")
+def grid_records() -> list[Record]:
+    """A grid of two defenses: three of four inputs leak without, one behind pruning, none behind noise; noise costs accuracy."""
+    pruned, noisy = [{"name": "pruning", "ratio": 0.9}], [{"name": "gaussian_noise", "std": 0.1}]
+    return [
+        grid_inputs([], [30.0, 30.0, 30.0, 14.0], "leaked"),
+        grid_cost([], 0.9, 1.0),
+        grid_inputs(pruned, [30.0, 11.0, 11.0, None], "leaked"),
+        grid_cost(pruned, 0.89, 0.99),
+        grid_inputs(noisy, [11.0] * 4, "not shown at this budget"),
+        grid_cost(noisy, 0.6, 0.667, guarantees=[{"epsilon": 3.0, "delta": 1e-5, "unit": "client", "source": "x"}]),
+    ]
 
 
 def record(surface: str, method: str, std: float | None = None, labels: str = "given", seed: int = 0, **fields: Any) -> Record:
@@ -226,3 +256,57 @@ def png(image: np.ndarray) -> str:
     file = io.BytesIO()
     Image.fromarray((image * 255).astype(np.uint8)).save(file, "PNG", optimize=True)
     return base64.b64encode(file.getvalue()).decode()
+
+
+GRID_RECORD = Record(
+    key="k",
+    config={"subject": {}},
+    surface="utility",
+    method="federated training",
+    seed=0,
+    threat_model={},
+    metrics={},
+    nulls={},
+    outcome="completed",
+    verdict="",
+    reason="",
+    warnings=[],
+    seconds=1.0,
+    versions={},
+)
+
+
+def grid_cost(defenses, accuracy, kept, **details):
+    metrics = {"accuracy": [accuracy], "accuracy_kept": [kept], "bytes_ratio": [0.5], "time_ratio": [1.5], "epsilon": [None]}
+    return dataclasses.replace(GRID_RECORD, key=f"u{defenses}", threat_model={"defenses": defenses}, metrics=metrics, details=details)
+
+
+def grid_inputs(defenses, psnr, verdict, method="dlg"):
+    nulls = {"mean": {"psnr": [10.0] * len(psnr)}, "foreign": {"psnr": [12.0] * len(psnr)}}
+    threat_model = {"defenses": defenses, "labels": "given", "needs": []}
+    return dataclasses.replace(
+        GRID_RECORD,
+        key=f"i{defenses}{method}",
+        surface="inputs",
+        method=method,
+        threat_model=threat_model,
+        metrics={"psnr": psnr},
+        nulls=nulls,
+        verdict=verdict,
+    )
+
+
+def grid_labels(found, chance, method="ilrg", seed=0, **details):
+    return dataclasses.replace(
+        GRID_RECORD,
+        key=f"l{method}{seed}",
+        surface="labels",
+        method=method,
+        seed=seed,
+        config={"subject": {"batch_hash": seed}, "seed": seed, "labels": method},
+        threat_model={"defenses": [], "batch_size": 4},
+        metrics={"insacc": [found]},
+        nulls={"prior": {"insacc": [0.5]}},
+        verdict="not shown at this budget",
+        details={"chance": chance, **details},
+    )
