@@ -97,5 +97,6 @@ def _plain(found: Inspection) -> dict[str, Any]:
         "left_out": list(found.left_out),
         "left_out_because": dict(found.left_out),
         "unseen": list(found.unseen),
+        "exposed_batches": [vars(one) for one in found.exposed],
         "findings": [{key: str(value) if value in (float("inf"),) else value for key, value in row.items()} for row in findings],
     }

@@ -24,6 +24,7 @@ from dosimeter.inspection.checks import (
 from dosimeter.inspection.finding import Finding, Measured
 from dosimeter.inspection.received_model import ReceivedModel, receive_model
 from dosimeter.inspection.thresholds import FALSE_ALARMS, HONEST_MODELS, THRESHOLDS
+from dosimeter.network.layer_shapes import BatchLimit, largest_batch
 from dosimeter.types import Batch
 
 UNTAUGHT = "classes that nobody has had since a last layer of zeros, or before most of it was pruned"
@@ -71,6 +72,7 @@ class Inspection:
 
     findings: tuple[Finding, ...]
     left_out: Mapping[str, str] = field(default_factory=dict)  # checks that could not look, and why
+    exposed: tuple[BatchLimit, ...] = ()  # the largest batch whose activation maps each layer's gradient can show
     honest_models: int = HONEST_MODELS  # on which the thresholds were tried
     false_alarms: int = FALSE_ALARMS  # of them that were flagged
 
@@ -91,8 +93,19 @@ class Inspection:
     def __str__(self) -> str:
         lines = [_line(finding) for finding in sorted(self.findings, key=lambda one: not one.suspicious)]
         lines += [f"{'left out':>10}  {name}{_against(CHECKS[name].made_for)}: {why}" for name, why in self.left_out.items()]
+        lines += [f"{'note':>10}  {self.exposure}"]
         rate = f"these thresholds flagged {self.false_alarms} of {self.honest_models} honest models ({self.false_positive_rate:.1%})"
         return "\n".join([*lines, f"{self.verdict}; {rate}"])
+
+    @property
+    def exposure(self) -> str:
+        """One sentence: up to which batch size an honest round with this model gives activation maps away."""
+        if not self.exposed:
+            return "activation maps: no convolution or hidden linear layer was seen"
+        widest = max(self.exposed, key=lambda one: one.limit)
+        if not widest.limit:
+            return "activation maps: no layer's gradient has room for the maps of a single sample"
+        return f"activation maps: batches of up to {widest.limit} can be read off the gradient of {widest.layer} ({widest.reason})"
 
     @property
     def verdict(self) -> str:
@@ -122,7 +135,15 @@ def inspect(model: nn.Module, batch: Batch | None = None, reference: nn.Module |
         for name, result in measured.items()
         if not isinstance(result, str)
     ]
-    return Inspection(findings=tuple(findings), left_out={name: why for name, why in measured.items() if isinstance(why, str)})
+    left_out = {name: why for name, why in measured.items() if isinstance(why, str)}
+    return Inspection(findings=tuple(findings), left_out=left_out, exposed=_exposed_batches(received_model))
+
+
+def _exposed_batches(received: ReceivedModel) -> tuple[BatchLimit, ...]:
+    try:
+        return largest_batch(received.model, tuple(received.inputs.shape[1:]))
+    except (RuntimeError, ValueError, StopIteration):  # a model that does not run on the probes has no shapes to tell
+        return ()
 
 
 def _against(attacks: tuple[str, ...]) -> str:

@@ -326,3 +326,12 @@ def test_one_folder_of_images_says_nothing_of_classes(digits, tmp_path) -> None:
     }
     save_file(weights, tmp_path / "received.safetensors")
     assert run_inspect(["small_cnn", f"model.weights={tmp_path / 'received.safetensors'}"], data=str(tmp_path)) == 0
+
+
+def test_the_largest_batch_whose_maps_a_layer_gives_away_is_told(capsys) -> None:
+    found = inspect(honest("fcn3", 3))
+    assert [(one.layer, one.limit) for one in found.exposed] == [("fc1", 48), ("fc2", 32)]
+    assert "batches of up to 48" in found.exposure
+    assert "no layer's gradient has room" in inspect(honest("small_cnn", 3)).exposure
+    assert main(["inspect", "fcn3", "--json"]) in (0, 1)
+    assert json.loads(capsys.readouterr().out)["exposed_batches"]

@@ -1,61 +1,13 @@
-"""The layers of a model whose gradients can show their inputs, and the largest batch for which each can."""
+"""The layers of an exposure whose gradients can show their inputs."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from dosimeter.interfaces import Exposure
-from dosimeter.network.probing import record_inputs
-from dosimeter.normalization import from_pixels
-from dosimeter.randomness import generator
-from dosimeter.types import Normalization
-
-PROBES = 4  # random images on which a layer's input must never be negative
-
-
-@dataclass(frozen=True, kw_only=True)
-class LayerShape:
-    """One convolution and the grid it works on. A fully connected layer is a kernel of 1 by 1 on a grid of one position."""
-
-    name: str
-    module: nn.Conv2d | nn.Linear
-    height: int
-    width: int
-    non_negative: bool  # its inputs come out of a ReLU, as far as probes tell
-    obstacle: str  # "" where the algebra applies
-
-    @property
-    def positions(self) -> int:
-        return self.height * self.width
-
-    @property
-    def weight(self) -> Tensor:
-        """(out, in, k, k)"""
-        return _as_kernel(self.module.weight.detach())
-
-    @property
-    def kernel(self) -> tuple[int, int]:
-        return self.weight.shape[2], self.weight.shape[3]
-
-    @property
-    def channels(self) -> int:
-        """The fewer of its inputs and outputs: as many positions can its gradient tell apart."""
-        return min(self.weight.shape[:2])
-
-    @property
-    def most_samples(self) -> int:
-        """The largest batch whose positions the channels can hold."""
-        return self.channels // self.positions
-
-    @property
-    def offsets(self) -> list[tuple[int, int]]:
-        """The shifts of the kernel, rows first."""
-        reach = [side // 2 for side in self.kernel]
-        return [(dy, dx) for dy in range(-reach[0], reach[0] + 1) for dx in range(-reach[1], reach[1] + 1)]
+from dosimeter.network.layer_shapes import LayerShape, as_kernel, find_shapes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,94 +17,11 @@ class ConvolutionLayer(LayerShape):
     gradient: Tensor  # (out, in, k, k)
 
 
-@dataclass(frozen=True, kw_only=True)
-class BatchLimit:
-    """The largest batch whose maps one layer's gradient can show."""
-
-    layer: str
-    limit: int  # samples; 0 where it shows none
-    reason: str  # what sets the limit
-
-
-def largest_batch(model: nn.Module, input_shape: tuple[int, ...], normalization: Normalization | None = None) -> tuple[BatchLimit, ...]:
-    """For every convolution and hidden linear layer, in the order in which they run: the largest batch that it exposes.
-
-    The numbers follow from shapes alone: B samples on a grid of H by W have B·H·W positions, and the gradient tells at most as many
-    apart as the layer has channels on its narrower side.
-    """
-    return tuple(_limit(shape) for shape in find_shapes(model, input_shape, normalization or Normalization()))
-
-
-def _limit(shape: LayerShape) -> BatchLimit:
-    if shape.obstacle:
-        return BatchLimit(layer=shape.name, limit=0, reason=shape.obstacle)
-    reason = f"{shape.height} x {shape.width} positions a sample, {shape.channels} channels on the narrower side"
-    if not shape.non_negative and shape.most_samples > 1:
-        reason += "; its inputs can be negative, so that it takes the head's proved samples to tell more than one sample apart"
-    return BatchLimit(layer=shape.name, limit=shape.most_samples, reason=reason)
-
-
 def find_convolutions(exposure: Exposure) -> list[ConvolutionLayer]:
     """Every layer whose weight gradient was sent, in the order in which the model runs them."""
     found = []
     for shape in find_shapes(exposure.model, exposure.public.input_shape, exposure.public.normalization):
         gradient = exposure.update.get(f"{shape.name}.weight" if shape.name else "weight")
         if gradient is not None:
-            found.append(ConvolutionLayer(**vars(shape), gradient=_as_kernel(gradient)))
+            found.append(ConvolutionLayer(**vars(shape), gradient=as_kernel(gradient)))
     return found
-
-
-def find_shapes(model: nn.Module, input_shape: tuple[int, ...], normalization: Normalization) -> list[LayerShape]:
-    """The convolutions and hidden linear layers of a model, in the order in which it runs them."""
-    parameter = next(model.parameters())
-    rng = generator(0, "probes of the convolutions")
-    probes = from_pixels(torch.rand(PROBES, *input_shape, generator=rng), normalization).to(parameter)
-    _, received = record_inputs(model, probes, lambda _, module: isinstance(module, nn.Conv2d | nn.Linear))
-    if received and isinstance(received[-1][1], nn.Linear):
-        received = received[:-1]  # the head, whose inputs are the features
-    calls: dict[str, list[Tensor]] = {}
-    for name, _, inputs in received:
-        calls.setdefault(name, []).append(inputs)
-    return [_shape(name, model.get_submodule(name), inputs) for name, inputs in calls.items()]
-
-
-def _shape(name: str, module: nn.Module, inputs: list[Tensor]) -> LayerShape:
-    assert isinstance(module, nn.Conv2d | nn.Linear)
-    first = inputs[0]
-    grid = first.shape[-2:] if isinstance(module, nn.Conv2d) else (math.prod(first.shape[1:-1]), 1)
-    return LayerShape(
-        name=name,
-        module=module,
-        height=grid[0],
-        width=grid[1],
-        non_negative=bool((first >= 0).all()) and bool((first == 0).any()),
-        obstacle=_obstacle(module, math.prod(grid), len(inputs)),
-    )
-
-
-def _as_kernel(weight: Tensor) -> Tensor:
-    """(out, in, k, k); a matrix becomes a kernel of 1 by 1."""
-    return weight if weight.ndim == 4 else weight[:, :, None, None]
-
-
-def _obstacle(module: nn.Conv2d | nn.Linear, positions: int, calls: int) -> str:
-    """Why the gradient is not Dᵀ S_o A with shifts of one grid."""
-    if calls > 1:
-        return "the layer runs more than once in a pass, and its gradient is the sum"
-    if isinstance(module, nn.Linear):
-        return "" if positions == 1 else "a linear layer on several positions has no shifts that tell their places"
-    if module.groups > 1:
-        return f"{module.groups} groups: each holds {module.in_channels // module.groups} channels only"
-    if any(stride > 1 for stride in module.stride):
-        return "a stride above 1 leaves positions out"
-    if math.prod(module.kernel_size) == 1:
-        return "" if positions == 1 else "a kernel of 1 by 1 has no shifts"
-    if any(side % 2 == 0 for side in module.kernel_size):
-        return "an even kernel has no centre"
-    if module.padding_mode != "zeros":
-        return f"{module.padding_mode} padding drops nothing at the edge"
-    if any(dilation > 1 for dilation in module.dilation):
-        return "a dilated kernel shifts by more than one"
-    if module.padding != "same" and any(pad != side // 2 for pad, side in zip(module.padding, module.kernel_size)):
-        return "the padding does not keep the grid's size"
-    return ""

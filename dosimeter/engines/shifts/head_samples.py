@@ -14,10 +14,11 @@ import torch
 from scipy.optimize import linprog
 from torch import Tensor
 
-from dosimeter.engines.shifts.convolutions import PROBES, ConvolutionLayer
+from dosimeter.engines.shifts.convolutions import ConvolutionLayer
 from dosimeter.engines.subspace.problem import separate_head
 from dosimeter.interfaces import Exposure
 from dosimeter.network.head import find_head
+from dosimeter.network.layer_shapes import PROBES
 from dosimeter.network.probing import input_of
 from dosimeter.network.tail import Tail, find_tail
 from dosimeter.normalization import from_pixels

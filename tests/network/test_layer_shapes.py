@@ -2,7 +2,7 @@
 
 from torch import nn
 
-from dosimeter.engines.shifts.convolutions import largest_batch
+from dosimeter.network.layer_shapes import largest_batch
 from dosimeter.registry import MODELS
 
 
