@@ -14,7 +14,7 @@ from dosimeter.cli import main
 from dosimeter.records import FILE_NAME, LOCK_NAME, lock_folder, read_records
 
 DIGITS = ["data.name=digits", "data.batch_size=2"]
-LABELS = ["audit", *DIGITS, 'labels=["idlg", "ilrg"]', "features=[]", "attacks=[]"]
+LABELS = ["audit", *DIGITS, 'labels=["idlg", "ilrg"]', "features=[]", "maps=[]", "attacks=[]"]
 STRANGER = '[model]\nname = "{name}"\n{options}\n[data]\nname = "digits"\nbatch_size = 2\n'
 NETWORK = "from torch import nn\nopen('trace', 'w').close()\ndef build():\n    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))\n"
 
@@ -29,7 +29,7 @@ def folder(tmp_path, monkeypatch):
 
 def commands(file):
     yield ["inspect", file]
-    yield ["audit", file, 'labels=["idlg"]', "features=[]", "attacks=[]"]
+    yield ["audit", file, 'labels=["idlg"]', "features=[]", "maps=[]", "attacks=[]"]
     yield ["run", file, "labels=idlg"]
     yield ["generator", "train", file]
 
@@ -117,7 +117,17 @@ def test_a_gate_fails_closed(folder, capsys):
     error = capsys.readouterr().err
     assert "nothing that ran measures inputs.psnr, so 'inputs.psnr.median > 20' cannot tell a pass from a failure" in error
     assert "trusts" not in error
-    impossible = ["audit", *DIGITS, 'labels=["ilrg"]', "features=[]", "attacks=[]", "model.head_bias=false", "--out", "impossible"]
+    impossible = [
+        "audit",
+        *DIGITS,
+        'labels=["ilrg"]',
+        "features=[]",
+        "maps=[]",
+        "attacks=[]",
+        "model.head_bias=false",
+        "--out",
+        "impossible",
+    ]
     assert main([*impossible, "--fail-on", "leaked"]) == 2
     assert main([*impossible, "--fail-on", "labels.insacc.median > 0.5"]) == 2
     assert "nothing that ran measures labels.insacc (ilrg: " in capsys.readouterr().err
@@ -128,7 +138,7 @@ def test_a_gate_on_a_crash_fails_closed(folder, monkeypatch, capsys):
     from dosimeter.labels.idlg import IDLG
 
     monkeypatch.setattr(IDLG, "__call__", lambda *_: 1 / 0)
-    crashed = ["audit", *DIGITS, 'labels=["idlg"]', "features=[]", "attacks=[]"]
+    crashed = ["audit", *DIGITS, 'labels=["idlg"]', "features=[]", "maps=[]", "attacks=[]"]
     for condition in ("leaked", "labels.leaked", "labels.insacc.median > 0.9"):
         assert main([*crashed, "--fail-on", condition]) == 2, condition
         assert "crashed with ZeroDivisionError" in capsys.readouterr().err

@@ -51,7 +51,7 @@ def test_the_headline_says_that_attacks_were_under_optimised(make_record):
     labels = make_record("labels", "ilrg", verdict="not shown at this budget", reason="as good as guessing")
     assert headline(findings([short, labels])) == (
         "No leak of inputs shown at this budget by attacks that were under-optimised, so more steps may show more; "
-        "no leak of labels shown at this budget; features not measured."
+        "no leak of labels shown at this budget; features and maps not measured."
     )
 
 
