@@ -13,7 +13,7 @@ import math
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
@@ -59,25 +59,41 @@ def lock_folder(folder: str | Path | None, *, shared: bool = False) -> Iterator[
     """Lock the folder against other runs; where the lock is `shared`, only against those that want it for themselves.
 
     A block inside of another one on the same folder needs no lock of its own. A folder in which a link stands in the place of our
-    files is refused here, before anything is computed.
+    files is refused here, before anything is computed. A folder that was made here and that a refusal leaves empty is removed.
     """
     if folder is None or Path(folder).absolute() in _held.get():
         yield
         return
     path = Path(folder) / LOCK_NAME
+    new = not path.parent.exists()
     path.parent.mkdir(parents=True, exist_ok=True)
     for name in (FILE_NAME, CHECKPOINT_FOLDER):
         refuse_link(Path(folder) / name)
     with os.fdopen(open_own_file(path), "r+b") as file:
         try:
             fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-        except BlockingIOError:
+            if not os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                raise FileNotFoundError
+        except (BlockingIOError, FileNotFoundError):  # the other run holds the lock, or has just removed its file
             raise ValueError(f"{folder}: another run is writing there; wait for it or choose another folder") from None
         token = _held.set(_held.get() | {Path(folder).absolute()})
         try:
             yield
+        except BaseException:
+            if new:
+                _remove_if_empty(path, file.fileno())
+            raise
         finally:
             _held.reset(token)
+
+
+def _remove_if_empty(lock: Path, descriptor: int) -> None:
+    """Remove a folder that holds nothing but its lock, where no other run shares it."""
+    with suppress(OSError):
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if [file.name for file in lock.parent.iterdir()] == [lock.name]:
+            lock.unlink()
+            lock.parent.rmdir()
 
 
 def read_records(folder: str | Path) -> list[Record]:

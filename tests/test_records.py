@@ -1,3 +1,4 @@
+import fcntl
 import json
 import math
 import os
@@ -6,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from dosimeter.records import FILE_NAME, LOCK_NAME, lock_folder, read_records, write_record
-from dosimeter.types import Record
+from dosimeter.types import Record, Refused
 
 
 def record(key: str, **changes) -> Record:
@@ -102,6 +103,35 @@ def test_no_link_is_followed(name, tmp_path):
         with pytest.raises(ValueError, match="is a symbolic link"):
             write_record(tmp_path / "out", record("a"))
     assert foreign.read_text() == "theirs\n"
+
+
+def refuse_in(folder, before=lambda: None):
+    with lock_folder(folder, shared=True):
+        before()
+        raise Refused("no")
+
+
+def test_a_refusal_leaves_no_new_folder_behind_and_no_other_folder_changed(tmp_path):
+    new, old, used, shared = (tmp_path / name for name in ("new", "old", "used", "shared"))
+    old.mkdir()
+    for folder in (new, old):
+        with pytest.raises(Refused, match="no"):
+            refuse_in(folder)
+    assert not new.exists()
+    assert old.exists()
+    with pytest.raises(Refused, match="no"):
+        refuse_in(used, lambda: write_record(used, record("a")))
+    assert len(read_records(used)) == 1
+    others = []
+
+    def share():
+        others.append(os.open(shared / LOCK_NAME, os.O_RDWR))
+        fcntl.flock(others[0], fcntl.LOCK_SH)
+
+    with pytest.raises(Refused, match="no"):
+        refuse_in(shared, share)
+    assert (shared / LOCK_NAME).exists()
+    os.close(others[0])
 
 
 def test_a_lock_file_of_another_program_is_not_cut(tmp_path):
