@@ -39,7 +39,6 @@ def read_lone_samples(exposure: Exposure, first: FirstRows, labels: LabelEstimat
 
     - Its pixels lie on many of a picture's 256 levels, unlike those of a mixture.
     - Two rows agree on it, and the model gives it by itself the gradient that these rows have (`OwnGradients`).
-    - Two rows agree on it, they have the gradient of two copies of it, and what the copies add to all rows lies in the rows' column space.
     - Four rows with independent slopes agree on it exactly. A mixture has other shares in each of them.
 
     Two rows that agree prove nothing by themselves: with two classes the slopes of all rows are proportional. A row that a defense may have
@@ -126,11 +125,7 @@ def _is_one_sample(quotients: Quotients, candidate: int, agreeing: Tensor, bias:
         return rows[bias[rows].abs().argsort(descending=True)[:COMPARED_ROWS]]
 
     rows = largest(agreeing)
-    response = own.respond(inputs, rows)
-    if own.explain(response, bias[rows]):
-        return True
-    copies = own.explain_twice(response, bias[rows])
-    if copies is not None and quotients.hold(copies):
+    if own.explain(own.respond(inputs, rows), bias[rows]):
         return True
     exact, near = (quotients.apart[candidate] <= distance for distance in (EXACT_AGREEMENT, NEAR_AGREEMENT))
     if 2 * int(exact.sum()) < int(near.sum()):  # rows of mixtures lie around it, of which some agree by chance

@@ -13,9 +13,9 @@ from dosimeter.interfaces import Exposure
 from dosimeter.network.probing import copied_buffers, forward
 
 SAME_GRADIENT = 2e-5  # relative difference up to which a gradient is the input's own; single precision gives 1e-6, mixtures some 1e-3
-SAME_GRADIENT_TWICE = 1e-6  # two samples whose logits differ little have nearly the gradient of two copies of their mean
-MOST_PAIRED_LABELS = 200  # up to which all pairs of labels are tried
 LEAST_CHANGE = 0.01  # relative, of the derivative at the logits from one input to another: with less, inputs cannot be told apart by it
+CONSTANT_CHANGE = 2e-3  # likewise: with less, samples whose labels cancel add no weight that shows
+LABELS_CANCEL = 1e-4  # distance from a mean of labels up to which a prediction is one
 INDEPENDENT = 0.01  # of the largest singular value: from here on a direction counts
 
 
@@ -55,33 +55,20 @@ class OwnGradients:
         """Whether one sample with this response has this gradient (m,), under any label.
 
         A mixture of samples fails. The sum of their weights is not the weight that the model gives the mixture. So the weight alone
-        refutes it, even for two classes, where the weights of all rows are proportional.
+        refutes it, even for two classes, where the weights of all rows are proportional. Two copies of a sample fail too: two alike
+        samples of one label have the gradient of two copies of their mean, but for the square of what tells them apart.
         """
-        if self.share is None:
+        if self.share is None or self._others_cancel(response):
             return False
         expected = self.share * self._errors(response.logits) @ response.slopes  # (labels, m)
         return bool(((expected - gradient).norm(dim=1) <= SAME_GRADIENT * gradient.norm()).any())
-
-    def explain_twice(self, response: Response, gradient: Tensor) -> Tensor | None:
-        """What two copies of one sample add to all biases (k,), if they have this gradient (m,); None if they have not."""
-        if self.share is None or len(self.labels) > MOST_PAIRED_LABELS:
-            return None
-        errors = self.share * self._errors(response.logits)  # (labels, C)
-        expected = errors @ response.slopes
-        difference = (expected[:, None] + expected - gradient).norm(dim=2)  # (labels, labels)
-        first, second = divmod(int(difference.argmin()), len(errors))
-        if float(difference[first, second]) > SAME_GRADIENT_TWICE * float(gradient.norm()):
-            return None
-        return self._along_biases(response.inputs, errors[first] + errors[second])
 
     def count_independent(self, response: Response) -> int:
         """How many rows weigh the derivative at the logits in linearly independent ways: at most C − 1 for a softmax loss.
 
         None counts where the model predicts nearly the same for all inputs. Then all samples of a label have the same shares in every row.
         """
-        origin = self.respond(torch.zeros_like(response.inputs), response.rows)
-        here, there = self._errors(response.logits)[0], self._errors(origin.logits)[0]
-        if float((here - there).norm()) < LEAST_CHANGE * float(here.norm()):
+        if self._change(response) < LEAST_CHANGE:
             return 0
         slopes = response.slopes - response.slopes.mean(0) if self.loss.shift_invariant else response.slopes
         sizes = torch.linalg.svdvals(slopes / slopes.norm(dim=0).clamp_min(torch.finfo(slopes.dtype).tiny))
@@ -92,11 +79,30 @@ class OwnGradients:
         labels = self.labels.to(logits)
         return self.loss.logit_gradient(logits.expand(len(labels), -1), labels)
 
-    def _along_biases(self, inputs: Tensor, direction: Tensor) -> Tensor:
-        """Jᵀ times a direction (C,) of the logits: (k,)."""
-        with torch.enable_grad(), twice_differentiable():
-            logits, biases = self._forward(inputs)
-            return torch.cat(torch.autograd.grad(logits, biases, direction[None].to(logits), materialize_grads=True)).double()
+    def _change(self, response: Response) -> float:
+        """By how much the derivative at the logits differs from that of an empty input, relative to it."""
+        with torch.no_grad():
+            logits = self._forward(torch.zeros_like(response.inputs))[0].double()
+        here, there = self._errors(response.logits)[0], self._errors(logits)[0]
+        return float((here - there).norm() / here.norm().clamp_min(torch.finfo(here.dtype).tiny))
+
+    def _others_cancel(self, response: Response) -> bool:
+        """Whether other samples can share all rows with one sample and add no weight to them.
+
+        Where the model predicts the same p for all inputs, k samples add Σ (p − y_i). This is zero if p is the mean of their labels: for
+        p = 1/C, one sample of each class. A mixture of these and one more then has the weight of one sample.
+        """
+        change = self._change(response)
+        if change >= CONSTANT_CHANGE:
+            return False
+        assert self.share is not None
+        predictions = self._errors(response.logits) + self.labels.to(response.logits)  # (labels, C): all p, if the error is p − y
+        if bool((predictions - predictions[0]).abs().max() > LABELS_CANCEL):
+            return True
+        counts = torch.arange(1, round(1 / self.share), device=predictions.device)[:, None]  # of other samples
+        sums = counts * predictions[0]
+        off = ((sums - sums.round()).abs() / counts).amax(1)
+        return bool((off <= LABELS_CANCEL + change).any())
 
     def _forward(self, inputs: Tensor) -> tuple[Tensor, list[Tensor]]:
         """The logits of one input (1, C), and the biases that they depend on."""

@@ -12,8 +12,6 @@ from dosimeter.normalization import input_bounds
 from dosimeter.types import Normalization
 
 SAME_QUOTIENT = 5e-5  # relative distance up to which two quotients may be one input
-IN_COLUMN_SPACE = 1e-4  # relative distance up to which shares lie in the column space
-SPARE_ROWS = 8  # beyond the rank, that can show shares to lie outside
 ROUNDINGS = 8  # units in the last place of a row's gradient
 RANGE_SLACK = 0.02  # of the data range: how far outside it an entry may lie
 
@@ -32,23 +30,8 @@ class Quotients:
     pictures: Tensor  # (n,) bool: the pixels lie on many of the 256 levels of a picture
     mixtures: Tensor  # (n,) bool: the pixels lie off the levels on which others lie, and no noise hides these
 
-    gradients: Tensor  # (k, d + 1) of the weights and biases, all rows
-
     def __len__(self) -> int:
         return len(self.rows)
-
-    def hold(self, shares: Tensor) -> bool:
-        """Whether the shares (k,) of one sample in all rows lie in the column space of the gradients, with enough rows to see it.
-
-        The gradients are Σ δ_i (x_i, 1)ᵀ, so that the shares δ_i of every sample lie in their column space. A mixture fires other neurons
-        than the samples do. Its shares lie outside.
-        """
-        left, strengths, _ = torch.linalg.svd(self.gradients.double(), full_matrices=False)
-        columns = left[:, strengths > ROUNDINGS * torch.finfo(self.gradients.dtype).eps * strengths.max()]
-        if int(self.gradients.any(1).sum()) - columns.shape[1] < SPARE_ROWS:
-            return False
-        outside = shares - columns @ (columns.T @ shares)
-        return float(outside.norm()) <= IN_COLUMN_SPACE * float(shares.norm())
 
 
 def find_quotients(
@@ -75,5 +58,4 @@ def find_quotients(
         apart=apart,
         pictures=are_single_pictures(inputs, normalization, blur, few=have_few_levels(inputs, normalization)),
         mixtures=~near & near.any() & levels_are_visible(blur, low, high),
-        gradients=torch.cat([weight_gradient, bias_gradient[:, None]], 1),
     )

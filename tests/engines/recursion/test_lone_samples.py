@@ -63,14 +63,29 @@ def test_two_classes_make_rows_of_mixtures_agree_and_the_own_gradient_tells_them
     assert float(errors(found, batch).max()) < 1e-5
 
 
-def test_a_duplicate_is_one_sample() -> None:
-    for classes in (2, 10):
+def test_of_a_duplicate_only_independent_rows_prove_anything() -> None:
+    """Its weight is that of two alike samples. With two classes it is not claimed; the other samples are."""
+    for classes, claimed in ((2, [2, 3]), (10, [0, 2, 3])):
         batch = draw(4, classes, 5)
         batch.inputs[1] = batch.inputs[0]
         found = read_lone_samples(dm.observe(network(classes, nn.ReLU(), 5, 300), batch), FIRST, None)
         assert float(errors(found, batch).max()) < 1e-5
         nearest = torch.cdist(found.inputs.flatten(1), batch.inputs.flatten(1)).argmin(1)
-        assert sorted(nearest.tolist()) == [0, 2, 3]
+        assert sorted(nearest.tolist()) == claimed
+
+
+def test_no_mean_of_alike_samples_is_claimed() -> None:
+    """Alike samples of one label share a linear region of a small network, and so do a black image and any other without biases."""
+    for seed in range(40):
+        batch = draw(2, 2, seed)
+        inputs = 0.9 * batch.inputs[:1] + 0.1 * batch.inputs if seed % 2 else batch.inputs * torch.tensor([0.0, 1.0]).reshape(2, 1, 1, 1)
+        model = network(2, nn.LeakyReLU(0.01), seed, 30)
+        with torch.no_grad():
+            model[1].bias.mul_(seed % 2)
+            model[3].weight.mul_(0.05)
+        alike = dm.Batch(inputs, torch.tensor([1, 1]))
+        found = read_lone_samples(dm.observe(model, alike), FIRST, None)
+        assert (errors(found, alike) < 1e-3).all()
 
 
 def test_four_independent_rows_prove_a_sample_where_the_share_is_unknown() -> None:

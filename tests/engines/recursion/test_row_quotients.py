@@ -84,13 +84,3 @@ def test_rows_outside_the_range_without_a_gradient_or_with_errors_are_left_out()
     shares = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
     assert quotients(shares, samples).rows.tolist() == [0, 1]
     assert quotients(shares, samples, torch.tensor([0.0, 1e-3])).rows.tolist() == [0]
-
-
-def test_shares_of_a_sample_lie_in_the_column_space_and_others_do_not() -> None:
-    rng = torch.Generator().manual_seed(8)
-    shares, samples = torch.randn(20, 3, generator=rng), torch.rand(3, 3, 6, 6, generator=rng)
-    found = quotients(shares, samples)
-    assert found.hold(shares[:, 1].double())
-    assert found.hold((2 * shares[:, 0] - shares[:, 2]).double())
-    assert not found.hold(torch.randn(20, generator=rng).double())
-    assert not quotients(shares[:10], samples).hold(shares[:10, 1].double())  # too few rows to see it
