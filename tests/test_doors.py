@@ -184,6 +184,15 @@ def test_every_error_is_one_sentence_and_a_code(error, code, sentence, monkeypat
     assert "Traceback" in capsys.readouterr().err
 
 
+def test_code_that_ends_the_program_is_no_pass(folder, capsys):
+    Path("leaves.py").write_text("import sys\n\ndef build():\n    sys.exit(0)\n")
+    words = ["audit", *DIGITS, "model=leaves:build", "--fail-on", "leaked", "--out", "new"]
+    assert main(words) == 2
+    assert "SystemExit: 0" in capsys.readouterr().err
+    Path("script.py").write_text("raise SystemExit(0)\n")
+    assert main(["inspect", "script:build"]) == 2
+
+
 def test_help_lists_the_exit_codes(capsys):
     for words in (["--help"], ["audit", "--help"]):
         with pytest.raises(SystemExit, match="0"):

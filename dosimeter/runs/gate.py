@@ -134,6 +134,8 @@ def parse_condition(text: str) -> Condition | LeakCondition:
         raise ValueError(f"--fail-on: expected a metric of {surface} out of {', '.join(known)}, got {metric!r}")
     if statistic not in STATISTICS:
         raise ValueError(f"--fail-on: expected a statistic out of {', '.join(STATISTICS)}, got {statistic!r}")
+    if not math.isfinite(float(bound)):
+        raise ValueError(f"--fail-on: expected a finite number, got {bound}")
     return Condition(surface=surface, metric=metric, statistic=statistic, comparison=comparison, bound=float(bound))
 
 

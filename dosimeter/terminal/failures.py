@@ -31,7 +31,7 @@ def carry_out(command: Callable[[], int], *, debug: bool = False, resumes: bool 
             sys.stdout.flush()
             return code
     except BaseException as error:
-        if isinstance(error, (SystemExit, GeneratorExit)):
+        if isinstance(error, GeneratorExit):
             raise
         if debug or os.environ.get(DEBUG_VARIABLE):
             traceback.print_exc()
@@ -54,6 +54,8 @@ def _explain(error: BaseException, resumes: bool) -> tuple[str, int]:
         number = error.number if isinstance(error, Stopped) else signal.SIGINT
         resuming = "; what is done is saved, and the same command resumes" if resumes else ""
         return f"stopped by {signal.Signals(number).name}{resuming}", SIGNAL_OFFSET + number
+    if isinstance(error, SystemExit):  # of a stranger's model or module; a command of ours returns its code
+        return f"code that the configuration names ended the program (SystemExit: {_text(error)}), so nothing was measured", BAD_INPUT
     if isinstance(error, BrokenPipeError):
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 (Python flushes it once more when it ends)
         return "nobody reads the output any more", BAD_INPUT

@@ -75,6 +75,7 @@ def test_costs_can_be_gated_too():
         ("inputs.psnr.median > twenty", "expected leaked"),
         ("inputs.psnr.median > 20 or 1", "expected leaked"),
         ("leaked > 1", "expected leaked"),
+        ("inputs.psnr.max > 1e999", "expected a finite number"),
         ("pictures.leaked", "expected a surface out of labels, features"),
         ("pictures.psnr.median > 20", "expected a surface out of labels, .*, utility, got 'pictures'"),
         ("inputs.insacc.median > 20", "expected a metric of inputs out of"),
