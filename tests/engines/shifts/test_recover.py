@@ -7,8 +7,6 @@ import torch
 from torch import nn
 
 import dosimeter as dm
-from dosimeter.engines.shifts.layout import NoLayout, read_layout
-from dosimeter.engines.shifts.unmixing import unmix
 
 
 def small_net(norm: str) -> nn.Module:
@@ -111,38 +109,6 @@ def test_an_image_that_occurs_twice_counts_once_and_a_declared_size_says_so(digi
     assert declared.batch_size == 3
     assert not declared.certified.any()
     assert "3 maps explain the gradient of 4 samples" in declared.message
-
-
-def test_layout_of_a_planted_gradient():
-    """G_o = Dᵀ S_o A for random A and D: the maps come back up to one mixing of the samples."""
-    rng = torch.Generator().manual_seed(5)
-    maps, slopes = (torch.randn(2, 3, 3, 24, generator=rng, dtype=torch.float64) for _ in range(2))
-    padded = torch.nn.functional.pad(maps, (0, 0, 1, 1, 1, 1))
-    gradient = torch.stack(
-        [
-            torch.stack([torch.einsum("byxo,byxi->oi", slopes, padded[:, dy : dy + 3, dx : dx + 3]) for dx in range(3)], -1)
-            for dy in range(3)
-        ],
-        -2,
-    )
-    layout = read_layout(gradient, 3, 3, unit=1e-16)
-    flat, truth = layout.maps.flatten(1).T, maps.reshape(2, -1).T
-    assert torch.allclose(flat @ torch.linalg.lstsq(flat, truth).solution, truth, atol=1e-8)
-    with pytest.raises(NoLayout, match=r"no corner|not a whole number"):
-        read_layout(torch.randn(24, 24, 3, 3, generator=rng, dtype=torch.float64), 3, 3, unit=1e-16)
-
-
-def test_unmixing_finds_sparse_maps_and_no_others():
-    rng = torch.Generator().manual_seed(6)
-    truth = torch.randn(4, 600, generator=rng, dtype=torch.float64).clamp_min(0)
-    mixtures = torch.randn(4, 4, generator=rng, dtype=torch.float64) @ truth
-    found = unmix(mixtures, torch.zeros_like(mixtures))
-    assert found.certain.all()
-    assert len(found.mixing) == 4
-    directions, wanted = (x / x.norm(dim=1, keepdim=True) for x in (found.mixing @ mixtures, truth))
-    assert torch.allclose((directions @ wanted.T).max(1).values, torch.ones(4, dtype=torch.float64), atol=1e-9)
-    dense = torch.randn(4, 4, generator=rng, dtype=torch.float64) @ (truth + 1)
-    assert len(unmix(dense, torch.zeros_like(dense)).mixing) == 0
 
 
 def test_a_hidden_linear_layer_is_a_grid_of_one_position(digits):
