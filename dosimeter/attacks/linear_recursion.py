@@ -8,23 +8,19 @@ from typing import ClassVar
 import torch
 from torch import Generator, Tensor
 
-from dosimeter.client.losses import as_distribution
 from dosimeter.engines.premises import premises_of
-from dosimeter.engines.recursion.feature_scale import ScaledFeature, scale_feature
+from dosimeter.engines.recursion.feature_scale import scale_feature
 from dosimeter.engines.recursion.lone_samples import FirstRows, doubt_of_quotients, read_lone_samples
-from dosimeter.engines.recursion.row_quotients import RANGE_SLACK
+from dosimeter.engines.recursion.scale_choice import choose_scale, given_label
 from dosimeter.engines.scalar.verdict import doubt_of
 from dosimeter.interfaces import Attack, Exposure
 from dosimeter.network.chain import Link, find_chain, walk_back
 from dosimeter.network.first_layer import find_first_layers
 from dosimeter.network.head import Head, find_head
-from dosimeter.network.probing import input_of
-from dosimeter.normalization import input_bounds
 from dosimeter.registry import ATTACKS
 from dosimeter.types import Knowledge, LabelEstimate, Outcome, Reconstruction, Refused
 
 FITTING_MISFIT = 1e-3  # root mean square up to which a label has its form, and rows show one input
-CONSISTENT_FEATURE = 1e-2  # relative distance between a feature and the one that the network computes from the recovered input
 
 
 @ATTACKS.register("linear_recursion")
@@ -103,12 +99,14 @@ def _recurse(exposure: Exposure, head: Head, links: list[Link], labels: LabelEst
         return exposure.without_inputs(
             Outcome.SINGULAR, "the last layer's gradient is zero: the sample has no feature, or is classified without error"
         )
-    known = None if labels is None else _given_label(labels, head.classes)
+    known = None if labels is None else given_label(labels, head.classes)
     if head.bias_gradient is not None and bool(head.bias_gradient.any()):
         inputs, label, misfit, rivals, changed = _walk(exposure, links, head.bias_gradient.double()), None, 0.0, 0, ""
     else:
         scaled = scale_feature(head.weight_gradient, head.weight, head.bias, head.non_negative, known)
-        inputs, best, rivals = _choose_scale(exposure, head, links, scaled)
+        walked = torch.cat([_walk(exposure, links, one.error) for one in scaled])  # (n, *shape)
+        chosen, rivals = choose_scale(exposure, head, walked, scaled)
+        inputs, best = walked[chosen : chosen + 1], scaled[chosen]
         label, misfit, changed = best.label, best.misfit, doubt_of(exposure.public)
     if not bool(torch.isfinite(inputs).all()):
         return exposure.without_inputs(Outcome.SINGULAR, "a layer passed no gradient back: every neuron before it is dead")
@@ -129,22 +127,6 @@ def _walk(exposure: Exposure, links: list[Link], error: Tensor) -> Tensor:
     return walk_back(links, exposure.update, error).reshape(1, *exposure.public.input_shape)
 
 
-def _choose_scale(exposure: Exposure, head: Head, links: list[Link], scaled: list[ScaledFeature]) -> tuple[Tensor, ScaledFeature, int]:
-    """The input (1, *shape) of the first scale that passes the checks, that scale, and the number of others that pass too."""
-    inputs = torch.cat([_walk(exposure, links, one.error) for one in scaled])  # (n, *shape)
-    features = torch.stack([one.feature for one in scaled])  # (n, H)
-    given = input_of(exposure.model, head.name, inputs.to(head.weight)).double()
-    consistent = (given - features).norm(dim=1) <= CONSISTENT_FEATURE * features.norm(dim=1)
-    low, high = input_bounds(exposure.public.normalization, inputs)
-    slack = RANGE_SLACK * (high - low)
-    inside = ((inputs >= low - slack) & (inputs <= high + slack)).flatten(1).all(1)
-    left = torch.ones_like(consistent)
-    for passed in (consistent, inside):
-        left = left & passed if bool((left & passed).any()) else left
-    chosen = int(left.nonzero()[0])
-    return inputs[chosen : chosen + 1], scaled[chosen], int(left.sum()) - 1
-
-
 def _doubts(misfit: float, rivals: int, changed: str, *, assumed: bool) -> str:
     """Why the scale of the input is in doubt; empty if it is not."""
     doubts = [f"the label misses its form by {misfit:.2g}, so that the scale of the input is a guess"] if misfit > FITTING_MISFIT else []
@@ -157,8 +139,3 @@ def _doubts(misfit: float, rivals: int, changed: str, *, assumed: bool) -> str:
     if rivals:
         doubts.append(f"{rivals} other scale{'s' * (rivals > 1)} of the input explain{'s' * (rivals == 1)} the gradient as well")
     return "; ".join(doubts)
-
-
-def _given_label(labels: LabelEstimate, classes: int) -> Tensor:
-    rows = labels.labels if labels.soft is None else labels.soft
-    return as_distribution(rows, classes, torch.float64)[0]

@@ -23,7 +23,7 @@ def test_the_links_are_the_linear_layers_in_order():
     links = find_chain(model, (1, 4, 4), "5")
     assert [link.key for link in links] == ["1.weight", "4.weight", "5.weight"]
     assert all(torch.equal(link.weight, model.get_parameter(link.key)) for link in links)
-    assert [link.slope_before is None for link in links] == [True, False, True]
+    assert [link.before is None for link in links] == [True, False, True]
     assert [link.name for link in find_chain(model, (1, 4, 4), "4")] == ["1", "4"]
     assert find_chain(nn.Linear(4, 2), (4,), "")[0].key == "weight"
 

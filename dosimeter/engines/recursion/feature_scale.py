@@ -76,6 +76,47 @@ def scale_feature(
     return fitting or [min(found, key=lambda one: one.misfit)]
 
 
+def scale_binary_feature(
+    weight_gradient: Tensor, weight: Tensor, bias: Tensor | None, non_negative: bool, label: float | None
+) -> list[ScaledFeature]:
+    """Every scale s that fits f = s v for one logit and sigmoid cross-entropy: sigmoid(s w·v + b) − y = σ/s, with ∇W = σ v, in float64.
+
+    Zhu and Blaschko, R-GAP, ICLR 2021: the product of a logit and its slope is known, and two logits can have it ("twin data"). Without a
+    `label` both are tried. A label of 1 and the opposite feature explain the same gradient as a label of 0, unless features cannot be
+    negative or there is a bias.
+    """
+    gradient = weight_gradient.double().flatten()
+    size = gradient.norm()
+    v = gradient / size
+    slope, offset = weight.double().flatten() @ v, 0.0 if bias is None else float(bias)
+    reach = LARGEST_LOGIT / float(slope.abs().clamp_min(1e-30))
+    found = []
+    for wanted in (0.0, 1.0) if label is None else (label,):
+        sign = 1.0 if wanted < 0.5 else -1.0  # that of the error
+        if non_negative and bool((sign * v).sum() < 0):
+            continue
+
+        def off(scales: Tensor, sign: float = sign, wanted: float = wanted) -> Tensor:
+            return torch.sigmoid(sign * scales * slope + offset) - wanted - sign * size / scales
+
+        grid = torch.logspace(-9, 0, GRID_POINTS, dtype=torch.float64, device=v.device) * reach
+        values = off(grid)
+        for start in (values[:-1] * values[1:] <= 0).nonzero().flatten().tolist():
+            scale = sign * _bisect(off, float(grid[start]), float(grid[start + 1]))
+            error = (size / scale).reshape(1)
+            found.append(ScaledFeature(feature=scale * v, error=error, label=v.new_tensor([wanted]), misfit=0.0))
+    return found
+
+
+def _bisect(off: Callable[[Tensor], Tensor], low: float, high: float) -> float:
+    rising = float(off(torch.tensor(high, dtype=torch.float64))) > 0
+    for _ in range(100):
+        middle = (low * high) ** 0.5
+        above = float(off(torch.tensor(middle, dtype=torch.float64))) > 0
+        low, high = (low, middle) if above == rising else (middle, high)
+    return (low * high) ** 0.5
+
+
 def _label_forms(classes: int, label: Tensor | None, like: Tensor) -> list[LabelForm]:
     """The known label, else the two hard labels of two classes, else a smoothed label and a mixture."""
     if label is not None:
