@@ -76,6 +76,7 @@ def _carried_back(link: Link, slopes: Tensor) -> Tensor:
     module = link.module
     if isinstance(module, nn.Linear):
         return module.weight.detach().double().T @ slopes
-    maps = torch.zeros(1, *link.shape, dtype=torch.float64, device=slopes.device)
-    outputs, back = torch.func.vjp(lambda values: convolve(module, values), maps)
-    return back(slopes.reshape(outputs.shape))[0].flatten()
+    maps = torch.zeros(1, *link.shape, dtype=torch.float64, device=slopes.device, requires_grad=True)
+    with torch.enable_grad():
+        outputs = convolve(module, maps)
+    return torch.autograd.grad(outputs, maps, slopes.reshape(outputs.shape))[0].flatten()
