@@ -19,7 +19,8 @@ from dosimeter.version import __version__
 
 if TYPE_CHECKING:
     from dosimeter.client.losses import BinaryCrossEntropy, CrossEntropy, Focal
-    from dosimeter.client.observe import observe, receive
+    from dosimeter.client.observe import observe
+    from dosimeter.client.receive import preflight, receive
     from dosimeter.client.training import FedAvg, FedSGD
     from dosimeter.engines.identifiability import identifiability
     from dosimeter.inspection.inspect import inspect
@@ -45,7 +46,8 @@ if TYPE_CHECKING:
 _HOMES = {
     "dosimeter.runs.audit": ("Audit", "audit"),
     "dosimeter.registry": ("attack", "defense", "feature_recovery", "label_recovery"),
-    "dosimeter.client.observe": ("observe", "receive"),
+    "dosimeter.client.observe": ("observe",),
+    "dosimeter.client.receive": ("preflight", "receive"),
     "dosimeter.engines.identifiability": ("identifiability",),
     "dosimeter.inspection.inspect": ("inspect",),
     "dosimeter.client.losses": ("BinaryCrossEntropy", "CrossEntropy", "Focal"),
@@ -99,6 +101,7 @@ __all__ = [
     "inspect",
     "label_recovery",
     "observe",
+    "preflight",
     "receive",
     "reconstruct",
     "recover_features",

@@ -25,6 +25,7 @@ from dosimeter.types import (
     Outcome,
     ProtectedUnit,
     Reconstruction,
+    Refused,
     Update,
 )
 
@@ -70,6 +71,10 @@ class Loss(Method):
     def __call__(self, logits: Tensor, targets: Tensor) -> Tensor:
         return self.per_sample(logits, targets).mean()
 
+    def steepest(self, classes: int) -> float:
+        """The largest L1 norm of a sample's gradient at its logits; infinite where nothing bounds it."""
+        return float("inf")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Training(Method):
@@ -78,6 +83,18 @@ class Training(Method):
     @abstractmethod
     def __call__(self, model: nn.Module, inputs: Tensor, targets: Tensor, loss: Loss, create_graph: bool = False) -> Update:
         """The update, in units of a gradient. With `create_graph` it is differentiable in inputs and targets. Nothing is mutated."""
+
+    def local_steps(self, batch_size: int | None) -> int:
+        """How often the client steps in one round. Refused where that depends on a batch size that nobody declares."""
+        return 1
+
+    def unit(self, batch_size: int | None) -> float:
+        """What the change of the weights, before − after, is divided by to have the units of a gradient."""
+        raise Refused(f"{self.name} has no learning rate that would turn a change of weights into a gradient")
+
+    def gain(self, batch_size: int | None) -> float | None:
+        """What the weights of the steps' gradients in the update add up to, as momentum raises it; None where it is no sum of gradients."""
+        return None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,6 +235,7 @@ class Exposure:
     update: Update
     public: Public
     auxiliary: Batch | None = None
+    buffers: Mapping[str, Tensor] = field(default_factory=dict)  # as the client sent them after its training, such as running statistics
 
     def without_inputs(self, outcome: Outcome, message: str) -> Reconstruction:
         """An empty reconstruction, with the reason why there is none."""

@@ -61,7 +61,8 @@ class GradInversion(MatchingAttack):
         if self.norm:
             priors.append(SquaredNorm(weight=self.norm))
         if self.batch_norm:
-            priors.append(batch_norm_prior(exposure.model, weight=self.batch_norm, leading=(self.first_batch_norm,)))
+            leading = (self.first_batch_norm,)
+            priors.append(batch_norm_prior(exposure.model, weight=self.batch_norm, leading=leading, buffers=exposure.buffers))
         recipe = Recipe(
             distance=SquaredError(relative=True, weight=self.gradient),
             optimiser=Adam(),

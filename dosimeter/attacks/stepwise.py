@@ -81,4 +81,5 @@ class Stepwise(MatchingAttack):
         if not self.batch_norm or not batch_norms(exposure.model):
             return (variation,)
         leading = (1.3, 3.0) if released else ()
-        return variation, batch_norm_prior(exposure.model, weight=self.batch_norm, onset=self.batch_norm_onset, leading=leading)
+        onset, buffers = self.batch_norm_onset, exposure.buffers
+        return variation, batch_norm_prior(exposure.model, weight=self.batch_norm, onset=onset, leading=leading, buffers=buffers)

@@ -13,7 +13,7 @@ from dosimeter.interfaces import Defense, Exposure, Loss
 from dosimeter.network.probing import output_of
 from dosimeter.normalization import input_bounds
 from dosimeter.options import check_value
-from dosimeter.types import Batch, Normalization
+from dosimeter.types import Batch, Normalization, Update
 
 CLASS_ID_TYPES = frozenset({torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8})
 WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
@@ -31,10 +31,14 @@ def defense_list(defenses: Sequence[Defense | str] | Defense | str) -> Sequence[
 
 def check_exposure(exposure: Exposure) -> None:
     """Refuse an update that does not fit its model, or that is not finite."""
-    parameters = dict(exposure.model.named_parameters())
-    if not exposure.update:
+    check_update(exposure.update, dict(exposure.model.named_parameters()))
+
+
+def check_update(update: Update, parameters: Mapping[str, Tensor]) -> None:
+    """Refuse an update that does not fit the model's parameters, or that is not finite."""
+    if not update:
         raise ValueError("update: the client sent no layer at all")
-    for name, change in exposure.update.items():
+    for name, change in update.items():
         if name not in parameters:
             raise ValueError(f"update: the model has no parameter {name!r}")
         if change.layout is not torch.strided or change.dtype not in SENT_TYPES:

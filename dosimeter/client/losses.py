@@ -48,6 +48,9 @@ class CrossEntropy(Loss):
         total = wanted.sum(1, keepdim=True)  # 1 unless a caller optimises over free label mass
         return (softmax(logits / self.temperature, 1) * total - wanted) / self.temperature
 
+    def steepest(self, classes: int) -> float:
+        return 2 / self.temperature  # of two distributions
+
     def smooth_targets(self, targets: Tensor, classes: int, dtype: torch.dtype) -> Tensor:
         """The smoothed targets: (B, C)."""
         wanted = as_distribution(targets, classes, dtype)
@@ -111,6 +114,9 @@ class BinaryCrossEntropy(Loss):
     def logit_gradient(self, logits: Tensor, targets: Tensor) -> Tensor:
         difference = torch.sigmoid(logits) - _binary_targets(targets, logits)
         return difference / logits.shape[1] if self.over_classes == "mean" else difference
+
+    def steepest(self, classes: int) -> float:
+        return 1.0 if self.over_classes == "mean" else float(classes)
 
 
 def _binary_targets(targets: Tensor, logits: Tensor) -> Tensor:

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import copy
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from dosimeter.client.checks import (
     check_batch,
     check_exposure,
-    check_loss,
     check_model,
-    check_normalization,
-    count_classes,
     defense_list,
     warn_outside_bounds,
 )
@@ -24,15 +19,12 @@ from dosimeter.client.losses import CrossEntropy
 from dosimeter.client.server_copy import server_copy
 from dosimeter.client.training import FedSGD
 from dosimeter.interfaces import Client, Defense, Exposure, Loss, Public, Training
-from dosimeter.memory import require_memory
 from dosimeter.network.copies import deep_copy
 from dosimeter.network.head import copy_of
-from dosimeter.options import PositiveInt, check_value
+from dosimeter.options import check_value
 from dosimeter.randomness import generator, global_seed, secret_of
 from dosimeter.registry import DEFENSES, LOSSES, TRAININGS
 from dosimeter.types import Batch, Impossible, Normalization, Update
-
-LABEL_BYTES = 64  # of one sample's label, with the copies that a recovery makes
 
 
 def observe(
@@ -113,50 +105,3 @@ def _train(client: Client) -> Update:
         return training(model, client.batch.inputs, client.batch.targets, loss)
     except RuntimeError as error:
         raise ValueError(f"model: cannot be trained on this batch: {str(error).strip().splitlines()[0]}") from error
-
-
-def receive(
-    model: nn.Module,
-    update: Update,
-    *,
-    input_shape: Sequence[int],
-    batch_size: int | None = None,
-    training: Training | str | None = None,
-    loss: Loss | str | None = None,
-    normalization: Normalization | None = None,
-    defenses: Sequence[Defense | str] = (),
-    auxiliary: Batch | None = None,
-) -> Exposure:
-    """An exposure from an update of a real federation, given by parameter name and in units of a gradient."""
-    shape: tuple[int, ...] = check_value(tuple[PositiveInt, ...], input_shape, "input_shape")
-    batch_size = check_value(PositiveInt | None, batch_size, "batch_size")
-    if not shape:
-        raise ValueError("input_shape: expected the sides of one input, got none")
-    if not isinstance(update, Mapping) or not all(isinstance(change, Tensor) for change in update.values()):
-        raise TypeError(f"update: expected tensors by parameter name, got {type(update).__name__}")
-    check_model(model)
-    require_memory(8 * math.prod(shape), f"input_shape: one input of shape {shape}")
-    require_memory(LABEL_BYTES * (batch_size or 0), f"batch_size: the labels of {batch_size} samples")
-    model = copy_of(model)
-    classes, loss = count_classes(model, torch.zeros(2, *shape).to(next(model.parameters()))), LOSSES.resolve(loss or CrossEntropy())
-    check_loss(loss, classes)
-    scale = normalization or Normalization()
-    check_normalization(scale, shape[0])
-    if auxiliary is not None:
-        check_batch(model, auxiliary, "auxiliary", loss)
-        if tuple(auxiliary.inputs.shape[1:]) != shape:
-            raise ValueError(f"auxiliary.inputs: expected samples of shape {shape}, got {tuple(auxiliary.inputs.shape[1:])}")
-        auxiliary = Batch(auxiliary.inputs.detach().clone(), auxiliary.targets.detach().clone())
-    public = Public(
-        input_shape=shape,
-        classes=classes,
-        batch_size=batch_size,
-        loss=loss,
-        training=TRAININGS.resolve(training or FedSGD()),
-        train_mode=model.training,
-        normalization=scale,
-        defenses=tuple(DEFENSES.resolve(defense) for defense in defense_list(defenses)),
-    )
-    exposure = Exposure(model=model, update={k: v.detach().clone() for k, v in update.items()}, public=public, auxiliary=auxiliary)
-    check_exposure(exposure)
-    return exposure

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from dosimeter.interfaces import Loss, Training
 from dosimeter.network.probing import copied_buffers, forward
 from dosimeter.options import Fraction, PositiveFloat, PositiveInt
 from dosimeter.registry import TRAININGS
-from dosimeter.types import Update
+from dosimeter.types import Refused, Update
 
 Gradient = Callable[[Update, dict[str, Tensor], Tensor, Tensor], Update]  # at parameters and buffers, of inputs and targets
 
@@ -43,6 +44,9 @@ class FedSGD(Replayable):
     def replay(self, gradient: Gradient, parameters: Update, buffers: dict[str, Tensor], inputs: Tensor, targets: Tensor) -> Update:
         return gradient(parameters, buffers, inputs, targets)
 
+    def gain(self, batch_size: int | None) -> float:
+        return 1.0
+
 
 @TRAININGS.register("fedavg")
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +56,7 @@ class FedAvg(Replayable):
     McMahan et al., AISTATS 2017: Algorithm 1, ClientUpdate. The client passes `epochs` times over its batch in
     mini-batches of `mini_batch` samples, in order. Where `steps` is given, it trains for that many steps instead.
     Departure: the change of the weights is divided by −learning_rate × steps, which the server knows. An update then has
-    the units of a gradient, and one plain step gives FedSGD's update.
+    the units of a gradient, and one plain step gives FedSGD's update. What momentum adds stays in: see `gain`.
     """
 
     learning_rate: PositiveFloat = 0.01
@@ -63,12 +67,11 @@ class FedAvg(Replayable):
 
     def replay(self, gradient: Gradient, parameters: Update, buffers: dict[str, Tensor], inputs: Tensor, targets: Tensor) -> Update:
         weights, velocity = dict(parameters), {}
-        pieces = self.pieces(len(inputs))
-        for piece in pieces:
+        for piece in self.pieces(len(inputs)):
             slope = gradient(weights, buffers, inputs[piece], targets[piece])
             velocity = {name: self.momentum * velocity[name] + g if velocity else g for name, g in slope.items()}
             weights = {name: weights[name] - self.learning_rate * v for name, v in velocity.items()}
-        scale = 1 / (self.learning_rate * len(pieces))
+        scale = 1 / self.unit(len(inputs))
         return {name: (parameters[name] - weights[name]) * scale for name in velocity}
 
     def pieces(self, batch_size: int) -> list[slice]:
@@ -78,6 +81,25 @@ class FedAvg(Replayable):
         if self.steps is None:
             return epoch * self.epochs
         return [epoch[step % len(epoch)] for step in range(self.steps)]
+
+    def local_steps(self, batch_size: int | None) -> int:
+        if self.steps is not None:
+            return self.steps
+        if batch_size is None and self.mini_batch is not None:
+            raise Refused("training: the number of steps follows from the batch size; pass batch_size, or steps in place of epochs")
+        return self.epochs * math.ceil((batch_size or 1) / (self.mini_batch or batch_size or 1))
+
+    def unit(self, batch_size: int | None) -> float:
+        return self.learning_rate * self.local_steps(batch_size)
+
+    def gain(self, batch_size: int | None) -> float:
+        """(1/n) Σ_j (n − j) μ^j over n steps: with momentum μ, a gradient enters the velocity of all steps after its own."""
+        if self.momentum == 0:
+            return 1.0
+        steps, rest = self.local_steps(batch_size), 1 - self.momentum
+        if rest == 0:
+            return (steps + 1) / 2
+        return 1 / rest - self.momentum * (1 - self.momentum**steps) / (steps * rest**2)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +119,18 @@ class MeanOfClients(Replayable):
             weight = len(share) / len(inputs)
             total = {name: total[name] + change * weight if total else change * weight for name, change in update.items()}
         return total
+
+    def local_steps(self, batch_size: int | None) -> int:
+        return self.each.local_steps(self._largest_share(batch_size))
+
+    def unit(self, batch_size: int | None) -> float:
+        return self.each.unit(self._largest_share(batch_size))
+
+    def gain(self, batch_size: int | None) -> float | None:
+        return self.each.gain(self._largest_share(batch_size))
+
+    def _largest_share(self, batch_size: int | None) -> int | None:
+        return None if batch_size is None else math.ceil(batch_size / self.clients)
 
 
 def sends_one_gradient(training: Training) -> bool:

@@ -49,8 +49,8 @@ def _rounding_of_weights(weight: Tensor, public: Public) -> float:
     training = training_of_one_client(public.training)
     if not isinstance(training, FedAvg) or weight.numel() == 0:
         return 0.0
-    steps = len(training.pieces(public.batch_size or 1))
-    return torch.finfo(weight.dtype).eps / math.sqrt(12) * float(weight.detach().abs().max()) / (training.learning_rate * steps)
+    rounding = torch.finfo(weight.dtype).eps / math.sqrt(12) * float(weight.detach().abs().max())
+    return rounding / training.unit(public.batch_size or 1)
 
 
 def quotients_keep_their_scale(public: Public) -> bool:

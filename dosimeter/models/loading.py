@@ -56,7 +56,7 @@ def load_weights(model: nn.Module, path: str | Path) -> None:
 
 def read_state(path: str | Path) -> dict[str, Tensor]:
     """The state dict of a weights file, without wrappers and name prefixes of training scripts."""
-    return _without_prefix(_unwrap(read_tensors(Path(path)), path))
+    return without_prefix(_unwrap(read_tensors(Path(path)), path))
 
 
 def fill(model: nn.Module, state: dict[str, Tensor], path: str | Path) -> None:
@@ -107,7 +107,8 @@ def _unwrap(content: Any, path: str | Path) -> dict[str, Tensor]:
     return {str(name): tensor for name, tensor in content.items()}
 
 
-def _without_prefix(state: dict[str, Tensor]) -> dict[str, Tensor]:
+def without_prefix(state: dict[str, Any]) -> dict[str, Any]:
+    """The tensors by the model's own names, without what wrappers put before all of them."""
     for prefix in PREFIXES:
         if all(name.startswith(prefix) for name in state):
             state = {name.removeprefix(prefix): tensor for name, tensor in state.items()}

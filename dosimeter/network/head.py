@@ -36,7 +36,7 @@ class Proof:
 
 @dataclass(frozen=True, kw_only=True)
 class Head:
-    """z = W f + b, with what the client sent of its gradients."""
+    """z = W f + b, with what the client sent of its gradients: weighted means of those of its steps, whatever the momentum."""
 
     name: str  # of the module, "" if the model is the layer itself
     weight: Tensor  # (C, H)
@@ -80,7 +80,10 @@ def find_head(exposure: Exposure) -> Head:
 
 def _sent(exposure: Exposure, layer: str, which: str) -> Tensor | None:
     change = exposure.update.get(f"{layer}.{which}" if layer else which)
-    return change if change is not None else exposure.update.get(parameter_name(exposure.model, layer, which))
+    if change is None:
+        change = exposure.update.get(parameter_name(exposure.model, layer, which))
+    gain = exposure.public.training.gain(exposure.public.batch_size)
+    return change if change is None or gain in (None, 1) else change / gain
 
 
 def parameter_name(model: nn.Module, layer: str, which: str) -> str:

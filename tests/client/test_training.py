@@ -7,6 +7,7 @@ from torch.nn import functional
 from dosimeter.client.losses import CrossEntropy
 from dosimeter.client.training import FedAvg, FedSGD
 from dosimeter.options import OptionError
+from dosimeter.types import Refused
 
 
 def by_hand(model, batch, learning_rate, pieces, momentum):
@@ -50,6 +51,26 @@ def test_one_local_step_is_fedsgd(classifier, batch):
 def test_steps_walk_through_the_mini_batches_in_order():
     assert FedAvg(steps=3, mini_batch=2).pieces(4) == [slice(0, 2), slice(2, 4), slice(0, 2)]
     assert FedAvg(mini_batch=3).pieces(4) == [slice(0, 3), slice(3, 4)]
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9, 1.0])
+def test_the_gain_is_what_equal_gradients_add_up_to(momentum):
+    """The reference: on a loss with slope 1 everywhere, the update of any training is its gain."""
+    for steps in (1, 2, 7):
+        training = FedAvg(learning_rate=0.25, momentum=momentum, steps=steps)
+        slope = training.replay(lambda *_: {"w": torch.ones(1)}, {"w": torch.zeros(1)}, {}, torch.zeros(4, 1), torch.zeros(4))
+        assert float(slope["w"]) == pytest.approx(training.gain(4), rel=1e-5)
+
+
+def test_the_steps_are_those_of_the_mini_batches():
+    for training in (FedAvg(), FedAvg(epochs=3), FedAvg(epochs=2, mini_batch=3), FedAvg(steps=5, mini_batch=2)):
+        assert training.local_steps(7) == len(training.pieces(7))
+        assert training.unit(7) == pytest.approx(0.01 * len(training.pieces(7)))
+    assert FedAvg(epochs=3).local_steps(None) == 3
+    with pytest.raises(Refused, match="pass batch_size, or steps"):
+        FedAvg(mini_batch=2).unit(None)
+    with pytest.raises(Refused, match="fedsgd has no learning rate"):
+        FedSGD().unit(4)
 
 
 @pytest.mark.parametrize("training", [FedSGD(), FedAvg(steps=3, learning_rate=0.1)], ids=str)

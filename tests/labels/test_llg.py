@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from dosimeter.client.losses import CrossEntropy, Focal
-from dosimeter.client.observe import receive
+from dosimeter.client.receive import receive
 from dosimeter.labels.llg import fill_by_impact
 from dosimeter.runs.server import recover_labels
 from dosimeter.types import Refused

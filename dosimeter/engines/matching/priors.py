@@ -81,13 +81,14 @@ class BatchNormStatistics(Prior):
 
     statistics: Mapping[str, Statistics]  # by module name
     leading: tuple[float, ...] = ()
+    unbiased: frozenset[str] = frozenset()  # modules whose variance is a batch's as batch norm keeps it, divided by n − 1
 
     def __call__(self, inputs: Tensor, seen: Seen) -> Tensor:
         total = inputs.new_zeros(())
         factors = (*self.leading, *[1.0] * len(self.statistics))
         for factor, (name, (mean, variance, unit)) in zip(factors, self.statistics.items()):
             received = seen[name]
-            spread, centre = torch.var_mean(received, dim=[0, *range(2, received.ndim)], correction=0)
+            spread, centre = torch.var_mean(received, dim=[0, *range(2, received.ndim)], correction=int(name in self.unbiased))
             term = torch.linalg.vector_norm((centre - mean) / unit) + torch.linalg.vector_norm((spread - variance) / unit**2)
             total = total + factor * term
         return total
@@ -96,12 +97,47 @@ class BatchNormStatistics(Prior):
         return tuple(self.statistics)
 
 
-def batch_norm_prior(model: nn.Module, *, weight: float, onset: float = 0.0, leading: tuple[float, ...] = ()) -> BatchNormStatistics:
-    """The prior on a model's own running statistics; refused where it keeps none."""
+def batch_norm_prior(
+    model: nn.Module,
+    *,
+    weight: float,
+    onset: float = 0.0,
+    leading: tuple[float, ...] = (),
+    buffers: Mapping[str, Tensor] | None = None,
+) -> BatchNormStatistics:
+    """The prior on a model's own running statistics; refused where it keeps none.
+
+    Where the client sent its `buffers` after training, the statistics are those of the client's batches: see `statistics_of_batches`.
+    """
     statistics = batch_norms(model)
     if not statistics:
         raise Refused("the batch-norm prior needs batch-norm layers with running statistics: the model has none; set batch_norm=0")
-    return BatchNormStatistics(weight=weight, onset=onset, statistics=statistics, leading=leading)
+    told = statistics_of_batches(model, buffers or {})
+    return BatchNormStatistics(weight=weight, onset=onset, statistics=statistics | told, leading=leading, unbiased=frozenset(told))
+
+
+def statistics_of_batches(model: nn.Module, buffers: Mapping[str, Tensor]) -> dict[str, Statistics]:
+    """The mean statistics of the client's own batches, by module name, from running statistics and counters after its training.
+
+    With momentum m, batch norm writes r ← (1 − m) r + m s at every step. After n steps r' = (1 − m)ⁿ r + (1 − (1 − m)ⁿ) s̄ with s̄
+    a weighted mean of the batches' statistics, of one step the batch's own. Without a momentum, r is the mean of all batches counted.
+    """
+    found = {}
+    for name, (mean, variance, _) in batch_norms(model).items():
+        module = model.get_submodule(name)
+        assert isinstance(module, nn.modules.batchnorm._BatchNorm)
+        names = ("running_mean", "running_var", "num_batches_tracked")
+        sent = [buffers[key] for which in names if (key := f"{name}.{which}" if name else which) in buffers]
+        if not module.training or len(sent) < len(names) or module.num_batches_tracked is None:
+            continue
+        counted = int(module.num_batches_tracked)
+        steps = int(sent[2]) - counted
+        kept = counted / int(sent[2]) if module.momentum is None else (1 - module.momentum) ** steps
+        if steps < 1 or kept == 1:
+            continue
+        told = [(new.to(old) - kept * old) / (1 - kept) for new, old in zip(sent, (mean, variance))]
+        found[name] = (told[0], told[1].clamp_min(0), (told[1].clamp_min(0) + module.eps).sqrt())
+    return found
 
 
 def batch_norms(model: nn.Module) -> dict[str, Statistics]:

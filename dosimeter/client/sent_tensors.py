@@ -1,0 +1,87 @@
+"""The tensors of a received update by what they are: changes of parameters in a gradient's units, and buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from dosimeter.client.kinds import Kind
+from dosimeter.models.loading import without_prefix
+from dosimeter.types import Update
+
+
+@dataclass(frozen=True, kw_only=True)
+class SentTensors:
+    """What a client sent, sorted by the model's names. Numbers are as they were sent."""
+
+    parameters: Update  # by the first name of a parameter that layers share
+    buffers: dict[str, Tensor]
+    unknown: tuple[str, ...] = ()  # names that the model lacks
+    absent: tuple[str, ...] = ()  # trained parameters that were not sent
+
+
+@dataclass(frozen=True, kw_only=True)
+class Converted:
+    """An update in a gradient's units, and the buffers after training."""
+
+    update: Update
+    buffers: dict[str, Tensor] = field(default_factory=dict)
+    unmoved: tuple[str, ...] = ()  # trained parameters of which no entry moved: left out, as withheld ones
+    thawed: tuple[str, ...] = ()  # parameters that are frozen in the model and moved
+
+
+def sort_tensors(model: nn.Module, update: Any) -> SentTensors:
+    """The tensors or arrays of an update by what the model has under their names."""
+    if not isinstance(update, Mapping) or not all(isinstance(value, Tensor | np.ndarray) for value in update.values()):
+        raise TypeError(f"update: expected tensors by parameter name, got {type(update).__name__}")
+    device = next(model.parameters()).device
+    named = {str(name): _as_tensor(value, str(name)).to(device) for name, value in without_prefix(dict(update)).items()}
+    first = {id(parameter): name for name, parameter in model.named_parameters()}
+    aliases = {name: first[id(parameter)] for name, parameter in model.named_parameters(remove_duplicate=False)}
+    buffers = dict(model.named_buffers(remove_duplicate=False))
+    parameters: Update = {}
+    for name, tensor in named.items():
+        if name in aliases and (name == aliases[name] or aliases[name] not in named):
+            parameters[aliases[name]] = tensor
+    return SentTensors(
+        parameters=parameters,
+        buffers={name: tensor for name, tensor in named.items() if name in buffers},
+        unknown=tuple(name for name in named if name not in aliases and name not in buffers),
+        absent=tuple(name for name, p in model.named_parameters() if p.requires_grad and name not in parameters),
+    )
+
+
+def convert(sent: SentTensors, model: nn.Module, kind: Kind, unit: float) -> Converted:
+    """The update in a gradient's units: −(after − before) / unit. Differences are taken in double precision."""
+    before = dict(model.named_parameters())
+    if kind == "gradient":
+        return Converted(update={name: change.detach().clone() for name, change in sent.parameters.items()}, buffers=dict(sent.buffers))
+    moved: Update = {}
+    for name, tensor in sent.parameters.items():
+        weight = before[name].detach().double()
+        moved[name] = tensor.double() - weight if kind == "weights" else tensor.double()
+    still = tuple(name for name, change in moved.items() if not change.any())
+    kept = [name for name in moved if name not in still] or list(moved)  # an update that is zero everywhere stays
+    update = {name: (moved[name] / -unit).to(torch.promote_types(before[name].dtype, torch.float32)) for name in kept}
+    olds = dict(model.named_buffers())
+    buffers = {name: olds[name].detach() + value.to(olds[name].dtype) for name, value in sent.buffers.items() if name in olds}
+    return Converted(
+        update=update,
+        buffers=dict(sent.buffers) if kind == "weights" else buffers,
+        unmoved=tuple(name for name in still if before[name].requires_grad),
+        thawed=tuple(name for name in kept if not before[name].requires_grad and name not in still),
+    )
+
+
+def _as_tensor(value: Tensor | np.ndarray, name: str) -> Tensor:
+    if isinstance(value, Tensor):
+        return value.detach()
+    try:
+        return torch.from_numpy(np.array(value))
+    except TypeError:
+        raise TypeError(f"update.{name}: expected an array of numbers, got one of {value.dtype}") from None
