@@ -21,6 +21,7 @@ from dosimeter.client.training import FedSGD
 from dosimeter.interfaces import Client, Defense, Exposure, Loss, Public, Training
 from dosimeter.network.copies import deep_copy
 from dosimeter.network.head import copy_of
+from dosimeter.network.leftovers import nothing_kept
 from dosimeter.options import check_value
 from dosimeter.randomness import generator, global_seed, secret_of
 from dosimeter.registry import DEFENSES, LOSSES, TRAININGS
@@ -42,28 +43,24 @@ def observe(
     """Let a client train on `batch` behind `defenses`, and return all that the server then has.
 
     The model's current mode (train or eval) is the client's mode. Neither the model nor the batch is changed. The exposure's model is
-    a copy made before the client trains. The client trains on another copy, which is thrown away with all that the model's own code
-    kept of the batch. The client's random numbers depend on the seed and on its batch, so that nobody without the batch can draw
-    them again.
+    a copy made before the client trains. The client trains on another copy, which is thrown away. What the code of the model, the loss
+    and the defenses kept of the batch elsewhere is undone. The client's random numbers depend on the seed and on its batch, so that
+    nobody without the batch can draw them again.
     """
     scale: Normalization = check_value(Normalization, normalization or Normalization(), "normalization")
     training, loss = TRAININGS.resolve(training or FedSGD()), LOSSES.resolve(loss or CrossEntropy())
     defenses = [DEFENSES.resolve(defense) for defense in defense_list(defenses)]
     seed, declare_batch_size = check_value(int, seed, "seed"), check_value(bool, declare_batch_size, "declare_batch_size")
     check_model(model)
-    classes = check_batch(copy_of(model), batch, "batch", loss)
+    with nothing_kept(model, loss):
+        classes = check_batch(copy_of(model), batch, "batch", loss)
     client = Client(model=server_copy(model, batch), batch=batch, training=training, loss=loss)
     if auxiliary is not None:
         check_batch(client.model, auxiliary, "auxiliary", loss)
         auxiliary = Batch(auxiliary.inputs.detach().clone(), auxiliary.targets.detach().clone())
     warn_outside_bounds(batch.inputs, scale)
-    secret = secret_of(batch.inputs, batch.targets)
-    for position, defense in enumerate(defenses):
-        client = _defend(client, defense, seed, f"defense {position} {defense.name}", secret)
-    with global_seed(seed, "training", secret):
-        update = _train(client)
-    for transform in client.outgoing:
-        update = transform(update)
+    with nothing_kept(client.model, training, loss, *defenses):
+        client, update = _send(client, defenses, seed)
     if not update:
         names = ", ".join(defense.name for defense in defenses)
         raise Impossible(
@@ -83,6 +80,18 @@ def observe(
     exposure = Exposure(model=client.model, update=update, public=public, auxiliary=auxiliary)
     check_exposure(exposure)
     return exposure
+
+
+def _send(client: Client, defenses: Sequence[Defense], seed: int) -> tuple[Client, Update]:
+    """The client behind its defenses, and what it sends."""
+    secret = secret_of(client.batch.inputs, client.batch.targets)
+    for position, defense in enumerate(defenses):
+        client = _defend(client, defense, seed, f"defense {position} {defense.name}", secret)
+    with global_seed(seed, "training", secret):
+        update = _train(client)
+    for transform in client.outgoing:
+        update = transform(update)
+    return client, update
 
 
 def _defend(client: Client, defense: Defense, seed: int, role: str, secret: str) -> Client:

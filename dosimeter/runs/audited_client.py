@@ -18,7 +18,8 @@ from dosimeter.interfaces import Sampler
 from dosimeter.models.loading import ModelConfig, load_model
 from dosimeter.network.copies import deep_copy
 from dosimeter.network.head import copy_of
-from dosimeter.network.probing import samples_at_once
+from dosimeter.network.leftovers import nothing_kept
+from dosimeter.network.probing import evaluation_mode, output_of, samples_at_once
 from dosimeter.normalization import from_pixels
 from dosimeter.options import NonNegativeInt, OptionError, PositiveInt, check_fields
 from dosimeter.progress import advance
@@ -119,12 +120,13 @@ def client_from(
     """The client made of the caller's own model and batches."""
     normalization = normalization or Normalization()
     check_model(model)
-    trial = copy_of(model)  # a model may keep what it sees
-    check_batch(trial, batch, "batch")
-    for path, samples in (("auxiliary", auxiliary), ("foreign", foreign)):
-        if samples is not None:
-            check_batch(trial, samples, path)
     judged, where = (auxiliary, "the auxiliary data") if auxiliary is not None else (batch, "the private batch itself")
+    with nothing_kept(model):
+        trial = copy_of(model)  # a model may keep what it sees
+        for path, samples in (("batch", batch), ("auxiliary", auxiliary), ("foreign", foreign)):
+            if samples is not None:
+                check_batch(trial, samples, path)
+        accuracy = measure_accuracy(trial, judged)
     return AuditedClient(
         model=model,
         batch=batch,
@@ -135,7 +137,7 @@ def client_from(
             "model": type(model).__name__,
             "stage": "as handed over",
             "data": "handed over",
-            "accuracy": measure_accuracy(trial, judged),
+            "accuracy": accuracy,
             "accuracy_on": where,
             **fingerprints_of(model, batch),
         },
@@ -170,15 +172,9 @@ def fingerprints_of(model: nn.Module, batch: Batch) -> dict[str, Any]:
 
 def measure_accuracy(model: nn.Module, batch: Batch) -> float:
     """The share of samples classified correctly in eval mode, of several labels all. The model's own mode is restored."""
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        with torch.no_grad():
-            pieces = batch.inputs.split(min(64, samples_at_once(model, batch.inputs)))
-            predicted = torch.cat([model(piece.clone()) for piece in pieces])
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
+    with evaluation_mode(model):
+        pieces = batch.inputs.split(min(64, samples_at_once(model, batch.inputs)))
+        predicted = torch.cat([output_of(model, piece) for piece in pieces])
     if not has_one_label(batch.targets):
         return float(((predicted > 0) == (batch.targets > 0.5)).all(1).float().mean())
     targets = batch.targets if batch.targets.ndim == 1 else batch.targets.argmax(1)

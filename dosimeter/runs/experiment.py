@@ -13,6 +13,7 @@ from dosimeter.client.observe import observe
 from dosimeter.engines.adaptation import adapt
 from dosimeter.engines.needs import check_possible
 from dosimeter.interfaces import Exposure, LabelRecovery
+from dosimeter.network.leftovers import nothing_kept
 from dosimeter.runs.foreign import foreign_batches
 from dosimeter.runs.measurement import AuditedClient, Measurement, Protocol, identity_of
 from dosimeter.runs.server import run_method
@@ -70,13 +71,14 @@ def run(
             exposure=exposure,
             normalization=client.normalization,
         )
-        scores = score_against(found, comparison)
-        details = (
-            _details(found, scores)
-            | surface.details(found, exposure, client.batch)
-            | _objective_at_truth(exposure, measurement, found, client.batch)
-            | _counters(measurement, exposure)
-        )
+        with nothing_kept(exposure.model, measurement.scored):  # the truth goes through the model and the method
+            scores = score_against(found, comparison)
+            details = (
+                _details(found, scores)
+                | surface.details(found, exposure, client.batch)
+                | _objective_at_truth(exposure, measurement, found, client.batch)
+                | _counters(measurement, exposure)
+            )
     verdict, reason = surface.judge(found, scores, attempts)
     short = _shortfalls(surface, found, details)
     if verdict is Verdict.NOT_SHOWN:

@@ -34,7 +34,7 @@ def foreign_batches(client: AuditedClient, seed: int) -> Iterator[Batch]:
 
 def _differing_labels(client: AuditedClient, targets: Tensor, rng: torch.Generator) -> Tensor:
     """Random labels (B,), none of which occurs twice before all classes do."""
-    classes = max(2, count_classes(client.model, client.batch.inputs[:2]))
+    classes = max(2, count_classes(client.model, torch.zeros_like(client.batch.inputs[:1]).repeat_interleave(2, 0)))
     rounds = -(-len(targets) // classes)
     return torch.cat([torch.randperm(classes, generator=rng) for _ in range(rounds)])[: len(targets)].to(targets)
 

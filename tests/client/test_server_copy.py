@@ -85,6 +85,8 @@ def test_a_hook_with_a_cache_hands_nothing_over(classifier, batch):
     classifier[0].register_forward_pre_hook(lambda module, arguments: cache.extend(arguments))
     before = dm.observe(classifier, batch)
     assert not holds(before, batch)
+    assert cache == []
+    classifier(batch.inputs)
     assert holds(dm.Exposure(model=classifier, update=before.update, public=before.public), batch)  # the walk would have found it
 
 
