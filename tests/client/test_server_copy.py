@@ -100,6 +100,9 @@ def test_an_audit_of_a_model_that_keeps_its_input_gives_a_thief_nothing(keeper, 
 def test_what_the_model_saw_before_the_audit_is_overwritten_or_refused(keeper, batch):
     keeper(batch.inputs)
     keeper.seen.clear()
+    with pytest.raises(ValueError, match="model: 'buffer' holds samples of the private batch"):
+        dm.observe(keeper, batch)
+    keeper.buffer = torch.zeros(6, 1, 8, 8)
     assert not torch.equal(dm.observe(keeper, batch).model.last, batch.inputs)
     assert torch.equal(keeper.last, batch.inputs)  # the user's own model is left alone
     keeper.seen.append(batch.inputs[2:3])
