@@ -17,6 +17,7 @@ STANDARD = sys.stdlib_module_names - {"collections", "weakref", "queue", "types"
 LIBRARIES = sys.stdlib_module_names | {"torch", "dosimeter", "numpy", "scipy", "safetensors"}  # their classes and globals keep no samples
 CALLED_FIRST = ("forward", "__call__")  # the code of a module that a pass runs
 ATOMS = (str, bytes, int, float, complex, type(None), torch.dtype, torch.device, torch.Size, types.CodeType)
+OF_MODULES = ("_parameters", "_buffers", "_modules")  # dictionaries whose entries a module's users call by their own names
 SEQUENCES = (list, tuple, set, frozenset, deque)
 FUNCTIONS = (types.FunctionType, staticmethod, classmethod, property, functools.cached_property, functools._lru_cache_wrapper)
 GLOBAL_HOOKS = [hooks for name, hooks in vars(nn.modules.module).items() if name.startswith("_global_") and isinstance(hooks, dict)]
@@ -102,7 +103,7 @@ class Reach:
                 yield from ((None, item) for item in list(value))
             case _ if type(value).__module__.partition(".")[0] not in STANDARD:
                 yield None, type(value)
-                yield from attributes_of(value).items()
+                yield from ((None if name in OF_MODULES else name, part) for name, part in attributes_of(value).items())
 
     def _parts_of_function(self, function: types.FunctionType) -> Iterator[Part]:
         """Of a library's function too: a decorator holds the user's function in its closure."""
