@@ -154,14 +154,14 @@ def substituted(update: str, private: dm.Batch, other: dm.Batch, rng: torch.Gene
             exposure.update[name] = (drawn * change.norm() / drawn.norm()).to(change)
         return exposure
 
-    pictures = Inputs.pictures
-    Inputs.pictures = lambda self, *_: []  # needs PIL, and nobody looks at them
+    evidence = Inputs.evidence
+    Inputs.evidence = lambda self, *_: []  # needs PIL, and nobody looks at them
     for module in modules:
         module.expose = expose
     try:
         yield
     finally:
-        Inputs.pictures = pictures
+        Inputs.evidence = evidence
         for module in modules:
             module.expose = honest
 

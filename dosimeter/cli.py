@@ -108,6 +108,7 @@ def _parser() -> argparse.ArgumentParser:
 
     report = _add(commands, "report", _report, "rebuild the report from records alone")
     report.add_argument("folder", metavar="DIR")
+    report.add_argument("--pdf", action="store_true", help="also print its first page to report.pdf, with Chromium or Chrome")
     return parser
 
 
@@ -147,7 +148,7 @@ def _audit(options: argparse.Namespace) -> int:
     untested = {str(condition): why for condition in conditions if (why := condition.why_untested(result.records))}
     if options.json:
         verdicts = [vars(verdict) for verdict in result.verdicts]
-        records = [_without_pictures(record) for record in result.records]
+        records = [_without_evidence(record) for record in result.records]
         _print_json({"verdicts": verdicts, "records": records, "report": str(path), "failures": failures, "untested": untested})
     else:
         print_audit(result, path)
@@ -186,7 +187,7 @@ def _run(options: argparse.Namespace) -> int:
         if options.out:
             write_record(options.out, record)
     if options.json:
-        _print_json(_without_pictures(record))
+        _print_json(_without_evidence(record))
     else:
         print_record(record)
     return 3 if record.outcome == Outcome.CRASHED else 0
@@ -248,13 +249,15 @@ def _generator(options: argparse.Namespace) -> int:
 
 
 def _report(options: argparse.Namespace) -> int:
-    from dosimeter.report import write_report
+    from dosimeter.report import print_report, write_report
 
-    path = write_report(options.folder)
+    paths = {"report": write_report(options.folder)}
+    if options.pdf:
+        paths["pdf"] = print_report(paths["report"])
     if options.json:
-        _print_json({"report": str(path)})
+        _print_json({name: str(path) for name, path in paths.items()})
     else:
-        sys.stdout.write(f"{path}\n")
+        sys.stdout.write("".join(f"{path}\n" for path in paths.values()))
     return 0
 
 
@@ -279,8 +282,8 @@ def _read_words(words: Sequence[str]) -> dict[str, Any]:
     return override(data, [word for word in words if ASSIGNMENT.match(word)])
 
 
-def _without_pictures(record: Any) -> dict[str, Any]:
-    return {name: value for name, value in vars(record).items() if name != "pictures"}
+def _without_evidence(record: Any) -> dict[str, Any]:
+    return {name: value for name, value in vars(record).items() if name != "evidence"}
 
 
 def _print_json(value: Any) -> None:

@@ -8,7 +8,7 @@ import json
 from typing import Any, Optional, Union
 
 from dosimeter.options import FiniteFloat, Fraction, NonNegativeInt, OptionError, check_value, field_types, mismatch
-from dosimeter.types import Outcome, Record
+from dosimeter.types import Evidence, Outcome, Record
 
 DEEPEST_VALUE = 32  # lists or tables within one another
 LARGEST_NUMBER = 1e300  # a sum of a few such numbers stays finite
@@ -48,7 +48,7 @@ DETAILS: dict[str, Any] = {
     "unavailable": dict[str, str],
 }
 GUARANTEE: dict[str, Any] = {"epsilon": Number, "delta": Number, "unit": str, "source": str}
-PICTURE: dict[str, Any] = {"truth": str | None, "recovered": str | None, "nulls": dict[str, str | None]}
+EVIDENCE: dict[str, Any] = field_types(Evidence)
 EXACT: dict[str, Any] = {"outcome": Outcome, "seconds": FiniteFloat}  # narrower than the type of the record's field
 
 
@@ -61,6 +61,8 @@ def parse_record(line: bytes | str) -> Record:
     if not isinstance(data, dict):
         raise mismatch("", "a table", data)
     check_plain(data, "")
+    if "pictures" in data:
+        data["evidence"] = [_from_picture(row) for row in data.pop("pictures")]
     annotations = field_types(Record)
     if unknown := [name for name in data if name not in annotations]:
         raise TypeError(f"unknown field {unknown[0]!r}")
@@ -74,10 +76,22 @@ def parse_record(line: bytes | str) -> Record:
     _check_table(DETAILS, record.details, "details")
     for position, guarantee in enumerate(record.details.get("guarantees", [])):
         _check_table(GUARANTEE, guarantee, f"details.guarantees[{position}]")
-    for position, picture in enumerate(record.pictures):
-        _check_table(PICTURE | dict.fromkeys(record.metrics, Number), picture, f"pictures[{position}]")
+    for position, shown in enumerate(record.evidence):
+        path = f"evidence[{position}]"
+        if missing := {"kind", "recovered"} - set(shown):
+            raise OptionError(path, f"lacks {', '.join(sorted(missing))}")
+        _check_table(EVIDENCE, shown, path)
     _check_lengths(record)
     return record
+
+
+def _from_picture(row: Any) -> Any:
+    """A row of pictures, as records before 0.2 hold it, as evidence."""
+    if not isinstance(row, dict) or "truth" not in row:
+        return row
+    score = next((value for name, value in row.items() if name not in ("truth", "recovered", "nulls")), None)
+    kind = "tiles" if "map_error" in row else "image"
+    return {"kind": kind, "private": row["truth"], "recovered": row.get("recovered"), "nulls": row.get("nulls", {}), "score": score}
 
 
 def check_plain(value: Any, path: str, depth: int = 0) -> None:

@@ -189,6 +189,25 @@ class Reconstruction(Estimate):
     nulls: Mapping[str, Tensor] = field(default_factory=dict)  # (n, *shape) what the attack draws without the gradient, by name
 
 
+Exhibit = str | dict[str, str] | None  # a base64 PNG or a text; a table of names and values; None where there is nothing
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """What was recovered, beside the private thing where the truth is known: a picture, a table or a text, for a reader to compare.
+
+    `image` and `tiles` are base64 PNGs, of one sample and of many small maps. A `table` holds values by name. Everything is small.
+    """
+
+    kind: Literal["image", "tiles", "table", "text"]
+    recovered: Exhibit
+    private: Exhibit = None
+    nulls: dict[str, Exhibit] = field(default_factory=dict)  # what can be had without the update, by the name of the null
+    caption: str = ""  # what is shown, where "sample 3" does not say it
+    sample: int | None = None  # in the truth's order, from 0; None: the evidence is of the whole batch
+    score: float | None = None  # the surface's headline for this sample
+
+
 @dataclass(frozen=True, kw_only=True)
 class Record:
     """One experiment, whole, as it stands in the records file; every field is plain JSON."""
@@ -208,4 +227,4 @@ class Record:
     seconds: float
     versions: dict[str, str]  # of the packages; and "threads", since the last bits depend on their number
     details: dict[str, Any] = field(default_factory=dict)
-    pictures: list[dict[str, Any]] = field(default_factory=list)  # truth, recovery and nulls as PNG data, small
+    evidence: list[dict[str, Any]] = field(default_factory=list)  # what a reader can see of the leak: `Evidence` as plain JSON

@@ -26,7 +26,7 @@ def test_run_prints_a_record(capsys):
     assert main(["run", *FAST, "seed=3", "--json"]) == 0
     record = json.loads(capsys.readouterr().out)
     assert (record["method"], record["seed"], record["metrics"]["insacc"]) == ("ilrg", 3, [1.0])
-    assert "pictures" not in record
+    assert "evidence" not in record
 
 
 def test_run_reads_toml_and_overrides(tmp_path, capsys):

@@ -1,5 +1,7 @@
 """What a record may hold when it comes back from a file."""
 
+import json
+
 import pytest
 
 from dosimeter.record_schema import DEEPEST_VALUE, check_plain, parse_record
@@ -43,3 +45,30 @@ def test_values_within_values_end():
 def test_lines_that_are_no_record_are_refused(line, error, message):
     with pytest.raises(error, match=message):
         parse_record(line)
+
+
+def record_line(**fields):
+    record = dict.fromkeys(("key", "surface", "method", "verdict", "reason"), "x") | {"outcome": "completed", "seed": 0, "seconds": 1.0}
+    record |= {name: {} for name in ("config", "threat_model", "metrics", "nulls", "versions")} | {"warnings": []}
+    return json.dumps(record | fields)
+
+
+def test_pictures_of_older_records_are_read_as_evidence():
+    rows = [{"truth": "a", "recovered": None, "nulls": {"mean": "b"}, "psnr": 9.0}, {"truth": "c", "recovered": "d", "map_error": 0.1}]
+    first, second = parse_record(record_line(pictures=rows)).evidence
+    assert first == {"kind": "image", "private": "a", "recovered": None, "nulls": {"mean": "b"}, "score": 9.0}
+    assert (second["kind"], second["private"], second["score"]) == ("tiles", "c", 0.1)
+
+
+@pytest.mark.parametrize(
+    ("shown", "message"),
+    [
+        ({"kind": "film", "recovered": "a"}, r"evidence\[0\].kind: expected one of 'image', 'tiles', 'table', 'text'"),
+        ({"kind": "text"}, r"evidence\[0\]: lacks recovered"),
+        ({"kind": "table", "recovered": {"a": 1}}, r"evidence\[0\].recovered"),
+        ({"kind": "text", "recovered": "a", "score": "b"}, r"evidence\[0\].score"),
+    ],
+)
+def test_evidence_of_another_kind_is_refused(shown, message):
+    with pytest.raises(ValueError, match=message):
+        parse_record(record_line(evidence=[shown]))

@@ -58,6 +58,17 @@ def findings(records: Sequence[Record]) -> list[Finding]:
 
 def headline(found: Sequence[Finding]) -> str:
     """All verdicts in one sentence."""
+    return "; ".join(_phrases(found)) + "."
+
+
+def headline_parts(found: Sequence[Finding]) -> tuple[str, str]:
+    """The gravest verdict as a sentence, and all others as another; "" where there are none."""
+    first, *others = _phrases(found)
+    rest = "; ".join(others)
+    return f"{first}.", f"{rest[0].upper()}{rest[1:]}." if rest else ""
+
+
+def _phrases(found: Sequence[Finding]) -> list[str]:
     by_state: dict[str, list[str]] = {}
     for finding in found:
         by_state.setdefault("under-optimised" if finding.under_optimised else finding.state, []).append(finding.surface)
@@ -69,8 +80,8 @@ def headline(found: Sequence[Finding]) -> str:
         "impossible": "recovery of {} impossible here",
         "not-measured": "{} not measured",
     }
-    sentence = "; ".join(phrase.format(enumeration(by_state[key])) for key, phrase in phrases.items() if key in by_state)
-    return sentence[0].upper() + sentence[1:] + "."
+    said = [phrase.format(enumeration(by_state[key])) for key, phrase in phrases.items() if key in by_state]
+    return [said[0][0].upper() + said[0][1:], *said[1:]]
 
 
 def verdict_matrix(records: Sequence[Record]) -> list[tuple[str, dict[str, tuple[str, str]]]]:

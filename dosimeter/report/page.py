@@ -12,7 +12,9 @@ from dosimeter.artefacts import refuse_link, write_text
 from dosimeter.numbers import duration, percent, times
 from dosimeter.records import read_records
 from dosimeter.report import words
-from dosimeter.report.findings import findings, headline, verdict_matrix, warnings
+from dosimeter.report.decision import in_plain_words, what_to_do
+from dosimeter.report.evidence import exhibits
+from dosimeter.report.findings import findings, headline_parts, verdict_matrix, warnings
 from dosimeter.report.sections import sections
 from dosimeter.report.settings import threat_model_lines
 from dosimeter.report.tradeoff import tradeoff
@@ -35,6 +37,7 @@ def render(records: Sequence[Record], title: str | None = None) -> str:
     costs = tradeoff(records)
     records = [record for record in records if record.surface != UTILITY]
     found = findings(records)
+    shown = exhibits(found, records)
     matrix = verdict_matrix(records)
     metrics = dict.fromkeys(metric for record in records for metric in record.metrics)
     nulls = dict.fromkeys(null for record in records for null in record.nulls)
@@ -44,8 +47,12 @@ def render(records: Sequence[Record], title: str | None = None) -> str:
         .get_template("template.html")
         .render(
             title=title or _title(records),
-            headline=headline(found),
+            headline=headline_parts(found),
             findings=found,
+            exhibits=shown,
+            unseen=[finding for finding in found if finding.surface not in {exhibit.finding.surface for exhibit in shown}],
+            plain_words=in_plain_words(found, records),
+            advice=what_to_do(found, records, costs),
             matrix=matrix if len(matrix) > 1 and costs is None else [],
             surfaces=surfaces(),
             tradeoff=costs,

@@ -1,9 +1,7 @@
-"""The sections of the page, one a surface: every method with its scores beside the nulls, its plot and its pictures."""
+"""The sections of the page, one a surface: every method with its scores beside the nulls, its plot and its evidence."""
 
 from __future__ import annotations
 
-import base64
-import binascii
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,6 +9,7 @@ from typing import Any
 
 from dosimeter.numbers import duration
 from dosimeter.report import plots
+from dosimeter.report.evidence import Piece, pieces_of
 from dosimeter.report.findings import state
 from dosimeter.report.scores import score, score_range
 from dosimeter.report.settings import OF_THE_DRAW, Setting, group_by_setting
@@ -22,7 +21,6 @@ from dosimeter.surfaces.verdicts import premises_sentence
 from dosimeter.types import Record
 
 STRIP_PLOTS = {"shares": plots.share_plot, "errors": plots.error_plot}
-PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,20 +37,6 @@ class Measure:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Picture:
-    name: str
-    source: str | None  # base64 PNG
-    score: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class PictureRow:
-    number: int
-    pictures: list[Picture]
-    beats: bool
-
-
-@dataclass(frozen=True, kw_only=True)
 class Row:
     """One method in one setting, the runs with different seeds pooled."""
 
@@ -64,8 +48,8 @@ class Row:
     facts: list[str]
     measures: list[Measure]
     plot: plots.SamplePlot | None
-    pictures: list[PictureRow]
-    pictures_note: str
+    evidence: list[Piece]
+    evidence_note: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,11 +131,11 @@ def _row(pool: list[Record], found: dict[str, list], columns: dict[str, dict[str
     first = pool[0]
     surface = surface_named(first.surface)
     judged = next(iter(judge_surfaces(pool)), None)  # none where every run crashed
-    pictures = [_picture_row(i, picture, first, surface) for i, picture in enumerate(first.pictures)]
+    evidence = pieces_of(first)
     note = f"seed {first.seed} of {len(pool)} seeds" if len(pool) > 1 else ""
     scored = len(first.metrics.get(surface.headline, []))
-    if pictures and scored > len(pictures):
-        note = "; ".join(filter(None, [note, f"the first {len(pictures)} of {scored} samples"]))
+    if evidence and scored > len(evidence):
+        note = "; ".join(filter(None, [note, f"the first {len(evidence)} of {scored} samples"]))
     return Row(
         method=display_name(first),
         idea=method_idea(first.surface, first.method),
@@ -161,8 +145,8 @@ def _row(pool: list[Record], found: dict[str, list], columns: dict[str, dict[str
         facts=_facts(pool, found, surface),
         measures=[_measure(metric, values, columns, nulls) for metric, values in found.items() if values],
         plot=plot,
-        pictures=pictures,
-        pictures_note=note,
+        evidence=evidence,
+        evidence_note=note,
     )
 
 
@@ -243,27 +227,3 @@ def _facts(pool: Sequence[Record], found: dict[str, list], surface: Surface[Any]
         more = [str(record.details.get("message") or ""), premises_sentence(record)]
         facts.extend(fact for fact in surface.facts(record.details) + more if fact and fact not in facts)
     return facts
-
-
-def _picture_row(i: int, picture: dict[str, Any], record: Record, surface: Surface[Any]) -> PictureRow:
-    metric = surface.headline
-    nulls = {name: columns.get(metric, []) for name, columns in record.nulls.items()}
-    rivals = [column[i] for column in nulls.values() if i < len(column)]
-    shown = [
-        Picture(name="truth", source=_png(picture.get("truth")), score=""),
-        Picture(name="recovered", source=_png(picture.get("recovered")), score=score(picture.get(metric), metric)),
-    ]
-    order = list(record.nulls)
-    by_null = sorted((picture.get("nulls") or {}).items(), key=lambda item: order.index(item[0]) if item[0] in order else len(order))
-    for name, source in by_null:
-        column = nulls.get(name, [])
-        shown.append(Picture(name=null_name(name), source=_png(source), score=score(column[i], metric) if i < len(column) else ""))
-    return PictureRow(number=i + 1, pictures=shown, beats=surface.beats_nulls(picture.get(metric), rivals))
-
-
-def _png(text: Any) -> str | None:
-    """The text if it is a PNG in base64; records may come from anywhere."""
-    try:
-        return text if isinstance(text, str) and base64.b64decode(text, validate=True).startswith(PNG_SIGNATURE) else None
-    except (binascii.Error, ValueError):
-        return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -95,7 +95,7 @@ def run(
         warnings=list(dict.fromkeys([*said, *scores.warnings, *short])),
         seconds=seconds,
         details=details,
-        pictures=surface.pictures(found, comparison, scores),
+        evidence=[asdict(shown) for shown in surface.evidence(found, comparison, scores)],
     )
 
 

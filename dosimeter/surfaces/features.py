@@ -14,11 +14,20 @@ from dosimeter.interfaces import Exposure
 from dosimeter.metrics.feature_error import FeatureError
 from dosimeter.network.head import find_head
 from dosimeter.registry import FEATURES
-from dosimeter.surfaces.layer_inputs import LARGEST_CERTIFIED_ERROR, beats_nulls, can_refute, judge_errors, reader_of, score_layer
+from dosimeter.surfaces.layer_inputs import (
+    LARGEST_CERTIFIED_ERROR,
+    beats_nulls,
+    can_refute,
+    drops_units,
+    judge_errors,
+    reader_of,
+    score_layer,
+)
+from dosimeter.surfaces.pictures import MOST_PICTURES, score_of, strips
 from dosimeter.surfaces.scores import SAMPLE_NULLS, Comparison, Scores, Values, keep_finite
 from dosimeter.surfaces.surface import SURFACES, Surface
 from dosimeter.surfaces.verdicts import Verdict
-from dosimeter.types import Batch, FeatureEstimate
+from dosimeter.types import Batch, Evidence, FeatureEstimate
 
 
 @SURFACES.register("features")
@@ -74,6 +83,21 @@ class Features(Surface[FeatureEstimate]):
             "batch_size": found.batch_size,
             "identifiability": [identifiability(exposure).sentence],
         }
+
+    def evidence(self, found: FeatureEstimate, comparison: Comparison | None = None, scores: Scores | None = None) -> list[Evidence]:
+        if comparison is None or scores is None or comparison.exposure is None:
+            drawn = strips(list(found.features[:MOST_PICTURES])) if len(found.features) else []
+            return [Evidence(kind="tiles", recovered=strip, sample=i) for i, strip in enumerate(drawn)]
+        exposure = comparison.exposure
+        true = reader_of(exposure, find_head(exposure).name)(comparison.truth.inputs)
+        known = not drops_units(exposure.model)
+        assert scores.assignment is not None
+        shown = []
+        for i, partner in enumerate(scores.assignment[:MOST_PICTURES].tolist()):
+            private, recovered = strips([true[i], found.features[partner].to(true) if partner >= 0 else None])
+            score = score_of(scores, "feature_error", i)
+            shown.append(Evidence(kind="tiles", private=private if known else None, recovered=recovered, sample=i, score=score))
+        return shown
 
     def facts(self, details: Mapping[str, Any]) -> list[str]:
         facts = []

@@ -16,7 +16,7 @@ from dosimeter.numbers import THIN, significant
 from dosimeter.randomness import generator
 from dosimeter.registry import ATTACKS
 from dosimeter.surfaces.luck import LARGEST_CHANCE, correct_for_attempts, luck_words
-from dosimeter.surfaces.pictures import picture_rows
+from dosimeter.surfaces.pictures import show_inputs
 from dosimeter.surfaces.scores import (
     SAMPLE_NULLS,
     Comparison,
@@ -34,7 +34,7 @@ from dosimeter.surfaces.scores import (
 from dosimeter.surfaces.stand_ins import STAND_INS, draw_stand_ins
 from dosimeter.surfaces.surface import SURFACES, Surface
 from dosimeter.surfaces.verdicts import Verdict
-from dosimeter.types import Batch, Normalization, Reconstruction
+from dosimeter.types import Batch, Evidence, Normalization, Reconstruction
 
 MARGIN_DB = 3.0  # an input counts as leaked if it beats each of its nulls by this margin
 PIXEL_SLACK = 1e-3  # rounding may move a true pixel this far outside [0, 1]
@@ -51,6 +51,7 @@ class Inputs(Surface[Reconstruction]):
     grid_methods: ClassVar = {"inverting_gradients": {"steps": 200}}
     headless_methods = ("dlg",)
     headline = "psnr"
+    visible = "ssim"  # a flat sample has a high PSNR, and nothing on it to see
     plot = "samples"
 
     description = "The client’s samples themselves, rebuilt from what it sent."
@@ -111,10 +112,8 @@ class Inputs(Surface[Reconstruction]):
         ends = f"the attack ended at objective {reached:.3g}, the true batch has {at_truth:.3g}"
         return [f"under-optimised: {ends}; more steps or restarts may show more"]
 
-    def pictures(self, found: Reconstruction, comparison: Comparison, scores: Scores) -> list[dict[str, Any]]:
-        if found.inputs.ndim != 4 or found.inputs.shape[1] not in (1, 3):
-            return []
-        return picture_rows(found, comparison.truth, comparison.foreign, comparison.auxiliary, scores)
+    def evidence(self, found: Reconstruction, comparison: Comparison | None = None, scores: Scores | None = None) -> list[Evidence]:
+        return show_inputs(found, comparison, scores)
 
     def facts(self, details: Mapping[str, Any]) -> list[str]:
         reached, truth = details.get("objective"), details.get("objective_at_truth")

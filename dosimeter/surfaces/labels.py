@@ -22,11 +22,12 @@ from dosimeter.surfaces.luck import LARGEST_CHANCE, correct_for_attempts, luck_w
 from dosimeter.surfaces.scores import Comparison, Nulls, Scores, Values, choose_metrics, compare_samples, number
 from dosimeter.surfaces.surface import SURFACES, Surface
 from dosimeter.surfaces.verdicts import Verdict
-from dosimeter.types import Batch, LabelEstimate, Record, Refused
+from dosimeter.types import Batch, Evidence, LabelEstimate, Record, Refused
 
 GUESSED_BATCHES = (1_000, 10_000)  # label batches drawn for the null of label counts, fewer where there are many classes
 LABEL_MASS_SLACK = 1e-2  # by which the entries of a soft label may miss a sum of 1
 LARGEST_CERTIFIED_ERROR = 1e-2  # distance (L1) of a certified soft label from the true one
+MOST_CLASSES = 8  # in the table of evidence
 DOUBTFUL_SHARE = 0.25  # from this agreement on, between guessing (0) and perfect (1), the report says that luck may explain it
 
 
@@ -84,6 +85,23 @@ class Labels(Surface[LabelEstimate]):
     def details(self, found: LabelEstimate, exposure: Exposure, truth: Batch) -> dict[str, Any]:
         details = {"counts": found.counts.tolist(), "certified": found.certified, "confidence": found.confidence}
         return details | ({"proved": int(found.details["proved"].sum())} if "proved" in found.details else {})
+
+    def evidence(self, found: LabelEstimate, comparison: Comparison | None = None, scores: Scores | None = None) -> list[Evidence]:
+        """How many samples of each class there are and were found: the classes that occur, the most frequent first."""
+        counts = found.counts
+        true = None
+        if comparison is not None:
+            targets = comparison.truth.targets.to(counts.device)
+            ids = targets if targets.ndim == 1 else targets.argmax(1)
+            width = max(len(counts), int(ids.max()) + 1)
+            counts, true = _widen(counts, width), torch.bincount(ids, minlength=width)
+        most = counts if true is None else torch.maximum(counts, true)
+        shown = most.argsort(descending=True, stable=True)[: min(MOST_CLASSES, int((most > 0).sum()))].tolist()
+        tables = [{f"class {i}": str(int(column[i])) for i in shown} for column in (counts, true) if column is not None]
+        left = int((most > 0).sum()) - len(shown)
+        caption = "samples of each class" + (f", and {left} more classes" if left else "")
+        private = tables[1] if true is not None else None
+        return [Evidence(kind="table", private=private, recovered=tables[0], caption=caption)]
 
     def facts(self, details: Mapping[str, Any]) -> list[str]:
         facts = []

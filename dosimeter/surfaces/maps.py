@@ -14,11 +14,11 @@ from dosimeter.interfaces import Exposure
 from dosimeter.metrics.map_error import MapError
 from dosimeter.registry import MAPS
 from dosimeter.surfaces.layer_inputs import LARGEST_CERTIFIED_ERROR, beats_nulls, can_refute, judge_errors, reader_of, score_layer
-from dosimeter.surfaces.pictures import MOST_PICTURES, png
+from dosimeter.surfaces.pictures import MOST_PICTURES, png, score_of
 from dosimeter.surfaces.scores import SAMPLE_NULLS, Comparison, Scores, Values, keep_finite
 from dosimeter.surfaces.surface import SURFACES, Surface
 from dosimeter.surfaces.verdicts import Verdict
-from dosimeter.types import Batch, MapEstimate
+from dosimeter.types import Batch, Evidence, MapEstimate
 
 SHOWN_CHANNELS = 16  # of each sample, as a square of small pictures: the channels with the largest entries
 PIXELS_PER_MAP = 48  # the side of one map in a picture, at least
@@ -100,10 +100,15 @@ class Maps(Surface[MapEstimate]):
             facts.append(f"batch size {details['batch_size']} read off the gradient")
         return facts
 
-    def pictures(self, found: MapEstimate, comparison: Comparison, scores: Scores) -> list[dict[str, Any]]:
-        assert comparison.exposure is not None
+    def evidence(self, found: MapEstimate, comparison: Comparison | None = None, scores: Scores | None = None) -> list[Evidence]:
+        if comparison is None or scores is None or comparison.exposure is None:
+            return [_show_map(maps, None, i) for i, maps in enumerate(found.maps[:MOST_PICTURES].detach())]
         true = reader_of(comparison.exposure, found.layer, as_maps)(comparison.truth.inputs)
-        return map_pictures(found.maps, true, scores)
+        assert scores.assignment is not None
+        return [
+            _show_map(found.maps[partner].to(true) if partner >= 0 else None, true[i], i, score_of(scores, "map_error", i))
+            for i, partner in enumerate(scores.assignment[:MOST_PICTURES].tolist())
+        ]
 
 
 def score_maps(found: MapEstimate, comparison: Comparison) -> Scores:
@@ -148,24 +153,17 @@ def false_certificates(found: MapEstimate, true: Tensor, assignment: Tensor) -> 
     return found.certified.to(true.device) & ~(errors <= allowed)
 
 
-def map_pictures(recovered: Tensor, true: Tensor, scores: Scores) -> list[dict[str, Any]]:
-    """One row a sample: the channels with the largest true entries, true and recovered, on one scale."""
-    assert scores.assignment is not None
-    rows = []
-    for sample, partner in enumerate(scores.assignment[:MOST_PICTURES].tolist()):
-        channels = true[sample].flatten(1).amax(1).topk(min(SHOWN_CHANNELS, len(true[sample]))).indices
-        brightest = true[sample][channels].amax((1, 2), keepdim=True).clamp(min=torch.finfo(true.dtype).tiny)
-        wanted = true[sample][channels] / brightest
-        got = recovered[partner].to(true)[channels] / brightest if partner >= 0 else None
-        rows.append(
-            {
-                "truth": png(_tiles(wanted)),
-                "recovered": None if got is None else png(_tiles(got)),
-                "nulls": {},
-                "map_error": float(scores["map_error"][sample]) if "map_error" in scores else None,
-            }
-        )
-    return rows
+def _show_map(recovered: Tensor | None, true: Tensor | None, sample: int, score: float | None = None) -> Evidence:
+    """The channels with the largest entries, true and recovered, on the true scale; without the truth, on their own."""
+    scale = true if true is not None else recovered
+    assert scale is not None
+    channels = scale.flatten(1).amax(1).topk(min(SHOWN_CHANNELS, len(scale))).indices
+    brightest = scale[channels].amax((1, 2), keepdim=True).clamp(min=torch.finfo(scale.dtype).tiny)
+
+    def tiles(maps: Tensor | None) -> str | None:
+        return None if maps is None else png(_tiles(maps[channels] / brightest))
+
+    return Evidence(kind="tiles", private=tiles(true), recovered=tiles(recovered), sample=sample, score=score)
 
 
 def _tiles(maps: Tensor) -> Tensor:

@@ -1,48 +1,73 @@
-"""Truth, recovery and nulls of each sample as small PNG pictures for a record."""
+"""Truth, recovery and nulls of each sample as evidence for a record: small PNG pictures, or tables where a sample is no picture."""
 
 from __future__ import annotations
 
 import base64
 import io
-from typing import Any
+import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from dosimeter.normalization import to_pixels
+from dosimeter.numbers import significant
 from dosimeter.surfaces.assignment import assign
-from dosimeter.surfaces.scores import Scores
-from dosimeter.types import Batch, Reconstruction
+from dosimeter.surfaces.scores import Comparison, Scores
+from dosimeter.types import Evidence, Exhibit, Reconstruction
 
 MOST_PICTURES = 16  # of a record
+MOST_COLUMNS = 24  # of a sample that is no picture
+FINEST_PICTURE = 512  # pixels of a side; a larger picture is shown at every second pixel, or every third
 
 
-def picture_rows(
-    found: Reconstruction, truth: Batch, foreign: Reconstruction | None, reference: Batch | None, scores: Scores
-) -> list[dict[str, Any]]:
-    """One row a sample, in the truth's order: the private picture, what was recovered of it, and its nulls."""
-    private = to_pixels(truth.inputs, found.normalization)
-    recovered = to_pixels(found.inputs, found.normalization)
+def show_inputs(found: Reconstruction, comparison: Comparison | None, scores: Scores | None) -> list[Evidence]:
+    """One piece of evidence a sample, in the truth's order: the private sample, what was recovered of it, and its nulls."""
+    kind, draw = ("image", png) if _are_pictures(found.inputs) else ("table", columns)
+    recovered = to_pixels(found.inputs.detach(), found.normalization)
+    if comparison is None or scores is None:
+        return [Evidence(kind=kind, recovered=draw(sample), sample=i) for i, sample in enumerate(recovered[:MOST_PICTURES])]
+    private = to_pixels(comparison.truth.inputs, found.normalization).to(recovered)
     nulls: dict[str, list[Tensor | None]] = {}
-    if foreign is not None:
-        pixels = to_pixels(foreign.inputs, foreign.normalization)
+    if comparison.foreign is not None:
+        pixels = to_pixels(comparison.foreign.inputs, comparison.foreign.normalization).to(recovered)
         nulls["foreign"] = [pixels[i] if i >= 0 else None for i in assign(pixels, private).tolist()]
-    if reference is not None:
-        pixels = to_pixels(reference.inputs, found.normalization)
+    if comparison.auxiliary is not None:
+        pixels = to_pixels(comparison.auxiliary.inputs, found.normalization).to(recovered)
         nearest = torch.cdist(private.flatten(1), pixels.flatten(1)).argmin(1)
         nulls["nearest"] = list(pixels[nearest])
     assert scores.assignment is not None
-    rows = []
-    for i, partner in enumerate(scores.assignment[:MOST_PICTURES].tolist()):
-        rows.append(
-            {
-                "truth": png(private[i]),
-                "recovered": png(recovered[partner]) if partner >= 0 else None,
-                "nulls": {name: png(images[i]) for name, images in nulls.items() if images[i] is not None},
-                "psnr": float(scores["psnr"][i]),
-            }
+    return [
+        Evidence(
+            kind=kind,
+            private=draw(private[i]),
+            recovered=draw(recovered[partner]) if partner >= 0 else None,
+            nulls={name: draw(images[i]) for name, images in nulls.items() if images[i] is not None},
+            sample=i,
+            score=score_of(scores, "psnr", i),
         )
-    return rows
+        for i, partner in enumerate(scores.assignment[:MOST_PICTURES].tolist())
+    ]
+
+
+def score_of(scores: Scores, metric: str, sample: int) -> float | None:
+    """One sample's score; None where it is a miss, or where the metric was not computed."""
+    value = float(scores[metric][sample]) if metric in scores else math.nan
+    return value if math.isfinite(value) else None
+
+
+def columns(sample: Tensor) -> dict[str, str]:
+    """A sample that is no picture, such as a row of a table, as numbered values."""
+    values = sample.flatten()[:MOST_COLUMNS].tolist()
+    return {f"column {i + 1}": significant(value) if math.isfinite(value) else "–" for i, value in enumerate(values)}
+
+
+def strips(vectors: Sequence[Tensor | None]) -> list[Exhibit]:
+    """Each vector as a picture of small squares, twice as wide as high, all on one scale of grays."""
+    known = [vector.detach().float().flatten() for vector in vectors if vector is not None]
+    low, high = min(float(v.min()) for v in known), max(float(v.max()) for v in known)
+    scale = max(high - low, torch.finfo(torch.float32).tiny)
+    return [None if vector is None else png(_wrap((vector.detach().float().flatten() - low) / scale)) for vector in vectors]
 
 
 def png(pixels: Tensor | None) -> str | None:
@@ -51,8 +76,20 @@ def png(pixels: Tensor | None) -> str | None:
 
     if pixels is None:
         return None
-    levels = (pixels.detach().float().nan_to_num(0.0).clamp(0, 1) * 255).round().to(torch.uint8).cpu().numpy()
+    step = -(-max(pixels.shape[1:]) // FINEST_PICTURE)
+    levels = (pixels.detach().float().nan_to_num(0.0).clamp(0, 1) * 255).round().to(torch.uint8)[:, ::step, ::step].cpu().numpy()
     image = Image.fromarray(levels[0], "L") if len(levels) == 1 else Image.fromarray(levels.transpose(1, 2, 0), "RGB")
     file = io.BytesIO()
     image.save(file, "PNG", optimize=True)
     return base64.b64encode(file.getvalue()).decode()
+
+
+def _are_pictures(inputs: Tensor) -> bool:
+    return inputs.ndim == 4 and inputs.shape[1] in (1, 3)
+
+
+def _wrap(vector: Tensor) -> Tensor:
+    """(H,) as (1, rows, columns), about twice as wide as high; what is left over is white."""
+    width = math.ceil(math.sqrt(2 * len(vector)))
+    padded = torch.nn.functional.pad(vector, (0, -len(vector) % width), value=1.0)
+    return padded.reshape(1, -1, width)

@@ -14,7 +14,7 @@ from dosimeter.interfaces import Exposure, Recovery
 from dosimeter.registry import METRICS, Registry
 from dosimeter.surfaces.scores import Comparison, Scores, Values, columns_of, median, number
 from dosimeter.surfaces.verdicts import Verdict
-from dosimeter.types import Batch, Knowledge, LabelEstimate, Record
+from dosimeter.types import Batch, Evidence, Knowledge, LabelEstimate, Record
 
 Estimate = TypeVar("Estimate")
 
@@ -34,6 +34,7 @@ class Surface(ABC, Generic[Estimate]):
     plural: ClassVar[str]  # of its methods in an audit's file and in `dosimeter list`
 
     headline: ClassVar[str]  # the metric that stands for the surface: in rankings, tables and plots
+    visible: ClassVar[str] = ""  # the metric closest to what an eye sees, which orders the evidence; "": the headline
     also_plotted: ClassVar[tuple[str, ...]] = ()  # metrics that are drawn beside the headline
     plot: ClassVar[Literal["shares", "errors", "samples"]]  # on a track of 0 to 100 %, on a logarithmic one, or sample by sample
 
@@ -119,8 +120,11 @@ class Surface(ABC, Generic[Estimate]):
         """Warnings that the method may have fallen short of what it can show."""
         return []
 
-    def pictures(self, found: Estimate, comparison: Comparison, scores: Scores) -> list[dict[str, Any]]:
-        """Rows of small pictures for the record, one a sample; none where there is nothing to see."""
+    def evidence(self, found: Estimate, comparison: Comparison | None = None, scores: Scores | None = None) -> list[Evidence]:
+        """What a reader can see of the estimate, beside the private thing and its nulls; nothing where there is nothing to see.
+
+        Without a comparison and scores the truth is not known, and the evidence is what was recovered alone.
+        """
         return []
 
     def facts(self, details: Mapping[str, Any]) -> list[str]:

@@ -50,7 +50,7 @@ def _print_methods(console: Console, surface: str, records: list[Record]) -> Non
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("", overflow="fold")
     for record in sorted(records, key=gravity, reverse=True):
-        remark = record.verdict if record.metrics else f"{verdict_of(record)}: {record.reason}"
+        remark = record.verdict if verdict_of(record) is Verdict.LEAKED else f"{verdict_of(record)}: {record.reason}"
         for null, why in record.details.get("refused_nulls", {}).items():
             remark += f"; without the null {null!r}: {why}"
         table.add_row(display_name(record), *_figures(record), f"{record.seconds:.1f}", Text(remark, COLOURS[verdict_of(record)]))

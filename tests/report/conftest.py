@@ -221,12 +221,14 @@ def input_record(method: str, noise: float, labels: str, std: float | None = Non
         seconds=21.4,
         details={"objective": 0.0213, "objective_at_truth": 0.0007, "restarts": [0.03, 0.0213]},
         warnings=["the objective at the true batch is lower than the attack’s: the attack was under-optimised"],
-        pictures=[
+        evidence=[
             {
-                "truth": png(truth[i]),
+                "kind": "image",
+                "sample": i,
+                "private": png(truth[i]),
                 "recovered": png(recovered[i]),
                 "nulls": {name: png(images[i]) for name, images in rivals.items()},
-                "psnr": found[i],
+                "score": found[i],
             }
             for i in range(SAMPLES)
         ],

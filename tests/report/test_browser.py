@@ -1,9 +1,12 @@
 """The page in a real browser, at the widths of a phone and of a desk, by day and by night."""
 
+import re
 import shutil
 
 import pytest
 
+from dosimeter.cli import main
+from dosimeter.records import write_record
 from dosimeter.report import render
 
 ARGUMENTS = [
@@ -64,10 +67,20 @@ def test_the_page_fits_reads_well_and_asks_for_nothing(browser, audit_records, t
         assert page.evaluate("[...document.images].every(image => image.complete && image.naturalWidth === 32)")
         background = page.evaluate("getComputedStyle(document.body).backgroundColor")
         assert background == {"light": "rgb(252, 251, 249)", "dark": "rgb(22, 22, 21)"}[scheme]
+        top = page.evaluate("document.images[0].getBoundingClientRect().bottom")
+        assert top < 600  # the worst leaked picture is on the first screen, whole
+        assert page.locator("details.fold[open]").count() == 0
+        page.locator('a[href="#inputs"]').click()
+        assert page.locator("details.fold[open]").count() == 1  # a link opens what it leads to
         assert page.locator("details.evidence").first.get_attribute("open") is not None
-        closed = page.locator("details:not([open])").last
-        closed.locator("summary").press("Enter")
-        assert page.locator("details").last.get_attribute("open") is not None
+        last = page.locator("details.fold").last
+        last.locator("summary").first.press("Enter")
+        assert last.get_attribute("open") is not None
+        page.evaluate("for (const fold of document.querySelectorAll('details')) fold.open = true")
+        assert page.evaluate("document.documentElement.scrollWidth") == width
+        assert page.evaluate(OVERFLOW) == []
+        contrast, *where = page.evaluate(CONTRAST)
+        assert contrast >= 4.5, where
     assert said == []
     assert [url for url in asked if not url.startswith("data:")] == [path.as_uri()]
 
@@ -80,6 +93,7 @@ def test_many_nulls_do_not_widen_the_page(browser, make_record, width):
     with browser.new_context(viewport={"width": width, "height": 800}) as context:
         page = context.new_page()
         page.set_content(render([record]))
+        page.evaluate("for (const fold of document.querySelectorAll('details')) fold.open = true")
         assert page.evaluate("document.documentElement.scrollWidth") == width
         assert page.evaluate(OVERFLOW) == []
         assert page.locator(".nulls").first.locator(".null-name").count() == 8
@@ -94,4 +108,38 @@ def test_long_words_do_not_widen_the_page(browser, make_record, width):
     with browser.new_context(viewport={"width": width, "height": 800}) as context:
         page = context.new_page()
         page.set_content(render([record]))
+        page.evaluate("for (const fold of document.querySelectorAll('details')) fold.open = true")
         assert page.evaluate("document.documentElement.scrollWidth") == width
+
+
+@pytest.mark.browser
+def test_the_report_prints_on_one_page(browser, audit_records, tmp_path):
+    path = tmp_path / "report.html"
+    path.write_text(render(audit_records), encoding="utf-8")
+    with browser.new_context(color_scheme="dark") as context:
+        page = context.new_page()
+        page.goto(path.as_uri())
+        pages = page.pdf(prefer_css_page_size=True)
+        assert len(re.findall(rb"/Type */Page\b", pages)) == 1
+        page.emulate_media(media="print")
+        assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+        assert page.locator(".plain p").is_visible()
+        assert not page.locator(".below").is_visible()
+
+
+@pytest.mark.browser
+def test_the_command_prints_a_pdf(browser, audit_records, tmp_path, capsys):
+    for record in audit_records:
+        write_record(tmp_path, record)
+    assert main(["report", str(tmp_path), "--pdf"]) == 0
+    assert capsys.readouterr().out.split() == [str(tmp_path / "report.html"), str(tmp_path / "report.pdf")]
+    assert (tmp_path / "report.pdf").read_bytes().startswith(b"%PDF-")
+
+
+def test_without_a_browser_the_command_says_so_and_the_page_is_there(audit_records, tmp_path, capsys, monkeypatch):
+    for record in audit_records:
+        write_record(tmp_path, record)
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    assert main(["report", str(tmp_path), "--pdf"]) == 2
+    assert "needs Chromium or Chrome" in capsys.readouterr().err
+    assert (tmp_path / "report.html").exists()

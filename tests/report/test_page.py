@@ -71,7 +71,7 @@ def test_every_record_is_there_with_verdict_reason_outcome_and_config(audit_reco
         assert record.reason in flat
         assert record.verdict in flat
         assert f"{record.surface}, seed {record.seed} {record.key}" in flat
-    assert len([details for details in parsed.all("details") if details.get("class") != "evidence"]) == len(audit_records)
+    assert len([details for details in parsed.all("details") if not details.get("class")]) == len(audit_records)
     assert '"steps": 2000' in flat
     assert "torch 2.13.0" in flat
     assert "dosimeter report ." in flat
@@ -79,7 +79,8 @@ def test_every_record_is_there_with_verdict_reason_outcome_and_config(audit_reco
 
 def test_every_picture_is_inline_with_words_beside(audit_records, text):
     images = Page(text).all("img")
-    assert len(images) == sum(2 + len(picture["nulls"]) for record in audit_records for picture in record.pictures)
+    below = sum(2 + len(shown["nulls"]) for record in audit_records for shown in record.evidence)
+    assert len(images) == below + 2 * 4  # and four pairs at the top
     assert all((image["src"] or "").startswith("data:image/png;base64,iVBOR") and image["alt"] for image in images)
 
 
@@ -127,7 +128,12 @@ def test_hostile_strings_stay_text(make_record):
         warnings=[HOSTILE],
         versions={HOSTILE: HOSTILE},
         details={"message": HOSTILE, "identifiability": [HOSTILE], "unavailable": {HOSTILE: HOSTILE}, "batch_size": HOSTILE},
-        pictures=[{"truth": HOSTILE, "recovered": HOSTILE, "nulls": {HOSTILE: HOSTILE}, "psnr": 9.0}],
+        evidence=[
+            {"kind": "image", "private": HOSTILE, "recovered": HOSTILE, "nulls": {HOSTILE: HOSTILE}, "score": 9.0},
+            {"kind": "text", "private": HOSTILE, "recovered": HOSTILE, "caption": HOSTILE},
+            {"kind": "table", "private": {HOSTILE: HOSTILE}, "recovered": {HOSTILE: HOSTILE}},
+            {"kind": HOSTILE, "private": HOSTILE, "recovered": HOSTILE},
+        ],
     )
     parsed = Page(render([record], title=HOSTILE))
     assert not {"script", "img"} & {tag for tag, _ in parsed.elements}

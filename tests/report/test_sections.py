@@ -42,7 +42,7 @@ def test_runs_with_other_options_are_not_pooled(make_record):
 
 def test_a_method_that_does_not_run_has_its_reason_and_no_numbers(single_setting):
     row = table(single_setting, "features").rows[1]
-    assert (row.state, row.measures, row.plot, row.pictures) == ("not-attempted", [], None, [])
+    assert (row.state, row.measures, row.plot, row.evidence) == ("not-attempted", [], None, [])
     assert row.reason == "direct needs a batch of one; this batch has 8"
 
 
@@ -70,19 +70,19 @@ def test_metrics_that_could_not_be_computed_are_named(make_record):
 
 def test_pictures_carry_their_own_scores(single_setting):
     record = single_setting[4]
-    sample = table(single_setting, "inputs").rows[0].pictures[2]
-    assert [picture.name for picture in sample.pictures] == ["truth", "recovered", "mean", "nearest known", "foreign gradient"]
-    assert sample.pictures[1].source == record.pictures[2]["recovered"]
-    assert sample.pictures[1].score == f"{record.metrics['psnr'][2]:.1f}\u202fdB"
-    assert sample.pictures[3].score == f"{record.nulls['nearest']['psnr'][2]:.1f}\u202fdB"
+    sample = table(single_setting, "inputs").rows[0].evidence[2]
+    assert [thing.name for thing in sample.shown] == ["private", "recovered", "mean", "nearest known", "foreign gradient"]
+    assert sample.shown[1].source == record.evidence[2]["recovered"]
+    assert sample.shown[1].score == f"{record.metrics['psnr'][2]:.1f}\u202fdB"
+    assert sample.shown[3].score == f"{record.nulls['nearest']['psnr'][2]:.1f}\u202fdB"
 
 
 @pytest.mark.parametrize("source", ["https://example.org/x.png", "bm90IGEgcG5n", '"><script>', 7, None])
 def test_what_is_no_png_is_not_shown(make_record, source):
-    pictures = [{"truth": source, "recovered": None, "nulls": {}, "psnr": None}]
-    row = table([make_record("inputs", "dlg", metrics={"psnr": [None]}, pictures=pictures)], "inputs").rows[0]
-    assert [picture.source for picture in row.pictures[0].pictures] == [None, None]
-    assert row.pictures[0].pictures[1].score == "miss"
+    evidence = [{"kind": "image", "private": source, "recovered": None, "nulls": {}, "score": None}]
+    row = table([make_record("inputs", "dlg", metrics={"psnr": [None]}, evidence=evidence)], "inputs").rows[0]
+    assert [thing.source for thing in row.evidence[0].shown] == [None, None]
+    assert row.evidence[0].shown[1].score == "miss"
 
 
 def test_a_crashed_method_has_no_verdict(make_record):

@@ -93,9 +93,9 @@ def test_numbers_that_would_overlap_share_a_place(make_inputs, make_cost):
 
 def test_the_page_shows_it_and_lists_no_cost_as_a_method(grid_records):
     page = render(grid_records)
-    assert "What to switch on" in page
+    assert "Every defense that was tried" in page
     assert page.count('class="cell on-front') == 4  # three cells and the key
     assert "federated training" not in page
-    assert "What to switch on" not in render(grid_records[::2])
+    assert "Every defense that was tried" not in render(grid_records[::2])
     with pytest.raises(ValueError, match="got only what the defenses cost"):
         render(grid_records[1::2])

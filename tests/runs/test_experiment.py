@@ -41,13 +41,13 @@ def test_inputs_are_measured_beside_their_nulls(subject):
     assert beaten >= 2
     assert record.verdict == Verdict.LEAKED
     assert f"{beaten} of 3 inputs" in record.reason
-    assert len(record.pictures) == 3
+    assert len(record.evidence) == 3
 
 
 def test_same_seed_same_record(subject):
     measurement = Measurement(labels="given", method=dm.attack("inverting_gradients", steps=5))
     first, again = run(subject, measurement), run(subject, measurement)
-    assert (first.metrics, first.nulls, first.key, first.pictures) == (again.metrics, again.nulls, again.key, again.pictures)
+    assert (first.metrics, first.nulls, first.key, first.evidence) == (again.metrics, again.nulls, again.key, again.evidence)
 
 
 def test_the_foreign_null_uses_another_batch(subject):

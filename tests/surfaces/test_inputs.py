@@ -263,7 +263,12 @@ def test_a_lower_objective_at_the_truth_is_a_shortfall():
     assert Inputs().facts({"objective": 0.2, "objective_at_truth": 0.1})[0].startswith("objective 0.200, at the truth 0.100: the attack")
 
 
-def test_only_pictures_are_drawn():
+def test_what_is_no_picture_is_a_table_of_columns():
     flat = torch.rand(2, 20)
     truth = dm.Batch(flat, torch.zeros(2, dtype=torch.int64))
-    assert Inputs().pictures(reconstruction(flat), Comparison(truth=truth), dm.score(reconstruction(flat), truth)) == []
+    found = reconstruction(flat.flip(0))
+    shown = Inputs().evidence(found, Comparison(truth=truth), dm.score(found, truth))
+    assert [(one.kind, one.sample) for one in shown] == [("table", 0), ("table", 1)]
+    assert shown[1].private == shown[1].recovered
+    assert list(shown[1].private) == [f"column {i}" for i in range(1, 21)]
+    assert float(shown[1].private["column 3"]) == pytest.approx(float(flat[1, 2]), rel=5e-3)

@@ -136,13 +136,13 @@ def test_foreign_maps_are_merged_within_the_layer_that_shows_most(seen):
 
 
 def test_pictures_are_pngs_with_a_tile_for_each_channel(audited):
-    assert len(audited.pictures) == 3
-    for row in audited.pictures:
-        truth, recovered = (Image.open(io.BytesIO(base64.b64decode(row[name]))) for name in ("truth", "recovered"))
+    assert len(audited.evidence) == 3
+    for row in audited.evidence:
+        truth, recovered = (Image.open(io.BytesIO(base64.b64decode(row[name]))) for name in ("private", "recovered"))
         assert truth.format == "PNG"
         assert truth.size == recovered.size == (200, 200)  # four by four maps of 2 by 2, each pixel 24 wide, framed
         assert truth.getpixel((0, 0)) == 255  # the frame
-        assert row["map_error"] < 1e-3
+        assert row["score"] < 1e-3
         levels = [list(image.tobytes()) for image in (truth, recovered)]
         assert max(abs(a - b) for a, b in zip(*levels)) <= 1
         assert len(set(levels[0])) > 8
@@ -153,16 +153,16 @@ def test_a_sample_without_a_partner_has_no_recovered_picture(seen):
     partial = replace(found, maps=found.maps[:2], certified=found.certified[:2], error_bars=found.error_bars[:2])
     scores = dm.score(partial, truth, exposure=exposure)
     missing = (scores.assignment < 0).tolist()
-    rows = Maps().pictures(partial, Comparison(truth=truth, exposure=exposure), scores)
+    rows = Maps().evidence(partial, Comparison(truth=truth, exposure=exposure), scores)
     assert sum(missing) == scores.misses == 1
-    assert [row["recovered"] is None for row in rows] == missing
+    assert [row.recovered is None for row in rows] == missing
 
 
 def test_a_hidden_linear_layer_is_scored_as_a_grid_of_one_position(digits):
     (record,) = dm.audit(dense(), first(digits, 3), auxiliary=first(digits, 60, 100), maps="all", **ONLY_MAPS).records
     assert (record.outcome, record.verdict, record.details["shape"]) == ("completed", "leaked", [256, 1, 1])
     assert max(record.metrics["map_error"]) < 1e-3
-    assert len(record.pictures) == 3
+    assert len(record.evidence) == 3
 
 
 def test_maps_are_four_axes_and_nothing_else_is_taken_for_them():

@@ -1,4 +1,4 @@
-"""Pictures of a record: PNGs of the pixels, in the truth's order, with the nulls that there are."""
+"""Evidence of a record: PNGs of the pixels, in the truth's order, with the nulls that there are."""
 
 import base64
 import io
@@ -8,7 +8,9 @@ import torch
 from PIL import Image
 
 import dosimeter as dm
-from dosimeter.surfaces.pictures import MOST_PICTURES, picture_rows, png
+from dosimeter.surfaces.labels import MOST_CLASSES, Labels
+from dosimeter.surfaces.pictures import MOST_PICTURES, png, show_inputs, strips
+from dosimeter.surfaces.scores import Comparison
 
 
 def pixels_of(text: str) -> np.ndarray:
@@ -24,19 +26,52 @@ def test_a_png_holds_the_rounded_pixels_and_draws_what_is_not_finite_as_black():
     assert png(None) is None
 
 
-def test_rows_follow_the_truth_and_leave_out_what_is_missing(digits):
+def test_evidence_follows_the_truth_and_leaves_out_what_is_missing(digits):
     truth, known = dm.Batch(digits.inputs[:3], digits.targets[:3]), dm.Batch(digits.inputs[50:90], digits.targets[50:90])
     found = dm.Reconstruction(inputs=truth.inputs[[2, 0]], labels=truth.targets[[2, 0]], objective=0.0)
-    rows = picture_rows(found, truth, None, known, dm.score(found, truth, auxiliary=known))
-    assert [row["recovered"] is None for row in rows] == [False, True, False]
-    assert rows[0]["recovered"] == rows[0]["truth"] == png(truth.inputs[0])
+    shown = show_inputs(found, Comparison(truth=truth, auxiliary=known), dm.score(found, truth, auxiliary=known))
+    assert [one.recovered is None for one in shown] == [False, True, False]
+    assert [one.score is None for one in shown] == [False, True, False]
+    assert shown[0].recovered == shown[0].private == png(truth.inputs[0])
     nearest = torch.cdist(truth.inputs.flatten(1), known.inputs.flatten(1)).argmin(1)
-    assert [row["nulls"] for row in rows] == [{"nearest": png(known.inputs[i])} for i in nearest]
+    assert [one.nulls for one in shown] == [{"nearest": png(known.inputs[i])} for i in nearest]
     foreign = dm.Reconstruction(inputs=known.inputs[:1], labels=known.targets[:1], objective=0.0)
-    assert sum("foreign" in row["nulls"] for row in picture_rows(found, truth, foreign, None, dm.score(found, truth))) == 1
+    shown = show_inputs(found, Comparison(truth=truth, foreign=foreign), dm.score(found, truth))
+    assert sum("foreign" in one.nulls for one in shown) == 1
 
 
 def test_a_record_holds_so_many_pictures_and_no_more(digits):
     many = dm.Batch(digits.inputs[: MOST_PICTURES + 4], digits.targets[: MOST_PICTURES + 4])
     found = dm.Reconstruction(inputs=many.inputs, labels=many.targets, objective=0.0)
-    assert len(picture_rows(found, many, None, None, dm.score(found, many))) == MOST_PICTURES
+    assert len(show_inputs(found, Comparison(truth=many), dm.score(found, many))) == MOST_PICTURES
+
+
+def test_without_the_truth_the_evidence_is_what_was_recovered_alone(digits):
+    found = dm.Reconstruction(inputs=digits.inputs[:2], labels=digits.targets[:2], objective=0.0)
+    shown = show_inputs(found, None, None)
+    assert [(one.private, one.nulls, one.score) for one in shown] == [(None, {}, None)] * 2
+    assert shown[1].recovered == png(digits.inputs[1])
+    labels = dm.LabelEstimate(counts=torch.tensor([0, 2, 1]), labels=torch.tensor([1, 1, 2]))
+    (one,) = Labels().evidence(labels)
+    assert (one.kind, one.private, one.recovered) == ("table", None, {"class 1": "2", "class 2": "1"})
+
+
+def test_labels_are_a_table_of_true_against_recovered_counts():
+    labels = dm.LabelEstimate(counts=torch.tensor([0, 2, 1, 0]), labels=torch.tensor([1, 1, 2]))
+    truth = dm.Batch(torch.zeros(3, 1), torch.tensor([1, 1, 3]))
+    (one,) = Labels().evidence(labels, Comparison(truth=truth), None)
+    assert one.private == {"class 1": "2", "class 2": "0", "class 3": "1"}
+    assert one.recovered == {"class 1": "2", "class 2": "1", "class 3": "0"}
+    soft = dm.Batch(torch.zeros(3, 1), torch.eye(4)[truth.targets])
+    assert Labels().evidence(labels, Comparison(truth=soft), None) == [one]
+    many = dm.LabelEstimate(counts=torch.ones(30, dtype=torch.int64), labels=torch.arange(30))
+    (one,) = Labels().evidence(many)
+    assert len(one.recovered) == MOST_CLASSES
+    assert one.caption.endswith(f"and {30 - MOST_CLASSES} more classes")
+
+
+def test_strips_of_vectors_share_one_scale_of_grays():
+    one, other, missing = strips([torch.tensor([0.0, 1.0, 2.0, 3.0, 4.0]), torch.tensor([4.0, 4.0, 0.0, 0.0, 0.0]), None])
+    assert missing is None
+    assert pixels_of(one).flatten().tolist() == [0, 64, 128, 191, 255, 255, 255, 255]  # five entries, the rest white
+    assert pixels_of(other).flatten().tolist()[:5] == [255, 255, 0, 0, 0]

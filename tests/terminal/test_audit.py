@@ -49,7 +49,9 @@ def test_a_null_that_could_not_be_made_is_printed_beside_its_method(result, caps
     refused = record("inputs", "dlg", "not shown at this budget", metrics={"psnr": [30.0]}, nulls={"mean": {"psnr": [9.0]}})
     refused.details["refused_nulls"] = {"foreign": "refused"}
     lines = printed(Audit(records=(refused,)), capsys, monkeypatch)
-    assert any(line.endswith("not shown at this budget; without the null 'foreign': refused") for line in map(str.strip, lines))
+    assert any(
+        line.endswith("not shown at this budget: because of dlg; without the null 'foreign': refused") for line in map(str.strip, lines)
+    )
 
 
 def test_what_was_not_attempted_is_not_printed_as_reassuring(capsys, monkeypatch):
@@ -68,3 +70,11 @@ def test_the_premises_of_the_proof_follow_its_verdict(result, capsys, monkeypatc
     lines = printed(Audit(records=(*result.records, proved)), capsys, monkeypatch)
     (place,) = [number for number, line in enumerate(lines) if line.startswith("labels: leaked (subspace)")]
     assert lines[place + 1] == "what is proved takes for granted: no defense changed the update"
+
+
+def test_a_score_that_shows_no_leak_stands_beside_its_reason(capsys, monkeypatch):
+    lucky = record("labels", "ilrg", "not shown at this budget", metrics={"insacc": [1.0]}, nulls={"prior": {"insacc": [0.7]}})
+    lines = printed(Audit(records=(lucky,)), capsys, monkeypatch)
+    assert any(
+        line.split()[:2] == ["ilrg", "1"] and line.endswith("not shown at this budget: because of ilrg") for line in map(str.strip, lines)
+    )

@@ -1,0 +1,146 @@
+"""Evidence on the page: private beside recovered, as pictures, tables and texts. Records may come from anywhere, so all is checked."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dosimeter.report.findings import Finding
+from dosimeter.report.scores import score
+from dosimeter.report.words import higher_is_better, metric_name, null_name, unit
+from dosimeter.surfaces.judging import gravity
+from dosimeter.surfaces.surface import Surface, surface_named
+from dosimeter.types import Outcome, Record
+
+PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+MOST_SHOWN = 4  # pieces of evidence of a surface at the top of the page
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shown:
+    """One of the things that stand beside one another: the private one, the recovered one, or a null."""
+
+    name: str
+    source: str | None  # base64 PNG, or text; None where there is none
+    score: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Piece:
+    """One piece of evidence: of one sample, or of the batch."""
+
+    kind: str  # image, tiles, table or text
+    title: str
+    beats: bool
+    shown: list[Shown]  # for a table: empty
+    rows: list[tuple[str, list[str]]]  # of a table: the row's name, and its value in each column
+    columns: list[str]  # of a table
+
+    @property
+    def pair(self) -> list[Shown]:
+        """Private and recovered, without the nulls."""
+        return [thing for thing in self.shown if thing.name in ("private", "recovered")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exhibit:
+    """What the top of the page shows of one surface: the verdict, and the evidence of the record that shows most."""
+
+    finding: Finding
+    pieces: list[Piece]
+    note: str  # which of the samples are shown
+
+
+def exhibits(found: Sequence[Finding], records: Sequence[Record]) -> list[Exhibit]:
+    """One exhibit a surface with evidence: what leaked first, and among them what is closest to the sample itself."""
+    shown = [exhibit for finding in found if (exhibit := _exhibit(finding, records))]
+    return sorted(shown, key=lambda one: (one.finding.state != "leaked", -surface_named(one.finding.surface).position))
+
+
+def pieces_of(record: Record) -> list[Piece]:
+    """All evidence of a record, in the truth's order."""
+    surface = surface_named(record.surface)
+    return [_piece(i, shown, record, surface) for i, shown in enumerate(record.evidence)]
+
+
+def _exhibit(finding: Finding, records: Sequence[Record]) -> Exhibit | None:
+    told = [record for record in records if record.surface == finding.surface and record.outcome != Outcome.CRASHED]
+    telling = max(told, key=gravity, default=None)
+    if telling is None or not telling.evidence:
+        return None
+    pieces = pieces_of(telling)
+    worst = sorted(range(len(pieces)), key=lambda i: (not pieces[i].beats, _rank(i, telling)))[:MOST_SHOWN]
+    scored = len(telling.metrics.get(surface_named(finding.surface).headline, [])) or len(pieces)
+    closest = (
+        f"the {len(worst)} of {scored} samples that leaked most" if scored > len(worst) else "all samples, those that leaked most first"
+    )
+    per_sample = telling.evidence[0].get("sample") is not None or len(pieces) > 1
+    return Exhibit(finding=finding, pieces=[pieces[i] for i in worst], note=closest if per_sample and scored > 1 else "")
+
+
+def _rank(i: int, record: Record) -> float:
+    """The order of evidence by what an eye sees of it: by the surface's own metric for that where it was measured, else by the headline."""
+    shown, surface = record.evidence[i], surface_named(record.surface)
+    if shown.get("recovered") is None:
+        return math.inf
+    metric = surface.visible if surface.visible in record.metrics else surface.headline
+    values = record.metrics.get(metric, [])
+    at = i if shown.get("sample") is None else shown["sample"]
+    value = values[at] if at < len(values) else None
+    if value is None:
+        return math.inf if record.metrics else 0.0
+    return -value if higher_is_better(metric) else value
+
+
+def _rivals(i: int, record: Record, metric: str) -> dict[str, float | None]:
+    """The score of each null of one piece of evidence."""
+    sample = record.evidence[i].get("sample")
+    at = i if sample is None else sample
+    columns = {name: values.get(metric, []) for name, values in record.nulls.items()}
+    return {name: column[at] for name, column in columns.items() if at < len(column)}
+
+
+def _piece(i: int, shown: dict[str, Any], record: Record, surface: Surface[Any]) -> Piece:
+    metric = surface.headline
+    rivals = _rivals(i, record, metric)
+    order = list(record.nulls)
+    nulls = sorted((shown.get("nulls") or {}).items(), key=lambda item: order.index(item[0]) if item[0] in order else len(order))
+    known = shown.get("score") is not None or (shown.get("recovered") is None and metric in record.metrics)  # else nothing was scored
+    named = [
+        ("private", shown.get("private"), ""),
+        ("recovered", shown.get("recovered"), _score(shown.get("score"), metric) if known else ""),
+    ]
+    if shown.get("private") is None and not record.metrics:
+        named = named[1:]  # no truth was at hand
+    named += [(null_name(name), thing, _score(rivals[name], metric) if name in rivals else "") for name, thing in nulls]
+    kind = str(shown.get("kind"))
+    tables = [(name, thing) for name, thing, _ in named if isinstance(thing, dict)] if kind == "table" else []
+    names = dict.fromkeys(row for _, table in tables for row in table)
+    return Piece(
+        kind=kind,
+        title=str(shown.get("caption") or "") or f"Sample {(shown.get('sample') or i) + 1}",
+        beats=known and surface.beats_nulls(shown.get("score"), list(rivals.values())),
+        shown=[Shown(name=name, source=_checked(kind, thing), score=value) for name, thing, value in named] if kind != "table" else [],
+        rows=[(row, [str(table.get(row, "–")) for _, table in tables]) for row in names],
+        columns=[name for name, _ in tables],
+    )
+
+
+def _score(value: float | None, metric: str) -> str:
+    """A score with its unit, or else with its metric's name before it."""
+    text = score(value, metric)
+    return text if unit(metric) or value is None else f"{metric_name(metric)} {text}"
+
+
+def _checked(kind: str, thing: Any) -> str | None:
+    """A text as it is; a picture if it is a PNG in base64."""
+    if not isinstance(thing, str) or kind == "text":
+        return thing if isinstance(thing, str) else None
+    try:
+        return thing if base64.b64decode(thing, validate=True).startswith(PNG_SIGNATURE) else None
+    except (binascii.Error, ValueError):
+        return None

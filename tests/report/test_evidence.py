@@ -1,0 +1,81 @@
+"""The top of the page: what leaked stands there, private beside recovered, the worst first, and never without its reason."""
+
+import dataclasses
+
+from dosimeter.report import render
+from dosimeter.report.decision import in_plain_words, what_to_do
+from dosimeter.report.evidence import exhibits, pieces_of
+from dosimeter.report.findings import findings, headline, headline_parts
+from dosimeter.report.tradeoff import tradeoff
+
+LABELS = {"kind": "table", "private": {"class 1": "2"}, "recovered": {"class 1": "1", "class 4": "1"}, "caption": "samples of each class"}
+
+
+def test_what_leaked_stands_first_and_what_is_closest_to_the_sample_before_the_rest(single_setting):
+    records = [dataclasses.replace(r, evidence=[LABELS]) if r.surface == "labels" else r for r in single_setting]
+    shown = exhibits(findings(records), records)
+    assert [(one.finding.surface, one.finding.state) for one in shown] == [("inputs", "leaked"), ("labels", "leaked")]
+    hidden = [dataclasses.replace(r, verdict="not shown at this budget") if r.surface == "inputs" else r for r in records]
+    assert [one.finding.surface for one in exhibits(findings(hidden), hidden)] == ["labels", "inputs"]
+
+
+def test_the_sample_that_leaked_most_is_shown_first(single_setting):
+    record = next(r for r in single_setting if r.method == "inverting_gradients")
+    (shown,) = exhibits(findings([record]), [record])
+    best = max(range(len(record.metrics["psnr"])), key=lambda i: record.metrics["psnr"][i])
+    assert shown.pieces[0].title == f"Sample {best + 1}"
+    assert [thing.name for thing in shown.pieces[0].pair] == ["private", "recovered"]
+    assert shown.note == "the 4 of 8 samples that leaked most"
+    by_eye = dataclasses.replace(record, metrics=record.metrics | {"ssim": [float(i == 5) for i in range(8)]})
+    order = exhibits(findings([by_eye]), [by_eye])[0].pieces
+    assert order[0].title == "Sample 6" or not order[0].beats
+
+
+def test_a_table_sets_the_columns_beside_one_another(make_record):
+    record = make_record("labels", "ilrg", metrics={"insacc": [0.5]}, evidence=[LABELS])
+    (piece,) = pieces_of(record)
+    assert piece.columns == ["private", "recovered"]
+    assert piece.rows == [("class 1", ["2", "1"]), ("class 4", ["–", "1"])]
+    assert piece.title == "samples of each class"
+
+
+def test_without_a_truth_only_what_was_recovered_is_shown(make_record):
+    text = {"kind": "text", "recovered": "my secret", "sample": 0}
+    record = make_record("inputs", "dlg", evidence=[text], verdict="leaked", reason="proved")
+    (piece,) = pieces_of(record)
+    assert [(thing.name, thing.source, thing.score) for thing in piece.shown] == [("recovered", "my secret", "")]
+    assert "the samples were not at hand" in in_plain_words(findings([record]), [record])
+    assert "<blockquote>my secret</blockquote>" in render([record])
+
+
+def test_every_verdict_has_its_reason_in_the_same_line(make_label_record):
+    reason = "100% of the labels recovered (InsAcc), guessing gives 27%; luck does as well in 9% of draws"
+    page = render([make_label_record("ilrg", 1.0, 1.0, verdict="not shown at this budget", reason=reason)])
+    assert f"Not shown at this budget: {reason}" in page
+
+
+def test_the_paragraph_says_what_leaked_what_it_rests_on_and_what_stays_open(single_setting, make_record):
+    said = in_plain_words(findings(single_setting), single_setting)
+    assert "from 8 private samples" in said
+    assert "The server can rebuild private samples" in said
+    assert "compared with the private samples themselves" in said
+    assert "For maps no leak was shown, which does not mean safe." in said
+    nothing = [make_record("labels", "ilrg", reason="as guessing")]
+    said = in_plain_words(findings(nothing), nothing)
+    assert "no proof that nothing can" in said
+    assert "protect" not in said
+
+
+def test_the_advice_has_a_price_or_says_how_to_get_one(single_setting, grid_records):
+    assert "dosimeter audit --defenses all" in what_to_do(findings(single_setting), single_setting, None)
+    costs = tradeoff(grid_records)
+    attacks = [record for record in grid_records if record.surface != "utility"]
+    assert what_to_do(findings(attacks), attacks, costs) == costs.advice
+
+
+def test_the_gravest_verdict_is_the_headline_and_the_others_follow(single_setting):
+    found = findings(single_setting)
+    first, others = headline_parts(found)
+    assert first == "Labels, features and inputs leaked."
+    assert others == "Maps not measured."
+    assert headline(found) == "Labels, features and inputs leaked; maps not measured."
