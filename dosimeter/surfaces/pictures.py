@@ -42,7 +42,7 @@ def show_inputs(found: Reconstruction, comparison: Comparison | None, scores: Sc
             kind=kind,
             private=draw(private[i]),
             recovered=draw(recovered[partner]) if partner >= 0 else None,
-            nulls={name: draw(images[i]) for name, images in nulls.items() if images[i] is not None},
+            nulls={name: draw(image) for name, images in nulls.items() if (image := images[i]) is not None},
             sample=i,
             score=score_of(scores, "psnr", i),
         )
