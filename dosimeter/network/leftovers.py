@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dosimeter.network.reach import Reach, attributes_of, contents_of
+from dosimeter.network.reach import Reach, contents_of, filled_slots
 
 Undo = Callable[[], None]
 
@@ -59,12 +59,12 @@ def _undo_of(value: Any) -> Undo | None:
         case CellType():
             return partial(_refill_cell, value, contents_of(value))
         case type():
-            return partial(_restore_attributes, value, dict(vars(value)), lambda cls: dict(vars(cls)))
+            return partial(_restore_class, value, dict(vars(value)))
         case _lru_cache_wrapper():
             return value.cache_clear
         case tuple() | frozenset() | ModuleType() | MethodType() | BuiltinMethodType():
             return None
-    return partial(_restore_attributes, value, attributes_of(value), attributes_of)
+    return partial(_restore_object, value, dict(getattr(value, "__dict__", {})), filled_slots(value))
 
 
 def _undo_of_globals(space: dict[str, Any], names: set[str]) -> Undo:
@@ -121,12 +121,20 @@ def _refill_cell(cell: CellType, before: list[Any]) -> None:
         del cell.cell_contents
 
 
-def _restore_attributes(holder: Any, before: dict[str, Any], read: Callable[[Any], dict[str, Any]]) -> None:
-    """An object's or a class's attributes as they were; through the base class, since a frozen dataclass forbids the common way."""
-    setter, deleter = (type.__setattr__, type.__delattr__) if isinstance(holder, type) else (object.__setattr__, object.__delattr__)
-    now = read(holder)
+def _restore_class(cls: type, before: dict[str, Any]) -> None:
+    now = dict(vars(cls))
     for name in now.keys() - before.keys():
-        deleter(holder, name)
+        type.__delattr__(cls, name)
     for name, value in before.items():
         if now.get(name, before) is not value:
-            setter(holder, name, value)
+            type.__setattr__(cls, name, value)
+
+
+def _restore_object(holder: Any, held: dict[str, Any], slots: dict[str, Any]) -> None:
+    """Past the object's own way to set an attribute, which a frozen dataclass forbids."""
+    if hasattr(holder, "__dict__"):
+        _refill_dictionary(holder.__dict__, held)
+    for name in filled_slots(holder).keys() - slots.keys():
+        object.__delattr__(holder, name)
+    for name, value in slots.items():
+        object.__setattr__(holder, name, value)

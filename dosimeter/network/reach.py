@@ -103,7 +103,8 @@ class Reach:
                 yield from ((None, item) for item in list(value))
             case _ if type(value).__module__.partition(".")[0] not in STANDARD:
                 yield None, type(value)
-                yield from ((None if name in OF_MODULES else name, part) for name, part in attributes_of(value).items())
+                held = list(getattr(value, "__dict__", {}).items()) + list(filled_slots(value).items())
+                yield from ((None if name in OF_MODULES else name, part) for name, part in held)
 
     def _parts_of_function(self, function: types.FunctionType) -> Iterator[Part]:
         """Of a library's function too: a decorator holds the user's function in its closure."""
@@ -133,14 +134,11 @@ def _names_in(code: types.CodeType) -> set[str]:
     return words.union(code.co_names, *inner)
 
 
-def attributes_of(value: Any) -> dict[str, Any]:
-    """What an object holds in its dictionary and in its slots."""
-    held = dict(getattr(value, "__dict__", {}))
-    for cls in type(value).__mro__:
-        slots = vars(cls).get("__slots__", ())
-        names = [name for name in ((slots,) if isinstance(slots, str) else slots) if not name.startswith("__") and hasattr(value, name)]
-        held |= {name: getattr(value, name) for name in names}
-    return held
+def filled_slots(value: Any) -> dict[str, Any]:
+    """What an object holds in slots rather than in its dictionary."""
+    slots = [vars(cls).get("__slots__", ()) for cls in type(value).__mro__]
+    names = [name for some in slots for name in ((some,) if isinstance(some, str) else some) if not name.startswith("__")]
+    return {name: getattr(value, name) for name in names if hasattr(value, name)}
 
 
 def _library_state(module: nn.Module) -> Iterator[Tensor]:
