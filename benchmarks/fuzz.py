@@ -33,7 +33,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 SECONDS = 20
 BYTES = 10**9
 SPARE_BYTES = 3 * 10**9  # beyond what the worker has at its start; more is refused by the system
-KINDS = ("files", "commands", "calls")
+KINDS = ("files", "captures", "commands", "calls")
 FORBIDDEN = ("os.system", "os.exec", "os.posix_spawn", "os.spawn", "subprocess.Popen", "os.fork", "socket.connect", "pty.spawn")
 ANSWERS = (ValueError, TypeError, OSError)
 
@@ -114,17 +114,19 @@ def _memory(field: str) -> int:
     return int(line.split()[1]) * 1024
 
 
-def file_inputs(count: int, seed: int) -> Iterator[tuple[str, dict[str, bytes], Callable[[Path], object]]]:
-    """Hostile files first, then damaged ones, one reader after another."""
-    from fuzz_inputs import READERS, damage_bytes
+def file_inputs(count: int, seed: int, only: str = "") -> Iterator[tuple[str, dict[str, bytes], Callable[[Path], object]]]:
+    """Hostile files first, then damaged ones, one reader after another; or for one reader `only`."""
+    from fuzz_inputs import READERS as ALL_READERS
+    from fuzz_inputs import damage_bytes
 
-    hostile = [(reader, files) for reader in READERS for files in reader.hostile()]
+    readers = [reader for reader in ALL_READERS if only in ("", reader.name)]
+    hostile = [(reader, files) for reader in readers for files in reader.hostile()]
     for reader, files in hostile[:count] if count < 2 * len(hostile) else hostile:
         yield f"{reader.name}, hostile", files, reader.read
-    honest = {reader.name: reader.honest() for reader in READERS}
+    honest = {reader.name: reader.honest() for reader in readers}
     for number in range(max(0, count - len(hostile))):
         rng = random.Random(f"{seed} {number}")
-        reader = READERS[number % len(READERS)]
+        reader = readers[number % len(readers)]
         files = dict(rng.choice(honest[reader.name]))
         first, name = next(iter(files)), rng.choice(list(files)) if rng.random() < 0.2 else next(iter(files))
         files[name] = (reader.damage if reader.damage and name == first else damage_bytes)(files[name], rng)
@@ -133,8 +135,8 @@ def file_inputs(count: int, seed: int) -> Iterator[tuple[str, dict[str, bytes], 
 
 def actions(kind: str, count: int, seed: int) -> Iterator[tuple[str, dict[str, bytes], Callable[[Path], object]]]:
     """Every input: its name, its files (the first is handed over) and what is done with it."""
-    if kind == "files":
-        yield from file_inputs(count, seed)
+    if kind in ("files", "captures"):
+        yield from file_inputs(count, seed, "" if kind == "files" else "capture")
         return
     from fuzz_calls import CALLS, command_line, run_command
 
@@ -218,6 +220,7 @@ def _start(kind: str, count: int, seed: int, first: int, jobs: int, start: int, 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--inputs", type=int, default=10000, help="files")
+    parser.add_argument("--captures", type=int, default=0, help="captures alone")
     parser.add_argument("--commands", type=int, default=500)
     parser.add_argument("--calls", type=int, default=500)
     parser.add_argument("--seed", type=int, default=0)
@@ -231,7 +234,7 @@ def main() -> None:
     if options.work:
         work(options.work, options.inputs, options.seed, options.first, options.jobs, options.start, Path(options.report))
         return
-    counts = {"files": options.inputs, "commands": options.commands, "calls": options.calls}
+    counts = {"files": options.inputs, "captures": options.captures, "commands": options.commands, "calls": options.calls}
     results = [run(kind, count, seed=options.seed, jobs=options.jobs) for kind, count in counts.items() if count]
     for result in results:
         sys.stdout.write(f"{result['kind']}: {result['inputs']} inputs, {result['counts']}\n")

@@ -299,6 +299,51 @@ def hostile_weights() -> list[dict[str, bytes]]:
 
 
 @cache
+@cache
+def small_captures() -> list[dict[str, bytes]]:
+    import dosimeter as dm
+
+    client = model()
+    for parameter in client.parameters():
+        parameter.data += 0.01 * torch.rand(parameter.shape, generator=torch.Generator().manual_seed(1))
+    training = dm.FedAvg(learning_rate=0.1, steps=2)
+    with tempfile.TemporaryDirectory() as folder:
+        first = {"round": 3, "client": "7", "training": training, "batch_size": 4, "input_shape": (3, 2, 2), "framework": "by hand"}
+        written = dm.write_capture(folder, client.state_dict(), before=model().state_dict(), kind="weights", **first)
+        other = dm.write_capture(Path(folder) / "other", model().state_dict(), kind="gradient")
+        beside = next(Path(folder).glob("model-*"))
+        return [{path.name: path.read_bytes(), beside.name: beside.read_bytes()} for path in (written, other)]
+
+
+def hostile_captures() -> list[dict[str, bytes]]:
+    facts = (
+        '{"format": 2, "kind": "weights"}',
+        '{"format": 1}',
+        "[" * 9999,
+        '{"format": 1, "kind": "weights", "round": 1' + "0" * 5000 + "}",
+    )
+    facts += ('{"format": true, "kind": "weights"}', '{"format": 1, "kind": "weights", "training": {"name": "os:system"}}', "")
+    entry = {"dtype": "U8", "shape": [4], "data_offsets": [0, 4]}
+    named = [json.dumps({"__metadata__": {"dosimeter_capture": text}, "a": entry}) for text in facts]
+    odd = [json.dumps({"__metadata__": {"dosimeter_capture": '{"format": 1, "kind": "gradient"}'}, "a": odd}) for odd in ODD_VALUES]
+    files = [struct.pack("<Q", len(text.encode())) + text.encode() + b"1234" for text in named + odd]
+    return [{"capture.safetensors": data} for data in files] + hostile_weights()[:8]
+
+
+def damage_capture(data: bytes, rng: random.Random) -> bytes:
+    """A safetensors file with damaged bytes, or with values of its header or of its facts exchanged for odd ones."""
+    if rng.random() < 0.4:
+        return damage_bytes(data, rng)
+    length = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + length])
+    facts = json.loads(header.get("__metadata__", {}).get("dosimeter_capture", "{}"))
+    _change_inside(facts if facts and rng.random() < 0.6 else header, rng)
+    if facts and isinstance(header.get("__metadata__"), dict) and "dosimeter_capture" in header["__metadata__"]:
+        header["__metadata__"]["dosimeter_capture"] = json.dumps(facts)
+    text = json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text + data[8 + length :]
+
+
 def _records() -> bytes:
     """The records of a small audit and of a small grid of defenses."""
     import dosimeter as dm
@@ -395,6 +440,14 @@ def _read_weights(path: Path) -> None:
     load_weights(model(), path)
 
 
+def _read_capture(path: Path) -> object:
+    import dosimeter as dm
+    from dosimeter.terminal.capture import print_captures, read_captures
+
+    print_captures(read_captures(str(path)))
+    return dm.read_capture(path).receive(model(), input_shape=(3, 2, 2))
+
+
 def _read_records(path: Path) -> object:
     from dosimeter.records import read_records
     from dosimeter.report import write_report
@@ -428,6 +481,7 @@ READERS = (
     Reader("idx", small_idx, _read_images, hostile_idx),
     Reader("cifar", small_cifar, _read_images, hostile_cifar),
     Reader("weights", small_weights, _read_weights, hostile_weights),
+    Reader("capture", small_captures, _read_capture, hostile_captures, damage_capture),
     Reader("records", small_records, _read_records, hostile_records, damage_json),
     Reader("audit", small_audits, _read_audit, hostile_tomls, damage_toml),
     Reader("table", small_tables, _read_table, list, damage_toml),

@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any
 from dosimeter.version import __version__
 
 if TYPE_CHECKING:
+    from dosimeter.captures.capture import Capture
+    from dosimeter.captures.store import read_capture, write_capture
     from dosimeter.client.losses import BinaryCrossEntropy, CrossEntropy, Focal
     from dosimeter.client.observe import observe
     from dosimeter.client.receive import preflight, receive
@@ -44,6 +46,8 @@ if TYPE_CHECKING:
     )
 
 _HOMES = {
+    "dosimeter.captures.capture": ("Capture",),
+    "dosimeter.captures.store": ("read_capture", "write_capture"),
     "dosimeter.runs.audit": ("Audit", "audit"),
     "dosimeter.registry": ("attack", "defense", "feature_recovery", "label_recovery"),
     "dosimeter.client.observe": ("observe",),
@@ -75,6 +79,7 @@ __all__ = [
     "Audit",
     "Batch",
     "BinaryCrossEntropy",
+    "Capture",
     "Client",
     "CrossEntropy",
     "Exposure",
@@ -102,12 +107,14 @@ __all__ = [
     "label_recovery",
     "observe",
     "preflight",
+    "read_capture",
     "receive",
     "reconstruct",
     "recover_features",
     "recover_labels",
     "recover_maps",
     "score",
+    "write_capture",
 ]
 
 

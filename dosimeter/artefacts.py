@@ -38,17 +38,33 @@ def fingerprint(*parts: str | Tensor, digits: int = FINGERPRINT_DIGITS) -> str:
 
 
 @contextmanager
-def atomic_write(path: Path) -> Iterator[Path]:
-    """A temporary path to write to. It replaces `path` if the block succeeds; `path` is untouched if the block fails or is killed."""
+def atomic_write(path: Path, *, durable: bool = False) -> Iterator[Path]:
+    """A temporary path to write to. It replaces `path` if the block succeeds; `path` is untouched if the block fails or is killed.
+
+    With `durable` the file is on disk, and found under its name after a power cut, when the block ends.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     os.close(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666))  # no link of this name is followed
     try:
         yield unfinished
+        if durable:
+            _flush(unfinished)
         os.replace(unfinished, path)
+        if durable:
+            _flush(path.parent)
     except BaseException:
         unfinished.unlink(missing_ok=True)
         raise
+
+
+def _flush(path: Path) -> None:
+    """Let the system write a file, or the names in a folder, to disk now."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def refuse_link(path: Path) -> None:
@@ -79,9 +95,9 @@ def write_text(path: Path, text: str) -> None:
         unfinished.write_text(text, encoding="utf-8")
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, str] | None = None) -> None:
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, str] | None = None, *, durable: bool = False) -> None:
     """Write a safetensors file with `facts` in its header, completely or not at all."""
-    with atomic_write(path) as unfinished:
+    with atomic_write(path, durable=durable) as unfinished:
         save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, unfinished, dict(facts or {}) or None)
 
 

@@ -101,6 +101,10 @@ def _parser() -> argparse.ArgumentParser:
     generator.add_argument("words", nargs="*", metavar="CONFIG.toml | key=value", help="an audit file, and options that override it")
     generator.add_argument("--out", metavar="FILE", help="where the decoder goes (default: the user's cache, where the attacks look)")
 
+    capture = _add(commands, "capture", _capture, "show what a client of a federation sent, from its capture")
+    capture.add_argument("action", choices=("show",), help="show: the facts of the capture and its tensors")
+    capture.add_argument("path", metavar="FILE | DIR", help="a capture, or a folder of captures")
+
     for named in (audit, run, again, inspect, generator):
         named.add_argument(
             "--allow-code", action="append", default=[], metavar="MODULE", help="let the file's model, MODULE:FUNCTION, run its code"
@@ -245,6 +249,17 @@ def _generator(options: argparse.Namespace) -> int:
         _print_json(found)
     else:
         sys.stdout.write(f"{found['origin']} in {found['seconds']} s: {found['path']}\n")
+    return 0
+
+
+def _capture(options: argparse.Namespace) -> int:
+    from dosimeter.terminal.capture import print_captures, read_captures
+
+    found = read_captures(options.path)
+    if options.json:
+        _print_json(found)
+    else:
+        print_captures(found)
     return 0
 
 

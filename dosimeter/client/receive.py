@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -21,9 +22,10 @@ from dosimeter.network.head import copy_of
 from dosimeter.network.input_shape import find_input_shape
 from dosimeter.options import PositiveInt, check_value
 from dosimeter.registry import DEFENSES, LOSSES, TRAININGS
-from dosimeter.types import Batch, Normalization
+from dosimeter.types import Batch, Normalization, Refused
 
 LABEL_BYTES = 64  # of one sample's label, with the copies that a recovery makes
+STEP_BYTES = 256  # of one local step's slice, with what an attack keeps of it
 
 
 def receive(
@@ -116,12 +118,16 @@ def _declare(
     classes = count_classes(model, torch.zeros(2, *shape).to(next(model.parameters())))
     loss = LOSSES.resolve(loss or CrossEntropy())
     check_loss(loss, classes)
+    training = TRAININGS.resolve(training or FedSGD())
+    with suppress(Refused):  # where the steps are unknown, the preflight says so
+        steps = training.local_steps(batch_size)
+        require_memory(STEP_BYTES * steps, f"training: a client with {steps} local steps")
     return Declared(
         kind=check_value(Kind, kind, "kind"),
         input_shape=shape,
         classes=classes,
         batch_size=batch_size,
-        training=TRAININGS.resolve(training or FedSGD()),
+        training=training,
         loss=loss,
         defenses=tuple(DEFENSES.resolve(defense) for defense in defense_list(defenses)),
         check_kind=check_value(bool, check_kind, "check_kind"),

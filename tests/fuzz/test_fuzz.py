@@ -27,8 +27,16 @@ def test_some_damaged_files():
     assert result["counts"]["refused"] >= 200
 
 
+def test_some_damaged_captures():
+    result = fuzz().run("captures", 300, seed=1)
+    assert result["inputs"] == 300
+    assert result["faults"] == []
+    assert result["counts"]["answered"] >= 5
+    assert result["counts"]["refused"] >= 200
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "count"), [("files", 10_000), ("commands", 500), ("calls", 500)])
+@pytest.mark.parametrize(("kind", "count"), [("files", 10_000), ("captures", 10_000), ("commands", 500), ("calls", 500)])
 def test_thousands_of_inputs(kind, count):
     result = fuzz().run(kind, count, seed=0, jobs=2)
     assert result["inputs"] == count

@@ -1,0 +1,1 @@
+"""Captures: what one client of a federation sent in one round, as a file."""
