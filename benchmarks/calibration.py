@@ -27,8 +27,7 @@ from scipy.stats import beta
 from torch import Tensor
 
 import dosimeter as dm
-import dosimeter.runs.audit
-import dosimeter.runs.experiment
+import dosimeter.runs.exposures
 from dosimeter.registry import MODELS
 from dosimeter.surfaces.inputs import Inputs
 
@@ -139,8 +138,8 @@ def load(folder: Path, name: str) -> tuple[Tensor, Tensor]:
 @contextmanager
 def substituted(update: str, private: dm.Batch, other: dm.Batch, rng: torch.Generator) -> Iterator[None]:
     """Let the server get another update than the private batch's, unless `update` is "true"."""
-    modules: tuple[Any, ...] = (dosimeter.runs.experiment, dosimeter.runs.audit)
-    honest: Callable[..., Any] = dosimeter.runs.experiment.expose
+    module: Any = dosimeter.runs.exposures
+    honest: Callable[..., Any] = module.expose
     noise: dict[str, Tensor] = {}
 
     def expose(client: Any, protocol: Any, batch: dm.Batch) -> Any:
@@ -156,14 +155,12 @@ def substituted(update: str, private: dm.Batch, other: dm.Batch, rng: torch.Gene
 
     evidence = Inputs.evidence
     Inputs.evidence = lambda self, *_: []  # needs PIL, and nobody looks at them
-    for module in modules:
-        module.expose = expose
+    module.expose = expose
     try:
         yield
     finally:
         Inputs.evidence = evidence
-        for module in modules:
-            module.expose = honest
+        module.expose = honest
 
 
 def interval(hits: int, count: int, level: float = 0.95) -> tuple[float, float]:

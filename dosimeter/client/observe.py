@@ -20,8 +20,8 @@ from dosimeter.client.server_copy import server_copy
 from dosimeter.client.training import FedSGD
 from dosimeter.interfaces import Client, Defense, Exposure, Loss, Public, Training
 from dosimeter.network.copies import deep_copy
-from dosimeter.network.head import copy_of
 from dosimeter.network.leftovers import nothing_kept
+from dosimeter.network.model_state import copy_of
 from dosimeter.options import check_value
 from dosimeter.randomness import generator, global_seed, secret_of
 from dosimeter.registry import DEFENSES, LOSSES, TRAININGS

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from dosimeter.network.copies import deep_copy
-from dosimeter.network.head import copy_of
 from dosimeter.network.hooks import without_user_hooks
 from dosimeter.network.leftovers import nothing_kept
+from dosimeter.network.model_state import copy_of
 from dosimeter.network.probing import output_of
 from dosimeter.network.reach import Reach
 from dosimeter.randomness import generator

@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
 from dosimeter.interfaces import Exposure
-from dosimeter.network.copies import deep_copy
+from dosimeter.network.model_state import facts_of
 from dosimeter.network.probing import evaluation_mode, forward, input_of, record_calls
 from dosimeter.randomness import generator
 from dosimeter.types import Refused
 
 PROBES = 16  # random inputs of the proof; each has many features, so that a negative one would show
 ROUNDINGS = 64  # units in the last place by which the same logits, computed twice, may differ
-Question = tuple[tuple[int, ...], bool, bool]  # input shape, allow_shift, whether anything is in train mode
-Proofs = dict[Question, "Proof"]
-EVERY_MODULE_HAS = frozenset(vars(nn.Module()))  # what else a module holds are its own settings
-PLAIN, CONTAINERS = frozenset({str, int, float, bool, type(None)}), frozenset({dict, list, set})
-_KNOWN: WeakKeyDictionary[nn.Module, tuple[list[object], Proofs]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,58 +101,11 @@ def locate_head(model: nn.Module, input_shape: tuple[int, ...], allow_shift: boo
 
 
 def _proof_of(model: nn.Module, input_shape: tuple[int, ...], allow_shift: bool) -> Proof:
-    proofs, training = _proofs(model)
-    question = (tuple(input_shape), allow_shift, training)
-    if question not in proofs:
-        proofs[question] = _prove(model, input_shape, allow_shift)
-    return proofs[question]
-
-
-def copy_of(model: nn.Module) -> nn.Module:
-    """A deep copy that shares the model's proofs, so that a server with many updates of one model proves it once."""
-    twin = deep_copy(model)
-    _KNOWN[twin] = (_state(twin)[0], _proofs(model)[0])
-    return twin
-
-
-def _proofs(model: nn.Module) -> tuple[Proofs, bool]:
-    """What is proved of the model as it is, and whether anything in it is in train mode."""
-    state, training = _state(model)
-    known = _KNOWN.get(model)
-    if known is None or known[0] != state:
-        _KNOWN[model] = known = (state, {})
-    return known[1], training
-
-
-def _state(model: nn.Module) -> tuple[list[object], bool]:
-    """Which modules, tensors and settings a model consists of, how often each tensor was written to; and whether any is in train mode."""
-    state: list[object] = []
-    training, met = False, set()
-    waiting: list[nn.Module | None] = [model]
-    while waiting:  # by hand, as every recovery asks, and `modules()` also spells out names
-        module = waiting.pop()
-        if module is None or id(module) in met:
-            continue
-        met.add(id(module))
-        state.append(id(module))
-        training |= module.training
-        state.extend(module._forward_pre_hooks)  # by keys that no other hook has
-        state.extend(module._forward_hooks)
-        settings = vars(module)
-        for key in settings.keys() - EVERY_MODULE_HAS:
-            value = settings[key]
-            state.append(value if type(value) in PLAIN else _entries(value) if type(value) in CONTAINERS else id(value))
-        for tensor in (*module._parameters.values(), *module._buffers.values()):
-            state.append(id(tensor))
-            state.append(None if tensor is None or tensor.is_inference() else tensor._version)
-        waiting.extend(module._modules.values())
-    return state, training
-
-
-def _entries(container: Any) -> list[object]:
-    """What a list, a set or a dictionary of settings holds, plain values as they are and the rest by identity."""
-    entries = [*container, *container.values()] if isinstance(container, dict) else container
-    return [entry if type(entry) in PLAIN else id(entry) for entry in entries]
+    facts, training = facts_of(model)
+    question = ("head", tuple(input_shape), allow_shift, training)
+    if question not in facts:
+        facts[question] = _prove(model, input_shape, allow_shift)
+    return facts[question]
 
 
 def _prove(model: nn.Module, input_shape: tuple[int, ...], allow_shift: bool) -> Proof:

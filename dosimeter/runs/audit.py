@@ -24,7 +24,8 @@ from dosimeter.progress import Listener, listening
 from dosimeter.records import FILE_NAME, lock_folder, read_records, write_record
 from dosimeter.registry import DEFENSES, LOSSES, TRAININGS, Registry, options_of, suggestion
 from dosimeter.runs.audited_client import DataConfig, client_from
-from dosimeter.runs.experiment import expose, failure_record, run
+from dosimeter.runs.experiment import failure_record, run
+from dosimeter.runs.exposures import Expose, Exposures
 from dosimeter.runs.measurement import AuditedClient, Measurement, Protocol, key_of
 from dosimeter.surfaces.judging import SurfaceVerdict, judge_surfaces
 from dosimeter.surfaces.surface import Surface, surfaces
@@ -177,7 +178,8 @@ def run_suite(
     every = [method for methods in chosen.values() for method in methods]
     if not every:
         raise ValueError(f"nothing to audit: {', '.join(surface.plural for surface in surfaces())} are all empty")
-    exposure = expose(client, suite, client.batch)  # a client that cannot be audited is refused here, before anything is written
+    exposing = Exposures()
+    exposure = exposing(client, suite, client.batch)  # a client that cannot be audited is refused here, before anything is written
     if any(surface.needs_head and chosen[surface.name] for surface in surfaces()):
         _require_head(client, suite)
     countering = [method for method in every if suite.adaptive and adapt(method, exposure).changed]
@@ -195,7 +197,7 @@ def run_suite(
             resumed.append(record)
         else:
             with listening(_listener(progress, measurement, len(records), total)):
-                record = _run_or_record_crash(client, measurement, attempts[measurement.surface.name])
+                record = _run_or_record_crash(client, measurement, attempts[measurement.surface.name], exposing)
             if folder:
                 write_record(folder, record)
         records.append(record)
@@ -230,10 +232,10 @@ def _require_head(client: AuditedClient, suite: Suite) -> None:
         raise Refused(f"{refusal}; to audit the inputs alone, set labels and features to []") from None
 
 
-def _run_or_record_crash(client: AuditedClient, measurement: Measurement, attempts: int) -> Record:
+def _run_or_record_crash(client: AuditedClient, measurement: Measurement, attempts: int, exposing: Expose) -> Record:
     """The record of one method. A crash is recorded, so that the other methods run, and is tried again in the next audit."""
     try:
-        return run(client, measurement, attempts=attempts)
+        return run(client, measurement, attempts=attempts, exposing=exposing)
     except Exception as error:
         return failure_record(client, measurement, Outcome.CRASHED, f"crashed with {type(error).__name__}: {error}")
 

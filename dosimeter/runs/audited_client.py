@@ -17,8 +17,8 @@ from dosimeter.data.samplers import Random
 from dosimeter.interfaces import Sampler
 from dosimeter.models.loading import ModelConfig, load_model
 from dosimeter.network.copies import deep_copy
-from dosimeter.network.head import copy_of
 from dosimeter.network.leftovers import nothing_kept
+from dosimeter.network.model_state import copy_of
 from dosimeter.network.probing import evaluation_mode, output_of, samples_at_once
 from dosimeter.normalization import from_pixels
 from dosimeter.options import NonNegativeInt, OptionError, PositiveInt, check_fields

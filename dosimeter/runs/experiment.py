@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import time
 import warnings
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from dosimeter.client.observe import observe
 from dosimeter.engines.adaptation import adapt
 from dosimeter.engines.needs import check_possible
 from dosimeter.interfaces import Exposure, LabelRecovery
 from dosimeter.network.leftovers import nothing_kept
+from dosimeter.runs.exposures import Expose, expose
 from dosimeter.runs.foreign import foreign_batches
-from dosimeter.runs.measurement import AuditedClient, Measurement, Protocol, identity_of
+from dosimeter.runs.measurement import AuditedClient, Measurement, identity_of
 from dosimeter.runs.server import run_method
 from dosimeter.surfaces.scores import Comparison, Scores
 from dosimeter.surfaces.scoring import score_against
@@ -32,18 +32,20 @@ def run(
     *,
     raise_refusals: bool = False,
     exposure: Exposure | None = None,
+    exposing: Expose = expose,
     attempts: int = 1,
 ) -> Record:
     """Carry out one measurement and return its record. A refusal gives a record too, unless `raise_refusals` is set.
 
     `attempts` is the number of methods tried on the same surface. The verdict corrects for it.
-    `exposure` is what `expose` gave for this client and protocol, where several measurements share it.
+    `exposure` is what the server gets, where it is known already. `exposing` makes an exposure, where several measurements share
+    them (`Exposures`).
     """
     surface = measurement.surface
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
-            exposure = exposure or expose(client, measurement, client.batch)
+            exposure = exposure or exposing(client, measurement, client.batch)
         except Refused as refusal:
             if raise_refusals or measurement.tampering is None:
                 raise
@@ -62,7 +64,7 @@ def run(
         if found.outcome is Outcome.CRASHED:
             return failure_record(client, measurement, Outcome.CRASHED, found.message)
         seconds = time.perf_counter() - started
-        foreign, refused = _attack_foreign(client, measurement, surface, found) if surface.has_foreign_null else (None, {})
+        foreign, refused = _attack_foreign(client, measurement, surface, found, exposing) if surface.has_foreign_null else (None, {})
         comparison = Comparison(
             truth=client.batch,
             auxiliary=client.auxiliary or client.reference,
@@ -99,32 +101,6 @@ def run(
     )
 
 
-def expose(client: AuditedClient, protocol: Protocol, batch: Batch) -> Exposure:
-    """What the server gets from a batch under this protocol. An active attack changes the model first."""
-    return observe(
-        _model_to_send(client, protocol),
-        batch,
-        training=protocol.training,
-        defenses=protocol.defenses,
-        loss=protocol.loss,
-        normalization=client.normalization,
-        auxiliary=client.auxiliary,
-        declare_batch_size=protocol.declare_batch_size,
-        seed=protocol.seed,
-    )
-
-
-def _model_to_send(client: AuditedClient, protocol: Protocol) -> nn.Module:
-    """The model that the server sends. A dishonest server changes it and knows the shape and scale of the inputs."""
-    method = protocol.tampering if isinstance(protocol, Measurement) else None
-    if method is None:
-        return client.model
-    known = {"input_shape": tuple(client.batch.inputs.shape[1:]), "normalization": client.normalization}
-    options = (option.name for option in fields(method))  # pyright: ignore[reportArgumentType]
-    unsaid = {name: known[name] for name in options if name in known and getattr(method, name) is None}
-    return replace(method, **unsaid).tamper(client.model)  # pyright: ignore[reportArgumentType]
-
-
 def _attack(exposure: Exposure, measurement: Measurement, given: Tensor) -> Estimate:
     """What the server recovers. It sees the true labels `given` only where the threat model grants them; the record says so."""
     method, seed = measurement.scored, measurement.seed
@@ -141,7 +117,7 @@ def _attack(exposure: Exposure, measurement: Measurement, given: Tensor) -> Esti
 
 
 def _attack_foreign(
-    client: AuditedClient, measurement: Measurement, surface: Surface[Any], found: Estimate
+    client: AuditedClient, measurement: Measurement, surface: Surface[Any], found: Estimate, exposing: Expose
 ) -> tuple[Estimate | None, dict[str, str]]:
     """The same attack on other clients' gradients, until it has as many guesses as `found`; and why there is none.
 
@@ -153,7 +129,7 @@ def _attack_foreign(
     for draw, batch in enumerate(foreign_batches(client, measurement.seed)):
         try:
             elsewhere = replace(measurement, seed=measurement.seed + (draw + 1) * FOREIGN_SEED_OFFSET)  # others draw other noise
-            recovered = _attack(expose(client, elsewhere, batch), measurement, batch.targets)
+            recovered = _attack(exposing(client, elsewhere, batch), measurement, batch.targets)
         except Refused as refusal:
             refusals.append(str(refusal))
             continue

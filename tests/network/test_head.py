@@ -6,7 +6,8 @@ from torch import nn
 
 from dosimeter.client.observe import observe
 from dosimeter.engines.identifiability import identifiability
-from dosimeter.network.head import copy_of, find_head, locate_head
+from dosimeter.network.head import find_head, locate_head
+from dosimeter.network.model_state import copy_of
 from dosimeter.network.probing import input_of
 from dosimeter.runs.server import recover_labels
 from dosimeter.types import Batch, Refused

@@ -8,7 +8,8 @@ from dosimeter.engines.matching import descent
 from dosimeter.models.loading import ModelConfig
 from dosimeter.runs import experiment
 from dosimeter.runs.audited_client import DataConfig, client_from, prepare
-from dosimeter.runs.experiment import expose, run
+from dosimeter.runs.experiment import run
+from dosimeter.runs.exposures import expose
 from dosimeter.runs.measurement import Measurement, key_of
 from dosimeter.surfaces.judging import judge_surfaces
 from dosimeter.surfaces.verdicts import Verdict

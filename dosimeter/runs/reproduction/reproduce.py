@@ -12,8 +12,9 @@ from dosimeter.engines.decoder.decoding import DecodingAttack
 from dosimeter.interfaces import ActiveAttack, Exposure
 from dosimeter.records import FILE_NAME, lock_folder, read_records, write_record
 from dosimeter.runs.decoder_training import train_decoder_of
-from dosimeter.runs.experiment import expose, run
-from dosimeter.runs.measurement import AuditedClient, Measurement, Protocol
+from dosimeter.runs.experiment import run
+from dosimeter.runs.exposures import Exposures, expose
+from dosimeter.runs.measurement import AuditedClient, Measurement
 from dosimeter.runs.reproduction.comparing import Cell, LawResult, compare_row, judge_laws
 from dosimeter.runs.reproduction.library import Library
 from dosimeter.runs.reproduction.quantities import check_quantity
@@ -101,7 +102,7 @@ def _trial(
     measurements = {column: _measurement(row, library, column, seed) for column in row.methods}
     found = {column: known.get((trial, _method_key(measurement))) for column, measurement in measurements.items()}
     client: AuditedClient | None = None
-    exposures: dict[str, Exposure] = {}
+    exposing = Exposures()
     for column, record in found.items():
         if record is not None:
             continue
@@ -109,7 +110,7 @@ def _trial(
             client = client_of(row, library, seed, device)
             if row.decoder is not None:
                 train_decoder_of(client, row.decoder, library.decoder_path(row))
-        exposure = _expose_once(client, measurements[column], exposures)
+        exposure = exposing(client, measurements[column], client.batch)
         found[column] = made = _measure(client, measurements[column], exposure, side_measures if row.targets else ())
         if folder is not None:
             write_record(folder, made)
@@ -145,15 +146,6 @@ def _asked_quantities(table: Table) -> set[str]:
     """The quantities that a row shows or publishes, or that a law is about."""
     asked = {quantity for row in table.rows for quantity in (*row.show, *(q for numbers in row.published.values() for q in numbers))}
     return asked | {law.quantity for law in table.laws}
-
-
-def _expose_once(client: AuditedClient, measurement: Measurement, exposures: dict[str, Exposure]) -> Exposure:
-    """The exposure of a measurement, computed once for all measurements with the same protocol and tampering."""
-    setting = {name: describe(getattr(measurement, name)) for name in Protocol.__dataclass_fields__}
-    key = digest({"setting": setting, "tampering": describe(measurement.tampering)})
-    if key not in exposures:
-        exposures[key] = expose(client, measurement, client.batch)
-    return exposures[key]
 
 
 def _method_key(measurement: Measurement) -> str:

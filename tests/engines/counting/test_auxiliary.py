@@ -86,3 +86,48 @@ def test_a_declared_size_that_batch_norm_cannot_take_is_refused(rng):
     exposure = replace(exposure, public=replace(exposure.public, batch_size=1))
     with pytest.raises(dm.Refused, match="cannot run on batches of 1"):
         reference_at(exposure, "3", "auxiliary", rng)
+
+
+def _count_passes(monkeypatch) -> list[str]:
+    passes: list[str] = []
+    genuine = auxiliary.input_of
+    monkeypatch.setattr(auxiliary, "input_of", lambda model, layer, piece: (passes.append(layer), genuine(model, layer, piece))[1])
+    return passes
+
+
+def test_features_are_computed_once_for_all_methods_and_all_clients_of_a_model(classifier, batch, rng, monkeypatch):
+    passes = _count_passes(monkeypatch)
+    other = dm.Batch(batch.inputs.flip(0), batch.targets)
+    exposures = [dm.observe(classifier, samples, auxiliary=batch) for samples in (batch, other)]
+    first, again = (reference_at(exposure, "5", "auxiliary", rng).features for exposure in exposures)
+    assert len(passes) == 1
+    assert torch.equal(first, again)
+    torch.testing.assert_close(again, classifier[:5](batch.inputs))
+    for name in ("llg_plus", "posterior", "cv_matching", "zlg"):
+        dm.recover_labels(exposures[0], name)
+    assert len(passes) == 1
+    reference_at(replace(exposures[0], auxiliary=other), "5", "auxiliary", rng)
+    assert len(passes) == 2
+
+
+@pytest.mark.parametrize("write", [lambda weight: weight.data.mul_(-2), lambda weight: setattr(weight, "data", -2 * weight.data)])
+def test_features_of_other_weights_are_computed_anew(classifier, batch, rng, write):
+    """A federation that writes to `parameter.data` leaves versions and identities as they were."""
+    before = reference_at(dm.observe(classifier, batch, auxiliary=batch), "5", "auxiliary", rng).features
+    write(classifier[0].weight)
+    after = reference_at(dm.observe(classifier, batch, auxiliary=batch), "5", "auxiliary", rng).features
+    assert not torch.equal(before, after)
+    torch.testing.assert_close(after, classifier[:5](batch.inputs))
+
+
+def test_features_behind_dropout_are_drawn_by_every_method(batch, rng, monkeypatch):
+    passes = _count_passes(monkeypatch)
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Dropout(0.5), torch.nn.Linear(batch.inputs[0].numel(), 10)).train()
+    exposure = dm.observe(model, batch, auxiliary=batch)
+    one, two = (reference_at(exposure, "2", "auxiliary", rng).features for _ in range(2))
+    assert len(passes) == 2
+    assert not torch.equal(one, two)
+    model.eval()
+    exposure = dm.observe(model, batch, auxiliary=batch)
+    assert torch.equal(*(reference_at(exposure, "2", "auxiliary", rng).features for _ in range(2)))
+    assert len(passes) == 3

@@ -6,6 +6,7 @@ import torch
 from dosimeter.cli import main
 from dosimeter.records import read_records
 from dosimeter.runs.experiment import run
+from dosimeter.runs.exposures import Exposures
 from dosimeter.runs.reproduction import reproduce as engine
 from dosimeter.runs.reproduction.comparing import Agreement
 from dosimeter.runs.reproduction.library import Library
@@ -111,9 +112,8 @@ def test_a_dishonest_server_sends_its_own_model(small, library):
     row = parse_table(small, "a/b").rows[0]
     subject = client_of(row, library, 0, "cpu")
     honest = parse_table(small | {"rows": [{"name": "y"}]}, "a/b").rows[0].methods["ilrg"]
-    exposures = {}
-    sent, other = (engine._expose_once(subject, measurement, exposures).model for measurement in (row.methods["gradfilt"], honest))
-    assert len(exposures) == 2
+    exposing = Exposures()
+    sent, other = (exposing(subject, measurement, subject.batch).model for measurement in (row.methods["gradfilt"], honest))
     rigged, kept = (next(reversed(model.state_dict().values())) for model in (sent, other))  # the last layer's bias
     assert float(rigged.max()) == 1000
     assert torch.equal(kept, next(reversed(subject.model.state_dict().values())))
