@@ -39,8 +39,11 @@ class Identifiability:
     sentence: str
 
 
-def identifiability(exposure: Exposure) -> Identifiability:
-    """What the gradient of each layer can determine: its rank, the bound on the rank, and the gap above the noise."""
+def identifiability(exposure: Exposure, *, inner: bool = True) -> Identifiability:
+    """What the gradient of each layer can determine: its rank, the bound on the rank, and the gap above the noise.
+
+    Without `inner`, the head alone is looked at, which says what the whole says of the batch.
+    """
     try:
         head = find_head(exposure)
         owner = parameter_name(exposure.model, head.name, "weight").rpartition(".")[0]  # of a wrapped layer, the layer inside
@@ -53,7 +56,8 @@ def identifiability(exposure: Exposure) -> Identifiability:
         change = exposure.update.get(_weight_of(name))
         if change is None or not isinstance(module, (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)):
             continue
-        layers.append(_layer(name, module, change, is_head=name == head_name, size=size))
+        if inner or name == head_name:
+            layers.append(_layer(name, module, change, is_head=name == head_name, size=size))
     layers.sort(key=lambda layer: layer.kind == "head")
     if not layers or layers[-1].kind != "head":
         return Identifiability(layers=tuple(layers), batch_size=size, separable=None, sentence="the client sent no head gradient")

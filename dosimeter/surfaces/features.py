@@ -81,7 +81,7 @@ class Features(Surface[FeatureEstimate]):
             "certified": int(found.certified.sum()),
             "complete": found.complete,
             "batch_size": found.batch_size,
-            "identifiability": [identifiability(exposure).sentence],
+            "identifiability": [identifiability(exposure, inner=False).sentence],
         }
 
     def evidence(self, found: FeatureEstimate, comparison: Comparison | None = None, scores: Scores | None = None) -> list[Evidence]:

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from dosimeter.interfaces import Exposure
-from dosimeter.network.copies import deep_copy
-from dosimeter.network.probing import input_of, samples_at_once
+from dosimeter.network.model_state import copy_of
+from dosimeter.network.probing import input_of
+from dosimeter.network.received import received_by
 from dosimeter.normalization import from_pixels
 from dosimeter.randomness import generator
 from dosimeter.surfaces.luck import LARGEST_CHANCE, correct_for_attempts, luck_words
@@ -85,13 +86,13 @@ class LayerReader:
         return self.arrange(input_of(self.model, self.layer, inputs.to(next(self.model.parameters()))), self.layer)
 
     def in_pieces(self, inputs: Tensor) -> Tensor:
-        at_once = samples_at_once(self.model, inputs[:1].to(next(self.model.parameters())))
-        pieces = inputs.tensor_split(-(-len(inputs) // at_once))  # of nearly equal size
-        return torch.cat([self(piece) for piece in pieces]).to(torch.float64)
+        """Many public samples, as many at once as fit."""
+        received = received_by(self.model, self.layer, inputs.to(next(self.model.parameters())))
+        return self.arrange(received, self.layer).to(torch.float64)
 
 
 def reader_of(exposure: Exposure, layer: str, arrange: Callable[[Tensor, str], Tensor] = lambda received, _: received) -> LayerReader:
-    return LayerReader(deep_copy(exposure.model), layer, arrange)  # a model may keep what it sees, and the exposure is the server's
+    return LayerReader(copy_of(exposure.model), layer, arrange)  # a model may keep what it sees, and the exposure is the server's
 
 
 def score_layer(surface: str, recovered: Tensor, true: Tensor, foreign: Tensor | None, read: LayerReader, comparison: Comparison) -> Scores:

@@ -1,5 +1,6 @@
 """What a gradient can determine at all."""
 
+import pytest
 import torch
 from torch import nn
 
@@ -60,3 +61,10 @@ def test_behind_a_defense_the_rank_is_not_taken_for_the_batch_size():
     found = identifiability(exposed(5, defenses=(dm.defense("clipping", max_norm=0.01, mode="value"),), declare_batch_size=False))
     assert found.batch_size is None
     assert "need not be the number of samples" in found.sentence
+
+
+@pytest.mark.parametrize("options", [{}, {"declare_batch_size": False}, {"defenses": (dm.defense("head_withheld"),)}])
+def test_the_head_alone_says_the_same_of_the_batch(options):
+    whole, head = identifiability(exposed(5, **options)), identifiability(exposed(5, **options), inner=False)
+    assert (head.batch_size, head.separable, head.sentence) == (whole.batch_size, whole.separable, whole.sentence)
+    assert head.layers == tuple(layer for layer in whole.layers if layer.kind == "head")

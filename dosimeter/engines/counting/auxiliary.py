@@ -7,13 +7,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from torch import Generator, Tensor, nn
+from torch import Generator, Tensor
 
-from dosimeter.artefacts import fingerprint
 from dosimeter.interfaces import Exposure, Loss
 from dosimeter.network.head import Head
-from dosimeter.network.model_state import facts_of
-from dosimeter.network.probing import input_of, samples_at_once
+from dosimeter.network.received import received_by
 from dosimeter.normalization import from_pixels
 from dosimeter.types import Refused
 
@@ -22,7 +20,6 @@ Source = Literal["available", "auxiliary", "dummy"]
 
 DUMMIES = 256  # random samples where there are no auxiliary ones
 CHUNK = 2**22  # logits held at once
-MOST_KEPT, MOST_KEPT_BYTES = 4, 2**28  # features of a model that are kept, and their size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,41 +31,16 @@ class Reference:
 
 
 def reference_at(exposure: Exposure, layer: str, source: Source, rng: Generator) -> Reference:
-    """Run auxiliary or dummy data through the model, in the client's mode, up to `layer`.
-
-    The features are kept as long as the model stays the same, for all methods and for all exposures of copies of the model. A pass
-    that draws random numbers, as dropout does, is not kept.
-    """
+    """Run auxiliary or dummy data through the model, in the client's mode, up to `layer`."""
     inputs, labels = _data(exposure, source, rng)
-    facts, training = facts_of(exposure.model)
-    size = exposure.public.batch_size if exposure.public.train_mode else None  # batch norm needs the client's batch size
-    kept = facts.setdefault("reference features", {})
-    weights = fingerprint(*exposure.model.parameters(), *exposure.model.buffers())  # writing to `parameter.data` leaves no other trace
-    question = (layer, tuple(inputs.shape), fingerprint(inputs), weights, size, training)
-    if question in kept:
-        return Reference(features=kept[question], labels=labels)
-    before = _random_state(inputs)
-    features = _features(exposure.model, layer, inputs, size)
-    if torch.equal(before, _random_state(inputs)) and features.nbytes <= MOST_KEPT_BYTES:
-        while len(kept) >= MOST_KEPT:
-            del kept[next(iter(kept))]
-        kept[question] = features
-    return Reference(features=features, labels=labels)
-
-
-def _features(model: nn.Module, layer: str, inputs: Tensor, batch_size: int | None) -> Tensor:
-    """What `layer` receives when the inputs pass in batches of about `batch_size`, or of as many as fit: (n, H)."""
-    count = max(1, len(inputs) // batch_size) if batch_size else -(-len(inputs) // samples_at_once(model, inputs))
-    pieces = inputs.tensor_split(count)
+    size, pieces = exposure.public.batch_size, None
+    if exposure.public.train_mode and size:  # batch norm depends on the batch: take the client's batch size
+        pieces = max(1, len(inputs) // size)
     try:
-        return torch.cat([input_of(model, layer, piece) for piece in pieces])
+        features = received_by(exposure.model, layer, inputs, pieces=pieces)
     except ValueError as error:  # batch norm in train mode takes no single vector
-        raise Refused(f"the model in train mode cannot run on batches of {len(pieces[0])}, the declared batch size: {error}") from error
-
-
-def _random_state(inputs: Tensor) -> Tensor:
-    """PyTorch's global stream on the inputs' device, from which dropout draws."""
-    return torch.cuda.get_rng_state(inputs.device) if inputs.is_cuda else torch.get_rng_state()
+        raise Refused(f"the model in train mode cannot run on batches of {size}, the declared batch size: {error}") from error
+    return Reference(features=features, labels=labels)
 
 
 def logits_in_chunks(head: Head, features: Tensor) -> Iterator[tuple[slice, Tensor]]:

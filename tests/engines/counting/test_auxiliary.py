@@ -8,6 +8,7 @@ import torch
 import dosimeter as dm
 from dosimeter.engines.counting import auxiliary
 from dosimeter.engines.counting.auxiliary import DUMMIES, Reference, class_gradients, logits_in_chunks, reference_at
+from dosimeter.network import received
 from dosimeter.network.head import Head, find_head
 
 
@@ -90,8 +91,8 @@ def test_a_declared_size_that_batch_norm_cannot_take_is_refused(rng):
 
 def _count_passes(monkeypatch) -> list[str]:
     passes: list[str] = []
-    genuine = auxiliary.input_of
-    monkeypatch.setattr(auxiliary, "input_of", lambda model, layer, piece: (passes.append(layer), genuine(model, layer, piece))[1])
+    genuine = received.input_of
+    monkeypatch.setattr(received, "input_of", lambda model, layer, piece: (passes.append(layer), genuine(model, layer, piece))[1])
     return passes
 
 
