@@ -18,8 +18,8 @@ from dosimeter.client.sent_tensors import sort_tensors
 from dosimeter.client.training import FedSGD
 from dosimeter.interfaces import Defense, Exposure, Loss, Public, Training
 from dosimeter.memory import require_memory
-from dosimeter.network.head import copy_of
 from dosimeter.network.input_shape import find_input_shape
+from dosimeter.network.model_state import copy_of
 from dosimeter.options import PositiveInt, check_value
 from dosimeter.registry import DEFENSES, LOSSES, TRAININGS
 from dosimeter.types import Batch, Normalization, Refused
