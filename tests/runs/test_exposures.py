@@ -52,7 +52,7 @@ def test_an_audit_observes_each_client_once_and_finds_the_same(subject, observed
     labels = dm.label_recovery("ilrg")
     own = run(subject, Measurement(labels=labels, method=attacks[1]))
     shared = next(record for record in records if record.key == own.key)
-    assert (shared.metrics, shared.nulls, shared.pictures) == (own.metrics, own.nulls, own.pictures)
+    assert (shared.metrics, shared.nulls, shared.evidence) == (own.metrics, own.nulls, own.evidence)
 
 
 @pytest.mark.parametrize("change", [lambda e: next(e.model.parameters()).data.mul_(0), lambda e: next(iter(e.update.values())).zero_()])
