@@ -40,6 +40,16 @@ def classifier() -> nn.Module:
 
 
 @pytest.fixture
+def dead_classifier() -> nn.Module:
+    """A classifier whose trained layer lets nothing through, so that every batch has a zero update."""
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 12), nn.ReLU(), nn.Linear(12, 10)).eval()
+    nn.init.zeros_(model[1].weight)
+    nn.init.constant_(model[1].bias, -1)
+    model[3].requires_grad_(False)
+    return model
+
+
+@pytest.fixture
 def normed_classifier() -> nn.Module:
     with torch.random.fork_rng():
         torch.manual_seed(2)

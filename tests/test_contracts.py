@@ -80,12 +80,14 @@ def measurement_of(registry: Registry, method) -> Measurement:
 
 
 @pytest.mark.parametrize(("registry", "name"), SERVER, ids=identify)
-def test_only_a_theorem_makes_a_method_impossible(classifier, batch, registry, name):
-    """A zero update is impossible by its theorem. Where hardly anything is granted, a method runs or is not attempted."""
+def test_only_a_theorem_makes_a_method_impossible(classifier, dead_classifier, batch, registry, name):
+    """A model that gives every batch zero is impossible by its theorem. Otherwise a method runs or is not attempted."""
     client, measurement = AuditedClient(model=classifier, batch=batch), measurement_of(registry, build(registry, name, fast=True))
     exposure = dm.observe(classifier, batch)
     zero = replace(exposure, update={layer: torch.zeros_like(change) for layer, change in exposure.update.items()})
     record = run(client, measurement, exposure=zero)
+    assert (record.outcome, record.verdict) == ("not attempted", "not attempted")
+    record = run(AuditedClient(model=dead_classifier, batch=batch), measurement, exposure=dm.observe(dead_classifier, batch))
     assert (record.outcome, record.verdict) == ("impossible", "impossible here")
     assert record.details["theorem"] in record.reason
     scant = replace(exposure, update={"0.weight": exposure.update["0.weight"]}, public=replace(exposure.public, batch_size=None))

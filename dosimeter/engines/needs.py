@@ -2,19 +2,53 @@
 
 from __future__ import annotations
 
+import torch
+
+from dosimeter.client.observe import observe
 from dosimeter.interfaces import Exposure, Method
 from dosimeter.network.head import Head, find_head, parameter_name
-from dosimeter.types import Impossible, Knowledge, LabelEstimate, Refused
+from dosimeter.normalization import from_pixels
+from dosimeter.randomness import generator
+from dosimeter.types import Batch, Impossible, Knowledge, LabelEstimate, Refused
 
 ZERO_UPDATE = "the update is zero in every layer"
-ZERO_THEOREM = "all batches that give a zero update look the same, so no method can tell them apart"
+ZERO_THEOREM = "random samples with random labels give the same zero, so no method can tell the private batch from random ones"
+ZERO_TELLS = "random samples with random labels do not give zero, so the zero tells something of the batch, and no method here reads it"
+RANDOM_SAMPLES = 16  # whose update is compared with a zero update
 NEEDS_WITH_ARTICLE = {Knowledge.HEAD_GRADIENT, Knowledge.BIAS_GRADIENT, Knowledge.BATCH_SIZE}
 
 
 def check_possible(exposure: Exposure) -> None:
     """Refuse an exposure from which no method can recover anything, with the theorem that says so."""
-    if not any(bool(change.any()) for change in exposure.update.values()):
-        raise Impossible(ZERO_UPDATE, theorem=ZERO_THEOREM)
+    if refusal := refusal_of_zero(exposure):
+        raise refusal
+
+
+def refusal_of_zero(exposure: Exposure) -> Refused | None:
+    """Why nothing is read from an update of zeros; None where the update is not zero.
+
+    It is a proof only where the model gives random samples a zero update too. Else a zero update is information: a network without
+    biases gives it for black images, and a certain one for samples whose labels it expects.
+    """
+    if any(bool(change.any()) for change in exposure.update.values()):
+        return None
+    return Impossible(ZERO_UPDATE, theorem=ZERO_THEOREM) if _random_update_is_zero(exposure) else Refused(f"{ZERO_UPDATE}: {ZERO_TELLS}")
+
+
+def _random_update_is_zero(exposure: Exposure) -> bool:
+    """Whether a batch of noise, with labels of all classes as far as they go, gives a zero update under the same protocol."""
+    public, weight = exposure.public, next(exposure.model.parameters())
+    rng = generator(0, "random samples for a zero update")
+    pixels = torch.rand((RANDOM_SAMPLES, *public.input_shape), generator=rng)
+    labels = torch.randperm(max(public.classes, 2, RANDOM_SAMPLES), generator=rng)[:RANDOM_SAMPLES] % max(public.classes, 2)
+    batch = Batch(from_pixels(pixels, public.normalization).to(weight), labels.to(weight.device))
+    options = {"training": public.training, "loss": public.loss, "normalization": public.normalization}
+    defenses = [defense for defense in public.defenses if defense.side != "model"]  # the exposure's model bears the others already
+    try:
+        update = observe(exposure.model, batch, defenses=defenses, **options).update
+    except ValueError:  # the protocol takes no such batch, so nothing is proved
+        return False
+    return not any(bool(change.any()) for change in update.values())
 
 
 def check_needs(method: Method, exposure: Exposure, labels: LabelEstimate | None) -> None:

@@ -53,7 +53,9 @@ class Surface(ABC, Generic[Estimate]):
         "None of the methods that were asked for runs in this setting, so nothing was tried. "
         "That says nothing about safety: a method that is not here may well succeed."
     )
-    if_impossible: ClassVar[str] = "A proof shows that this update holds nothing to recover. Another setting may open this surface again."
+    if_impossible: ClassVar[str] = (
+        "A proof shows that no method can tell this batch from random ones. Another setting may open this surface again."
+    )
     null_words: ClassVar[Mapping[str, tuple[str, str]]]  # null -> its name on the page, and what it means
     share_words: ClassVar[str]  # what the share of a grid cell is, after "of <surface>"
     beaten_words: ClassVar[str] = "beats every null"  # what marks a sample in plots and pictures

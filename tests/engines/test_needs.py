@@ -45,12 +45,28 @@ def test_a_frozen_head_is_not_called_withheld(classifier, batch):
         check_needs(method_that_needs(Knowledge.HEAD_GRADIENT), dm.observe(classifier, batch), None)
 
 
-def test_a_zero_update_is_impossible_by_a_theorem(granted):
-    check_possible(granted)
-    zero = replace(granted, update={name: torch.zeros_like(change) for name, change in granted.update.items()})
-    with pytest.raises(Impossible, match="zero in every layer: all batches that give a zero update look the same") as proof:
-        check_possible(zero)
-    assert proof.value.theorem.endswith("no method can tell them apart")
+def test_a_zero_update_is_impossible_where_random_samples_give_it_too(classifier, dead_classifier, batch):
+    check_possible(dm.observe(classifier, batch))
+    for defenses in ((), ("mixup", dm.defense("clipping", max_norm=1.0))):
+        with pytest.raises(Impossible, match="zero in every layer: random samples with random labels give the same zero") as proof:
+            check_possible(dm.observe(dead_classifier, batch, defenses=defenses))
+        assert proof.value.theorem.endswith("no method can tell the private batch from random ones")
+
+
+def test_a_zero_update_that_other_batches_do_not_give_is_information(batch):
+    """Black images without biases, and labels that a certain model expects: another batch would show."""
+    bare = nn.Sequential(nn.Flatten(), nn.Linear(64, 10, bias=False))
+    black = dm.observe(bare, dm.Batch(torch.zeros_like(batch.inputs), batch.targets))
+    certain = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    with torch.no_grad():
+        certain[1].weight.zero_()
+        certain[1].bias.copy_(torch.tensor([500.0] + [0.0] * 9))
+    expected = dm.observe(certain, dm.Batch(batch.inputs, torch.zeros_like(batch.targets)))
+    for exposure in (black, expected):
+        assert not any(bool(change.any()) for change in exposure.update.values())
+        with pytest.raises(Refused, match="the zero tells something of the batch") as refusal:
+            check_possible(exposure)
+        assert not isinstance(refusal.value, Impossible)
 
 
 @pytest.mark.parametrize("need", Knowledge)

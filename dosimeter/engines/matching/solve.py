@@ -20,9 +20,9 @@ from dosimeter.engines.matching.result import give_up, make_reconstruction
 from dosimeter.engines.matching.state import State, begin
 from dosimeter.engines.matching.surroundings import surroundings
 from dosimeter.engines.matching.terms import TermSchedule
-from dosimeter.engines.needs import ZERO_THEOREM, ZERO_UPDATE
+from dosimeter.engines.needs import refusal_of_zero
 from dosimeter.interfaces import Exposure
-from dosimeter.types import LabelEstimate, Outcome, Reconstruction
+from dosimeter.types import Impossible, LabelEstimate, Outcome, Reconstruction
 
 
 def solve(
@@ -36,7 +36,7 @@ def solve_problem(problem: Problem, rng: Generator, *, start: Tensor | None = No
     """Carry out a problem's recipe. Restarts are chosen by the objective alone. Every failure ends in an outcome."""
     state = begin(problem, rng, start)
     if problem.update_is_zero:
-        return replace(give_up(problem, state, Outcome.IMPOSSIBLE, ZERO_UPDATE), theorem=ZERO_THEOREM)
+        return _nothing_to_match(problem, state)
     rounds: list[Reconstruction] = []
     try:
         with surroundings(problem, rng):
@@ -52,6 +52,17 @@ def solve_problem(problem: Problem, rng: Generator, *, start: Tensor | None = No
                 state = begin(problem, rng)
     except (RuntimeError, NotImplementedError, MemoryError, OverflowError) as error:
         return give_up(problem, state, *outcome_of_error(error))
+
+
+def _nothing_to_match(problem: Problem, state: State) -> Reconstruction:
+    """What is zero in every layer that is matched: impossible only where a theorem says so."""
+    match refusal_of_zero(problem.exposure):
+        case Impossible() as proof:
+            return replace(give_up(problem, state, Outcome.IMPOSSIBLE, proof.reason), theorem=proof.theorem)
+        case None:
+            return give_up(problem, state, Outcome.NOT_ATTEMPTED, "the update is zero in every layer that the attack matches")
+        case refusal:
+            return give_up(problem, state, Outcome.NOT_ATTEMPTED, str(refusal))
 
 
 def _carry_out(problem: Problem, state: State, rng: Generator) -> tuple[Reconstruction, Recipe | None]:
