@@ -6,7 +6,7 @@ import torch
 
 from dosimeter.client.observe import observe
 from dosimeter.interfaces import Exposure, Method
-from dosimeter.network.head import Head, find_head, parameter_name
+from dosimeter.network.head import find_head, parameter_name
 from dosimeter.normalization import from_pixels
 from dosimeter.randomness import generator
 from dosimeter.types import Batch, Impossible, Knowledge, LabelEstimate, Refused
@@ -61,10 +61,10 @@ def check_needs(method: Method, exposure: Exposure, labels: LabelEstimate | None
             raise Refused(f"{method.name} needs {'the ' if need in NEEDS_WITH_ARTICLE else ''}{need.value}: {missing}")
 
 
-def _is_frozen(exposure: Exposure, head: Head) -> bool:
-    """Whether the client does not train the last layer, or trains something in its place, as LoRA does."""
-    parameter = dict(exposure.model.named_parameters()).get(parameter_name(exposure.model, head.name, "weight"))
-    return parameter is not None and not parameter.requires_grad
+def why_not_sent(exposure: Exposure, parameter: str, layer: str) -> str:
+    """Why a parameter is not in the update: the client does not train it, as LoRA's frozen layers, or trains it and does not send it."""
+    held = dict(exposure.model.named_parameters(remove_duplicate=False)).get(parameter)
+    return f"{layer} is frozen" if held is not None and not held.requires_grad else f"the client withholds {layer}"
 
 
 def _missing(need: Knowledge, exposure: Exposure, labels: LabelEstimate | None) -> str:
@@ -76,13 +76,13 @@ def _missing(need: Knowledge, exposure: Exposure, labels: LabelEstimate | None) 
             if not head.alone:
                 return "the last layer shares its weight with another, and only the sum of their gradients is sent"
             if head.weight_gradient is None:
-                return "the last layer is frozen" if _is_frozen(exposure, head) else "the client withholds the last layer"
+                return why_not_sent(exposure, parameter_name(exposure.model, head.name, "weight"), "the last layer")
         case Knowledge.BIAS_GRADIENT:
             head = find_head(exposure)
             if head.bias is None:
                 return "the last layer has no bias; a bias-free method such as subspace would do"
             if head.bias_gradient is None:
-                return "the client withholds it"
+                return why_not_sent(exposure, parameter_name(exposure.model, head.name, "bias"), "it")
         case Knowledge.BATCH_SIZE:
             if public.batch_size is None:
                 return "the client does not declare it"

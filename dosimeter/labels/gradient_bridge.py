@@ -10,6 +10,7 @@ from torch import Generator, Tensor
 from dosimeter.engines.counting.auxiliary import Source, reference_at
 from dosimeter.engines.counting.counts import nothing_to_read
 from dosimeter.engines.counting.shares import class_shares, counts_of
+from dosimeter.engines.needs import why_not_sent
 from dosimeter.interfaces import Defense, Exposure, LabelRecovery
 from dosimeter.network.head import find_head
 from dosimeter.network.linear_stack import StackedLayer, find_linear_stack
@@ -70,7 +71,7 @@ class GradientBridge(LabelRecovery):
         if not shared:
             raise Refused(
                 f"gradient_bridge needs the gradient of a linear layer that ReLUs and linear layers join to the head {chain[-1].name!r}; "
-                + (f"the client withholds {', '.join(hidden)}" if hidden else "nothing of the kind stands before it")
+                + (", ".join(why_not_sent(exposure, f"{n}.weight", n) for n in hidden) or "nothing of the kind stands before it")
             )
         return chain[hidden.index(self.layer or shared[-1]) :]
 

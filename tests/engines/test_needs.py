@@ -41,8 +41,15 @@ def with_public(exposure: Exposure, **changes) -> Exposure:
 
 def test_a_frozen_head_is_not_called_withheld(classifier, batch):
     classifier[5].requires_grad_(False)
-    with pytest.raises(Refused, match="the last layer is frozen"):
-        check_needs(method_that_needs(Knowledge.HEAD_GRADIENT), dm.observe(classifier, batch), None)
+    exposure = dm.observe(classifier, batch)
+    with pytest.raises(Refused, match="needy needs the head gradient: the last layer is frozen"):
+        check_needs(method_that_needs(Knowledge.HEAD_GRADIENT), exposure, None)
+    with pytest.raises(Refused, match="needy needs the head bias gradient: it is frozen"):
+        check_needs(method_that_needs(Knowledge.BIAS_GRADIENT), exposure, None)
+    for recover, method in ((dm.recover_labels, "ilrg"), (dm.recover_features, "quotient")):
+        with pytest.raises(Refused) as refusal:
+            recover(exposure, method)
+        assert "withh" not in str(refusal.value)
 
 
 def test_a_zero_update_is_impossible_where_random_samples_give_it_too(classifier, dead_classifier, batch):

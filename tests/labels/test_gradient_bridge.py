@@ -128,7 +128,7 @@ def test_more_classes_than_features_leave_the_logit_gradient_undetermined_and_sa
 
 def test_what_cannot_be_bridged_is_refused(expose):
     exposure = expose(LABELS, model=stack(True, False))
-    with pytest.raises(Refused, match="the client withholds 0, 2"):
+    with pytest.raises(Refused, match="the client withholds 0, the client withholds 2"):
         recover_labels(withheld(exposure, "0.w", "2.w"), "gradient_bridge")
     with pytest.raises(Refused, match="got 'nowhere'"):
         recover_labels(exposure, "gradient_bridge", layer="nowhere")

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from dosimeter.client.losses import BinaryCrossEntropy
+from dosimeter.engines.needs import why_not_sent
 from dosimeter.engines.recursion.feature_scale import ScaledFeature, scale_binary_feature, scale_feature
 from dosimeter.engines.recursion.layer_equations import Solution
 from dosimeter.engines.recursion.plain_walk import LayerRank, Step, Walk, walk_plain
@@ -48,7 +49,7 @@ def reconstruct_one(
 def _check(exposure: Exposure, links: Sequence[Link], method: str) -> None:
     for link in links:
         if link.key not in exposure.update:
-            raise Refused(f"{method} needs the gradient of every layer, and the client withholds {link.name!r}")
+            raise Refused(f"{method} needs the gradient of every layer, and {why_not_sent(exposure, link.key, repr(link.name))}")
         if not isinstance(link.module, nn.Conv2d):
             continue
         if link.module.groups > 1:
