@@ -29,10 +29,12 @@ if TYPE_CHECKING:
     from dosimeter.interfaces import Client, Exposure, Public
     from dosimeter.registry import attack, defense, feature_recovery, label_recovery
     from dosimeter.runs.audit import Audit, audit
+    from dosimeter.runs.ceilings import Ceilings, ceilings
     from dosimeter.runs.server import reconstruct, recover_features, recover_labels, recover_maps
     from dosimeter.surfaces.scoring import score
     from dosimeter.types import (
         Batch,
+        Ceiling,
         FeatureEstimate,
         Impossible,
         Knowledge,
@@ -49,6 +51,7 @@ _HOMES = {
     "dosimeter.captures.capture": ("Capture",),
     "dosimeter.captures.store": ("read_capture", "write_capture"),
     "dosimeter.runs.audit": ("Audit", "audit"),
+    "dosimeter.runs.ceilings": ("Ceilings", "ceilings"),
     "dosimeter.registry": ("attack", "defense", "feature_recovery", "label_recovery"),
     "dosimeter.client.observe": ("observe",),
     "dosimeter.client.receive": ("preflight", "receive"),
@@ -61,6 +64,7 @@ _HOMES = {
     "dosimeter.interfaces": ("Client", "Exposure", "Public"),
     "dosimeter.types": (
         "Batch",
+        "Ceiling",
         "FeatureEstimate",
         "Impossible",
         "Knowledge",
@@ -80,6 +84,8 @@ __all__ = [
     "Batch",
     "BinaryCrossEntropy",
     "Capture",
+    "Ceiling",
+    "Ceilings",
     "Client",
     "CrossEntropy",
     "Exposure",
@@ -100,6 +106,7 @@ __all__ = [
     "__version__",
     "attack",
     "audit",
+    "ceilings",
     "defense",
     "feature_recovery",
     "identifiability",

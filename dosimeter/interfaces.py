@@ -14,6 +14,7 @@ from dosimeter.options import check_fields
 from dosimeter.types import (
     Accounting,
     Batch,
+    Ceiling,
     Distortion,
     Encoding,
     FeatureEstimate,
@@ -96,6 +97,10 @@ class Training(Method):
         """What the weights of the steps' gradients in the update add up to, as momentum raises it; None where it is no sum of gradients."""
         return None
 
+    def sample_term(self, gradient: Update) -> Update | None:
+        """What a sample with this gradient of its own adds, where the update is a mean of such terms; None where it is not."""
+        return None
+
 
 @dataclass(frozen=True, kw_only=True)
 class Client:
@@ -142,6 +147,7 @@ class Defense(Method):
     replaces: ClassVar[bool] = False  # True: the client trains on other inputs, labels or features than its own
     pairs_labels: ClassVar[bool] = False  # True: each sample has two labels, in shares that the server does not know
     hides_head: ClassVar[bool] = False  # True: the head's gradient may be absent, or something else stands in its place
+    continuous: ClassVar[bool] = False  # True: what is sent is a continuous function of the update before, which autograd differentiates
     once: ClassVar[bool] = False  # True: acts once, before the first round; defenses of the model always do
     voids: ClassVar[frozenset[ProtectedUnit] | None] = None  # units whose guarantees do not hold beside this defense; see `voided_units`
     strengths: ClassVar[tuple[dict[str, Any], ...]] = ()  # options of a mild and a strong setting, for grids
@@ -199,6 +205,17 @@ class Defense(Method):
         if self.side == "model":
             return Replay(note="the server sent the model and replays it, adapted or not")
         return Replay(note="no counter is known here")
+
+    def noise_floor(self, change: Tensor, batch_size: int) -> float:
+        """The noise in each entry of a layer that is sent as `change`: 1/√(its Fisher information about the entry); 0 for none.
+
+        Of Gaussian noise, the standard deviation. Bounds on every attacker are computed from it.
+        """
+        return 0.0
+
+    def noise_multiplier_of(self, previous: Defense | None) -> tuple[ProtectedUnit, float] | None:
+        """Gaussian noise over the most that one sample, or the whole batch, can move what is sent; None where neither is limited."""
+        return None
 
     def norm_bound(self) -> float:
         """The largest L2 norm that the update can have after this defense."""
@@ -304,6 +321,30 @@ class Attack(Recovery):
         At the truth a lower value shows that the attack is under-optimised.
         """
         return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mechanism:
+    """How an update comes about, as whoever audits a client knows it: what is computed, and the noise on what is sent."""
+
+    client: Client  # behind the defenses of model and training, with the private batch
+    transforms: tuple[Callable[[Update], Update], ...]  # continuous; applied before the noise
+    floors: Mapping[str, float]  # the noise in each layer's entries, as `Defense.noise_floor` has it
+    declared: bool  # False: the client adds no noise, and the floors are those of rounding
+    noise_multipliers: Mapping[ProtectedUnit, float]  # noise over the most that one sample, or the whole batch, can change
+    normalization: Normalization = field(default_factory=Normalization)
+    auxiliary: Batch | None = None  # what an attacker knows of other inputs
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bound(Method):
+    """Limits what any attacker can learn from an update. It looks at the private batch, since no attacker runs it."""
+
+    surface: ClassVar[str]  # what it limits
+    metric: ClassVar[str]  # in whose units
+
+    @abstractmethod
+    def __call__(self, mechanism: Mechanism, rng: Generator) -> Ceiling: ...
 
 
 class Tampering(ABC):

@@ -13,7 +13,19 @@ from functools import cache
 from importlib.util import find_spec
 from typing import Any, Generic, TypeVar
 
-from dosimeter.interfaces import Attack, Defense, FeatureRecovery, LabelRecovery, Loss, MapRecovery, Method, Metric, Sampler, Training
+from dosimeter.interfaces import (
+    Attack,
+    Bound,
+    Defense,
+    FeatureRecovery,
+    LabelRecovery,
+    Loss,
+    MapRecovery,
+    Method,
+    Metric,
+    Sampler,
+    Training,
+)
 from dosimeter.options import OptionError, check_value, type_name
 
 Entry = TypeVar("Entry", bound=Callable[..., Any])
@@ -198,12 +210,13 @@ LABELS: Registry[LabelRecovery] = Registry("label recovery", "dosimeter.labels",
 FEATURES: Registry[FeatureRecovery] = Registry("feature recovery", "dosimeter.features", FeatureRecovery)
 MAPS: Registry[MapRecovery] = Registry("map recovery", "dosimeter.maps", MapRecovery)
 ATTACKS: Registry[Attack] = Registry("attack", "dosimeter.attacks", Attack)
+BOUNDS: Registry[Bound] = Registry("bound", "dosimeter.bounds", Bound)
 METRICS: Registry[Metric] = Registry("metric", "dosimeter.metrics", Metric)
 MODELS: Registry[Any] = Registry("model", "dosimeter.models")
 DATASETS: Registry[Any] = Registry("data set", "dosimeter.data")
 SAMPLERS: Registry[Sampler] = Registry("sampler", "dosimeter.data.samplers", Sampler)
 
-METHODS: tuple[Registry[Any], ...] = (LABELS, FEATURES, MAPS, ATTACKS, DEFENSES, LOSSES, TRAININGS, METRICS)
+METHODS: tuple[Registry[Any], ...] = (LABELS, FEATURES, MAPS, ATTACKS, BOUNDS, DEFENSES, LOSSES, TRAININGS, METRICS)
 
 
 def attack(name: str, /, **options: Any) -> Attack:

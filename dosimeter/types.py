@@ -209,6 +209,19 @@ class Evidence:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Ceiling:
+    """What no attacker can exceed, sample by sample, or an estimate of it."""
+
+    bound: str  # the method that computed it
+    surface: str  # what it limits
+    metric: str  # in whose units
+    values: Tensor  # (B,) float64; a larger value allows a larger leak
+    proved: bool  # True: holds for every attacker under `assumptions`; False: an estimate
+    assumptions: tuple[str, ...]  # one short sentence each
+    details: Mapping[str, Any] = field(default_factory=dict)  # plain numbers and lists of them, by name
+
+
+@dataclass(frozen=True, kw_only=True)
 class Record:
     """One experiment, whole, as it stands in the records file; every field is plain JSON."""
 

@@ -47,6 +47,9 @@ class FedSGD(Replayable):
     def gain(self, batch_size: int | None) -> float:
         return 1.0
 
+    def sample_term(self, gradient: Update) -> Update:
+        return gradient
+
 
 @TRAININGS.register("fedavg")
 @dataclass(frozen=True, kw_only=True)

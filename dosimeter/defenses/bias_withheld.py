@@ -25,6 +25,7 @@ class BiasWithheld(Defense):
     """
 
     side: ClassVar = "update"
+    continuous: ClassVar[bool] = True
     promise: ClassVar[str] = "bias gradients are not seen; the weights' own gradients determine the features without them"
     breaks: ClassVar[str] = "training of the biases that are withheld"
 

@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Generator, Tensor
 
-from dosimeter.defenses.outgoing import OutgoingDefense, live_entries
+from dosimeter.defenses.outgoing import OutgoingDefense, live_entries, working_dtype
 from dosimeter.interfaces import Attack, Defense, Public, Replay
 from dosimeter.options import PositiveFloat
 from dosimeter.registry import DEFENSES
@@ -28,6 +28,7 @@ class Clipping(OutgoingDefense):
     Departure: rgla prints the scale as max_norm / ‖g‖ without the minimum, which would enlarge a small update.
     """
 
+    continuous: ClassVar[bool] = True
     promise: ClassVar[str] = "a bound on what one client can contribute, which is the sensitivity that noise needs; no ε by itself"
     breaks: ClassVar[str] = "the size of large updates: training slows down; directions, quotients and ratios stay exact in the norm modes"
     strengths: ClassVar = ({"max_norm": 1.0}, {"max_norm": 0.1})
@@ -39,15 +40,7 @@ class Clipping(OutgoingDefense):
         return self.mode == "value" and self.max_norm < math.inf
 
     def protect(self, update: Update, rng: Generator) -> Update:
-        if math.isinf(self.max_norm) or not update:
-            return dict(update)
-        if self.mode == "value":
-            return {name: clamp_entries(change, self.max_norm) for name, change in update.items()}
-        norms = torch.stack([norm(change) for change in update.values()])  # (layers,)
-        if self.mode == "norm":
-            norms = norm(norms).expand(len(update))
-        scales = clip_factor(norms, self.max_norm).tolist()
-        return {name: change * scale if scale < 1 else change for (name, change), scale in zip(update.items(), scales)}
+        return dict(update) if math.isinf(self.max_norm) or not update else self.clip(update)
 
     def distortion(self, change: Tensor, public: Public) -> Distortion:
         """An entry at the bound was at least as large."""
@@ -65,22 +58,28 @@ class Clipping(OutgoingDefense):
     def replay(self, sent: Update, attack: Attack, later: Sequence[Defense]) -> Replay:
         if self.mode == "norm" and attack.matches == "direction":
             return Replay(note="matching directions does not see a common scale")
-        return Replay(note="the clipping is replayed on the guess", transform=self.clip_guess)
+        return Replay(note="the clipping is replayed on the guess", transform=self.clip)
 
-    def clip_guess(self, update: Update) -> Update:
-        """The clipping of `protect` on a guess, differentiable in the update and in the clipping factor."""
+    def clip(self, update: Update) -> Update:
+        """The clipped update, differentiable in the update and in the clipping factor."""
         if self.mode == "value":
             return {name: clamp_entries(change, self.max_norm) for name, change in update.items()}
         norms = {name: norm(change) for name, change in update.items()}
         if self.mode == "norm":
             norms = dict.fromkeys(norms, norm(torch.stack(list(norms.values()))))
-        return {name: change * clip_factor(norms[name], self.max_norm).to(change) for name, change in update.items()}
+        return {name: _scaled(change, clip_factor(norms[name], self.max_norm)) for name, change in update.items()}
 
     def norm_bound(self) -> float:
         return self.max_norm if self.mode == "norm" else math.inf
 
     def encoding(self, before: Encoding) -> Encoding:
         return replace(before, bits=None, rank=None) if self.mode == "value" else before
+
+
+def _scaled(change: Tensor, factor: Tensor) -> Tensor:
+    """The product, formed in float32 for half precision, which would round the factor."""
+    exact = change.to(working_dtype(change))
+    return (exact * factor.to(exact)).to(change.dtype)
 
 
 def clamp_entries(change: Tensor, bound: float) -> Tensor:

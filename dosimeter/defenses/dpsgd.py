@@ -20,7 +20,7 @@ from dosimeter.interfaces import Attack, Client, Defense, Loss, Public, Replay, 
 from dosimeter.network.probing import copied_buffers, forward
 from dosimeter.options import FiniteFloat, OptionError, PositiveFloat
 from dosimeter.registry import DEFENSES
-from dosimeter.types import Accountant, Accounting, Distortion, Guarantee, Refused, Update
+from dosimeter.types import Accountant, Accounting, Distortion, Guarantee, ProtectedUnit, Refused, Update
 
 VALUES_AT_ONCE = 2**27  # of per-sample gradients held in memory at one time
 
@@ -75,6 +75,12 @@ class DPSGD(Defense):
         source = f"{self.name} by {accounting.accountant}"
         return Guarantee(epsilon=self.epsilon(**vars(accounting)), delta=accounting.delta, unit="sample", source=source)
 
+    def noise_floor(self, change: Tensor, batch_size: int) -> float:
+        return self.noise_multiplier * self.max_norm / batch_size if self.noise_multiplier else 0.0
+
+    def noise_multiplier_of(self, previous: Defense | None) -> tuple[ProtectedUnit, float] | None:
+        return ("sample", self.noise_multiplier) if self.noise_multiplier else None
+
     def distortion(self, change: Tensor, public: Public) -> Distortion:
         """Noise, whose size is known only where the batch size is known."""
         size = public.batch_size
@@ -109,6 +115,12 @@ class ClippedSGD(Training):
                     total[name] = total[name] + clipped if name in total else clipped
         parameters = dict(model.named_parameters())
         return {name: (change / len(inputs)).to(parameters[name].dtype) for name, change in total.items()}
+
+    def sample_term(self, gradient: Update) -> Update:
+        if not gradient:
+            return {}
+        factor = clip_factor(norm(torch.stack([norm(change) for change in gradient.values()])), self.max_norm)
+        return {name: change * factor.to(change) for name, change in gradient.items()}
 
 
 def per_sample_gradients(model: nn.Module, inputs: Tensor, targets: Tensor, loss: Loss) -> Update:

@@ -14,7 +14,7 @@ from dosimeter.engines.privacy import gaussian_epsilon
 from dosimeter.interfaces import Attack, Defense, Public, Replay
 from dosimeter.options import FiniteFloat
 from dosimeter.registry import DEFENSES
-from dosimeter.types import Accounting, Distortion, Encoding, Guarantee, Update
+from dosimeter.types import Accounting, Distortion, Encoding, Guarantee, ProtectedUnit, Update
 
 
 @DEFENSES.register("gaussian_noise")
@@ -47,6 +47,9 @@ class GaussianNoise(OutgoingDefense):
         """The noise's standard deviation in a layer, from the layer as it was sent."""
         return self.std * (largest_magnitude(change) if self.relative else 1.0)
 
+    def noise_floor(self, change: Tensor, batch_size: int) -> float:
+        return self.deviation(change)
+
     def distortion(self, change: Tensor, public: Public) -> Distortion:
         return live_entries(change, noise=self.deviation(change))
 
@@ -58,6 +61,11 @@ class GaussianNoise(OutgoingDefense):
 
     def replay(self, sent: Update, attack: Attack, later: Sequence[Defense]) -> Replay:
         return noise_replay(sent, self.deviation, relative=self.relative)
+
+    def noise_multiplier_of(self, previous: Defense | None) -> tuple[ProtectedUnit, float] | None:
+        """Against an update of zeros, which the batch moves by at most the bound."""
+        bound = math.inf if previous is None else previous.norm_bound()
+        return None if math.isinf(bound) or self.std == 0 or self.relative else ("client", self.std / bound)
 
     def encoding(self, before: Encoding) -> Encoding:
         return Encoding() if self.std > 0 else before

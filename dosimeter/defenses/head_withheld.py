@@ -27,6 +27,7 @@ class HeadWithheld(Defense):
 
     side: ClassVar = "update"
     hides_head: ClassVar[bool] = True
+    continuous: ClassVar[bool] = True
     promise: ClassVar[str] = "the head's gradient is not seen; the layers below carry it on (thesis chapter 4 bridges the gap)"
     breaks: ClassVar[str] = "a shared classifier: each client keeps its own head, or pays for encrypting it"
 

@@ -45,6 +45,10 @@ class LaplaceNoise(OutgoingDefense):
         """The noise's standard deviation in a layer, from the layer as it was sent."""
         return math.sqrt(2) * self.scale * (largest_magnitude(change) if self.relative else 1.0)
 
+    def noise_floor(self, change: Tensor, batch_size: int) -> float:
+        """The Fisher information of a Laplace distribution about its place is 1/scale²."""
+        return self.deviation(change) / math.sqrt(2)
+
     def distortion(self, change: Tensor, public: Public) -> Distortion:
         return live_entries(change, noise=self.deviation(change))
 

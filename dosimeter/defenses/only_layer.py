@@ -24,6 +24,7 @@ class OnlyLayer(Defense):
 
     side: ClassVar = "update"
     hides_head: ClassVar[bool] = True  # unless `layer` is the head
+    continuous: ClassVar[bool] = True
     promise: ClassVar[str] = "the other layers' gradients are not seen"
     breaks: ClassVar[str] = "training of every other layer"
 

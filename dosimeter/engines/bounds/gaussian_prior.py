@@ -38,8 +38,10 @@ class GaussianPrior:
 def fit_gaussian(samples: Tensor) -> GaussianPrior:
     """The Gaussian of `samples` (N, *shape), its covariance shrunk towards the identity.
 
-    Ledoit & Wolf, "A well-conditioned estimator for large-dimensional covariance matrices", J. Multivariate Analysis 2004: Λ = (1 − ρ) S + ρ m I,
-    with S the samples' covariance, m the mean of its diagonal, and ρ their estimate of the best share. With fewer samples than numbers, S is singular; Λ is not.
+    Ledoit & Wolf, "A well-conditioned estimator for large-dimensional covariance matrices", J. Multivariate Analysis 2004: Λ = (1 − ρ) S +
+    ρ m I,
+    with S the samples' covariance, m the mean of its diagonal, and ρ their estimate of the best share. With fewer samples than numbers, S
+    is singular; Λ is not.
     """
     flat = samples.detach().to(torch.float64).flatten(1)
     count, size = flat.shape

@@ -2,82 +2,113 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd import forward_ad
+from torch.func import grad, jvp, vjp, vmap
 
-from dosimeter.interfaces import Client
+from dosimeter.interfaces import Mechanism
+from dosimeter.network.probing import copied_buffers, forward
 from dosimeter.types import Refused, Update
 
+VALUES_AT_ONCE = 2**26  # of per-sample gradients held in memory at one time
 
-@dataclass(frozen=True, kw_only=True)
-class SampleJacobian:
+
+class Jacobian:
     """J = ∂(update / noise) / ∂(one sample's input), as products with vectors. The matrix itself is never formed.
 
     The other samples of the batch and all labels stay as they are: an attacker who knows them does no worse than one who does not.
-    `deviations` holds the standard deviation of the noise in each layer's entries. A layer that is absent from it was not sent.
-    `transform` is what the client does to the update before the noise; it must be continuous.
     """
 
-    client: Client
-    sample: int
-    deviations: Mapping[str, float]
-    transform: Callable[[Update], Update] | None = None
+    def __init__(self, mechanism: Mechanism) -> None:
+        self.mechanism = mechanism
+        self.separable = _mixes_no_samples(mechanism.client.model) and mechanism.client.training.sample_term({}) is not None
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return tuple(self.client.batch.inputs.shape[1:])
+    def normal(self, sample: int, points: Tensor, directions: Tensor) -> Tensor:
+        """Jᵀ J v for the sample with each of the inputs `points` (n, *shape), and v in `directions` (n, *shape).
 
-    def at(self, point: Tensor) -> SampleJacobian:
-        """The same sample with the input `point` (*shape) in place of its own."""
-        inputs = self.client.batch.inputs.clone()
-        inputs[self.sample] = point
-        batch = type(self.client.batch)(inputs, self.client.batch.targets)
-        return SampleJacobian(
-            client=type(self.client)(**{**vars(self.client), "batch": batch}),
-            sample=self.sample,
-            deviations=self.deviations,
-            transform=self.transform,
-        )
+        JᵀJ is the Fisher information of the noisy update about that input.
+        """
+        if self.separable:
+            try:
+                return self._normal_together(sample, points, directions)
+            except (RuntimeError, NotImplementedError):  # an operation of the model that cannot be batched or pushed forward
+                self.separable = False
+        return torch.stack([self._normal_of_one(sample, x, v) for x, v in zip(points, directions)])
 
-    def update(self, point: Tensor) -> dict[str, Tensor]:
-        """The layers that are sent, in units of their noise, as a differentiable function of the sample's input (*shape)."""
-        client = self.client
-        inputs = torch.cat((client.batch.inputs[: self.sample], point[None], client.batch.inputs[self.sample + 1 :]))
+    def _normal_together(self, sample: int, points: Tensor, directions: Tensor) -> Tensor:
+        """All inputs in one pass, where the update is a mean of terms of single samples."""
+        client = self.mechanism.client
+        inputs, target = client.batch.inputs, client.batch.targets[sample]
+        parameters = {name: p.detach() for name, p in client.model.named_parameters() if p.requires_grad}
+        buffers, count = copied_buffers(client.model), len(inputs)
+
+        def loss(parameters: Update, point: Tensor) -> Tensor:
+            return client.loss(forward(client.model, (parameters, buffers), point[None]), target[None])
+
+        def term(point: Tensor) -> Update:
+            own = client.training.sample_term(grad(loss)(parameters, point)) or {}
+            return {name: change / count for name, change in own.items()}
+
+        whole = client.training(client.model, inputs, client.batch.targets, client.loss)
+        own = term(inputs[sample])
+        others = {name: change - own[name] for name, change in whole.items()}
+
+        def product(point: Tensor, direction: Tensor) -> Tensor:
+            def sent(point: Tensor) -> Update:
+                return self._sent({name: others[name] + change for name, change in term(point).items()})
+
+            pushed = jvp(sent, (point,), (direction,))[1]
+            return vjp(sent, point)[1](pushed)[0]
+
+        size = max(1, VALUES_AT_ONCE // max(1, sum(p.numel() for p in parameters.values())))
+        pieces = zip(points.split(size), directions.to(points).split(size))
+        return torch.cat([vmap(product)(*piece) for piece in pieces]).detach()
+
+    def _normal_of_one(self, sample: int, point: Tensor, direction: Tensor) -> Tensor:
+        pushed = self.forward(sample, point, direction)
+        point = point.detach().clone().requires_grad_()
+        update = self.update(sample, point)
+        return _gradient(list(update.values()), point, [pushed[name] for name in update], create_graph=False).detach()
+
+    def update(self, sample: int, point: Tensor) -> Update:
+        """The layers that are sent, in units of their noise, as a differentiable function of one sample's input (*shape)."""
+        client = self.mechanism.client
+        inputs = torch.cat((client.batch.inputs[:sample], point[None], client.batch.inputs[sample + 1 :]))
         update = client.training(client.model, inputs, client.batch.targets, client.loss, create_graph=True)
-        if self.transform is not None:
-            update = self.transform(update)
-        return {name: update[name] / deviation for name, deviation in self.deviations.items() if name in update}
+        return self._sent(update)
 
-    def forward(self, direction: Tensor) -> dict[str, Tensor]:
+    def forward(self, sample: int, point: Tensor, direction: Tensor) -> Update:
         """J v for v of the input's shape, layer by layer."""
-        point = self.client.batch.inputs[self.sample].detach()
+        point = point.detach()
         try:
             with forward_ad.dual_level():
-                update = self.update(forward_ad.make_dual(point, direction.to(point)))
+                update = self.update(sample, forward_ad.make_dual(point, direction.to(point)))
                 pushed = {name: forward_ad.unpack_dual(change).tangent for name, change in update.items()}
             return {name: torch.zeros_like(update[name]) if change is None else change.detach() for name, change in pushed.items()}
         except NotImplementedError:
-            return self._forward_by_two_backward_passes(point, direction.to(point))
+            return self.forward_by_two_backward_passes(sample, point, direction.to(point))
 
-    def _forward_by_two_backward_passes(self, point: Tensor, direction: Tensor) -> dict[str, Tensor]:
+    def forward_by_two_backward_passes(self, sample: int, point: Tensor, direction: Tensor) -> Update:
         """J v as the derivative of u ↦ vᵀ Jᵀ u, for layers without a rule for forward differentiation."""
-        point = point.requires_grad_()
-        update = self.update(point)
+        point = point.detach().clone().requires_grad_()
+        update = self.update(sample, point)
         dual = {name: torch.zeros_like(change, requires_grad=True) for name, change in update.items()}
         pulled = _gradient(list(update.values()), point, list(dual.values()), create_graph=True)
         pushed = torch.autograd.grad(pulled, list(dual.values()), direction, allow_unused=True, materialize_grads=True)
         return dict(zip(dual, pushed))
 
-    def normal(self, direction: Tensor) -> Tensor:
-        """Jᵀ J v, of the input's shape: the Fisher information's product with v."""
-        pushed = self.forward(direction)
-        point = self.client.batch.inputs[self.sample].detach().clone().requires_grad_()
-        update = self.update(point)
-        return _gradient(list(update.values()), point, [pushed[name] for name in update], create_graph=False).detach()
+    def _sent(self, update: Update) -> Update:
+        """What leaves the client, in units of its noise."""
+        for transform in self.mechanism.transforms:
+            update = transform(update)
+        return {name: update[name] / floor for name, floor in self.mechanism.floors.items()}
+
+
+def _mixes_no_samples(model: nn.Module) -> bool:
+    """Whether batch norm, if there is any, uses its running statistics."""
+    norms = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+    return all(not norm.training and norm.running_mean is not None for norm in norms)
 
 
 def _gradient(outputs: list[Tensor], point: Tensor, dual: list[Tensor], *, create_graph: bool) -> Tensor:

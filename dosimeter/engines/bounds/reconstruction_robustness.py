@@ -41,7 +41,8 @@ def success_bound(
     add to it a one wherever the sample is drawn, with probability `sample_rate`. The bound is the largest μ(E) of the events E with
     ν(E) ≤ `chance`. By Neyman and Pearson, E holds the largest likelihood ratios.
 
-    With all samples in each step the ratio is monotone in the sum, so that μ(E) = Φ(Φ⁻¹(chance) + √steps / σ), exactly. Else E and μ(E) come
+    With all samples in each step the ratio is monotone in the sum, so that μ(E) = Φ(Φ⁻¹(chance) + √steps / σ), exactly. Else E and μ(E)
+    come
     from Monte Carlo draws.
     Departure: the paper reports the estimate. Here independent draws of ν and μ give the threshold and the probability, each with an exact
     binomial interval. Therefore `high` bounds every attacker with the given confidence.

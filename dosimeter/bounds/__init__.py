@@ -1,0 +1,1 @@
+"""Limits on every attacker, one a file."""

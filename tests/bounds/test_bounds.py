@@ -1,0 +1,161 @@
+"""Limits on every attacker: what each needs, how it moves with the noise, and what it refuses."""
+
+import math
+
+import pytest
+import torch
+from scipy.special import ndtr, ndtri
+from torch import nn
+
+import dosimeter as dm
+from dosimeter.registry import BOUNDS
+
+
+@pytest.fixture
+def setting(digits):
+    images, labels = digits
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 24), nn.Tanh(), nn.Linear(24, 10))
+    return model, dm.Batch(images[:2].clone(), labels[:2].clone()), dm.Batch(images[500:800], labels[500:800])
+
+
+def _found(ceilings, name):
+    return next(ceiling for ceiling in ceilings.found if ceiling.bound == name)
+
+
+def _noise(std):
+    return (dm.defense("gaussian_noise", std=std),)
+
+
+def test_more_noise_lowers_the_ceiling_down_to_the_prior(setting):
+    model, batch, auxiliary = setting
+    values = []
+    for std in (1e-3, 1e-2, 1e-1, 10.0):
+        found = _found(dm.ceilings(model, batch, defenses=_noise(std), auxiliary=auxiliary, bounds=["van_trees"]), "van_trees")
+        values.append(float(found.values.max()))
+    assert values == sorted(values, reverse=True)
+    assert values[0] > 35
+    assert values[-1] == pytest.approx(found.details["prior_psnr"][0], abs=0.01)
+
+
+def test_without_noise_only_rounding_hides(setting):
+    model, batch, auxiliary = setting
+    ceilings = dm.ceilings(model, batch, auxiliary=auxiliary)
+    found = _found(ceilings, "hidden_directions")
+    assert not found.proved
+    assert float(found.values.min()) > 100
+    assert max(found.details["hidden"]) < 0.01
+    assert "needs noise" in ceilings.refused["van_trees"]
+    assert "needs Gaussian noise on a clipped update" in ceilings.refused["reconstruction_robustness"]
+
+
+def test_a_narrow_layer_hides_what_it_does_not_pass(digits):
+    """Behind a fixed map to 16 numbers, 48 of the 64 directions of a digit are hidden from every attacker."""
+    images, labels = digits
+    torch.manual_seed(4)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.Tanh(), nn.Linear(16, 10))
+    model[1].requires_grad_(False)
+    found = _found(
+        dm.ceilings(model, dm.Batch(images[:1], labels[:1]), auxiliary=dm.Batch(images[500:], labels[500:])), "hidden_directions"
+    )
+    assert found.details["hidden"][0] == pytest.approx(48, abs=0.5)
+    assert found.details["prior_psnr"][0] + 0.5 < float(found.values[0]) < 30
+
+
+def test_an_input_in_another_scale_has_the_same_ceiling_in_pixels(setting):
+    model, batch, auxiliary = setting
+    scale = dm.Normalization(mean=(0.4,), std=(0.2,))
+    scaled = nn.Sequential(nn.Flatten(), nn.Linear(64, 24), nn.Tanh(), nn.Linear(24, 10))
+    scaled.load_state_dict(model.state_dict())
+
+    class Rescaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inside = scaled
+
+        def forward(self, inputs):
+            return self.inside(inputs * 0.2 + 0.4)
+
+    def normalised(samples):
+        return dm.Batch((samples.inputs - 0.4) / 0.2, samples.targets)
+
+    plain = dm.ceilings(model, batch, defenses=_noise(0.01), auxiliary=auxiliary)
+    other = dm.ceilings(Rescaled(), normalised(batch), defenses=_noise(0.01), auxiliary=normalised(auxiliary), normalization=scale)
+    assert torch.allclose(_found(plain, "van_trees").values, _found(other, "van_trees").values, atol=0.05)
+
+
+def test_clipping_and_noise_limit_every_attacker_with_a_prior(setting):
+    model, batch, auxiliary = setting
+    by_sample = dm.ceilings(model, batch, defenses=(dm.defense("dpsgd", max_norm=1.0, noise_multiplier=2.0),), auxiliary=auxiliary)
+    by_client = dm.ceilings(model, batch, defenses=(dm.defense("clipping", max_norm=0.5), *_noise(1.0)), auxiliary=auxiliary)
+    for ceilings in (by_sample, by_client):
+        found = _found(ceilings, "reconstruction_robustness")
+        assert found.proved
+        assert found.values.tolist() == pytest.approx([float(ndtr(ndtri(0.1) + 0.5))] * 2)
+
+
+def test_a_switching_unit_takes_the_proof_away(setting):
+    _, batch, auxiliary = setting
+    smooth = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Sigmoid(), nn.Linear(8, 10))
+    kinked = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 10))
+    for model, proved in ((smooth, True), (kinked, False)):
+        found = _found(dm.ceilings(model, batch, defenses=_noise(0.1), auxiliary=auxiliary), "van_trees")
+        assert found.proved is proved
+        assert any("jumps" in sentence for sentence in found.assumptions) is not proved
+
+
+@pytest.mark.parametrize(
+    ("defenses", "word"),
+    [
+        (("sign",), "no continuous function"),
+        ((dm.defense("pruning", ratio=0.5), dm.defense("gaussian_noise", std=0.1)), "no continuous function"),
+        ((dm.defense("mixup"),), "changes the data"),
+    ],
+)
+def test_no_ceiling_is_made_up(setting, defenses, word):
+    model, batch, auxiliary = setting
+    ceilings = dm.ceilings(model, batch, defenses=defenses, auxiliary=auxiliary)
+    assert not ceilings.found
+    assert all(word in reason for reason in ceilings.refused.values())
+    assert set(ceilings.refused) == set(BOUNDS)
+
+
+def test_what_comes_after_the_noise_helps_nobody(setting):
+    model, batch, auxiliary = setting
+    behind = (*_noise(0.05), dm.defense("pruning", ratio=0.9))
+    with_pruning = dm.ceilings(model, batch, defenses=behind, auxiliary=auxiliary)
+    without = dm.ceilings(model, batch, defenses=_noise(0.05), auxiliary=auxiliary)
+    assert torch.equal(_found(with_pruning, "van_trees").values, _found(without, "van_trees").values)
+
+
+def test_no_auxiliary_samples_no_prior(setting):
+    model, batch, _ = setting
+    ceilings = dm.ceilings(model, batch, defenses=_noise(0.1))
+    assert "auxiliary" in ceilings.refused["van_trees"]
+    assert "auxiliary" in ceilings.refused["hidden_directions"]
+
+
+def test_dropout_has_random_masks(setting):
+    _, batch, auxiliary = setting
+    model = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(64, 10))
+    assert "dropout" in dm.ceilings(model, batch, auxiliary=auxiliary).refused["van_trees"]
+    assert dm.ceilings(model.eval(), batch, auxiliary=auxiliary).found
+
+
+def test_the_lowest_ceiling_prefers_a_proof(setting):
+    model, batch, auxiliary = setting
+    ceilings = dm.ceilings(model, batch, defenses=_noise(0.1), auxiliary=auxiliary)
+    assert ceilings.lowest("inputs", "psnr").bound == "van_trees"
+    assert ceilings.lowest("labels", "psnr") is None
+
+
+@pytest.mark.parametrize("name", BOUNDS.names())
+def test_every_bound_says_what_it_takes_for_granted(setting, name):
+    model, batch, auxiliary = setting
+    defenses = () if name == "hidden_directions" else (dm.defense("dpsgd", max_norm=1.0, noise_multiplier=1.0),)
+    found = _found(dm.ceilings(model, batch, defenses=defenses, auxiliary=auxiliary, bounds=[name]), name)
+    assert len(found.values) == 2
+    assert all(math.isfinite(value) for value in found.values)
+    assert all(sentence.endswith(".") for sentence in found.assumptions)
+    again = _found(dm.ceilings(model, batch, defenses=defenses, auxiliary=auxiliary, bounds=[name]), name)
+    assert torch.equal(found.values, again.values)
