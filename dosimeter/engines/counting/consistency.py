@@ -10,6 +10,7 @@ from dosimeter.interfaces import Loss
 from dosimeter.network.head import Head
 
 ROUNDINGS = 64.0  # rounding units by which the rows may miss a sum of zero, relative to the sum of their sizes
+PROBABILITY_ROUNDINGS = 8.0  # the same of a probability near one: its distance from one is rounded as one is, however small it is
 
 
 def refutation_of_batch(head: Head, size: int, loss: Loss, rng: Generator) -> str:
@@ -19,7 +20,7 @@ def refutation_of_batch(head: Head, size: int, loss: Loss, rng: Generator) -> st
     """
     temperature = loss.temperature if isinstance(loss, CrossEntropy) else 1.0
     for name, gradient in (("bias", head.bias_gradient), ("weight", head.weight_gradient)):
-        if gradient is not None and not _rows_sum_to_zero(gradient):
+        if gradient is not None and not _rows_sum_to_zero(gradient, _feature_size(name, head) / temperature):
             return f"the rows of the {name}'s gradient do not sum to zero, as those of every softmax loss do"
     if head.bias_gradient is not None and float(head.bias_gradient.double().abs().max()) * temperature > 1 + 1e-3:
         return "an entry of the bias's gradient is larger than any mean of probabilities"
@@ -28,6 +29,18 @@ def refutation_of_batch(head: Head, size: int, loss: Loss, rng: Generator) -> st
     return f"the head's gradient has rank {rank}, more than the {size} samples declared" if rank > size else ""
 
 
-def _rows_sum_to_zero(gradient: Tensor) -> bool:
-    rows = gradient.double()
-    return float(rows.sum(0).norm()) <= ROUNDINGS * rounding_unit(gradient) * float(rows.abs().sum(0).norm())
+def _rows_sum_to_zero(gradient: Tensor, feature_size: float) -> bool:
+    """Whether they do, but for rounding: of the entries, and of the probabilities that multiply features of this size."""
+    rows, unit = gradient.double(), rounding_unit(gradient)
+    off = ROUNDINGS * float(rows.abs().sum(0).norm()) + PROBABILITY_ROUNDINGS * feature_size
+    return float(rows.sum(0).norm()) <= unit * off
+
+
+def _feature_size(name: str, head: Head) -> float:
+    """The norm of what multiplies the errors in a gradient: one for a bias. A head without bias does not show it."""
+    if name == "bias":
+        return 1.0
+    if head.bias_gradient is None or head.weight_gradient is None:
+        return 0.0
+    errors = float(head.bias_gradient.double().abs().sum())
+    return float(head.weight_gradient.double().norm(dim=1).sum()) / errors if errors > 0 else 0.0

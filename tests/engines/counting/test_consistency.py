@@ -28,6 +28,20 @@ def test_a_batchs_own_gradient_is_not_refuted(size, dtype):
     assert refutation(size, dtype=dtype, bias=False) == ""
 
 
+@pytest.mark.parametrize("margin", [8.0, 10.0, 12.0])
+def test_a_sure_models_gradient_is_not_refuted_by_the_rounding_of_its_probabilities(margin):
+    """Near one, a probability's distance from one is rounded as one is. So the rows of a small gradient miss a sum of zero."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 20))
+    with torch.no_grad():
+        model[2].bias[3] += margin
+    head = find_head(dm.observe(model, dm.Batch(torch.rand(3, 32), torch.tensor([3, 3, 3]))))
+    assert 0 < float(head.bias_gradient.abs().max()) < 1e-2
+    assert refutation_of_batch(head, 3, CrossEntropy(), torch.Generator().manual_seed(0)) == ""
+    noisy = replace(head, bias_gradient=head.bias_gradient + 1e-4 * torch.randn(20))
+    assert "bias's gradient do not sum to zero" in refutation_of_batch(noisy, 3, CrossEntropy(), torch.Generator().manual_seed(0))
+
+
 def test_a_rank_above_the_declared_size_refutes_it():
     assert "rank 6, more than the 5 samples declared" in refutation(6, declared=5)
     assert refutation(6, declared=7) == ""
