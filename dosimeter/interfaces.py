@@ -192,6 +192,10 @@ class Defense(Method):
         """What an unknown factor multiplies: nothing, the whole update, each layer by its own factor, or unknown."""
         return "unknown"
 
+    def unscaled(self, sent: Update) -> frozenset[str]:
+        """The layers that this defense provably did not scale, if the update was sent as it left this defense."""
+        return frozenset(sent) if self.scaling() == "none" else frozenset()
+
     def empties(self) -> bool:
         """Whether small entries are set to zero, including those of the head's bias."""
         return False

@@ -19,7 +19,7 @@ from certificate_kinds.kind import Kind, Row
 from dosimeter.network.first_layer import find_first_layers
 
 FALSE_INPUT = 0.02  # relative error beyond which a claimed input is no sample
-SHOWN_INPUT = 1e-3  # relative error up to which a row or bin shows a sample
+SHOWN_INPUT = 1e-3  # relative error up to which a row or bin shows a sample, and a claim recovers one
 DARK = 0.05  # root mean square below which a sample's error is relative to this
 ATTACKS = ("linear_recursion", "trap_weights", "imprint")
 ACTIVATIONS = (nn.ReLU, nn.ReLU, nn.ReLU6, nn.Tanh, partial(nn.LeakyReLU, 0.01), partial(nn.LeakyReLU, 0.1))
@@ -84,7 +84,7 @@ def settings() -> dict[str, Setting]:
 
 
 def claims(attack: str, setting: Setting, seed: int) -> list[Row]:
-    """One row a sample, claimed or not, and one for each claim that is no sample."""
+    """One row a sample, claimed or not, and one for each claim that is no sample, or only nearly one."""
     rng = torch.Generator().manual_seed(seed)
     batch, model = _draw(setting, rng, seed)
     shape = tuple(batch.inputs.shape[1:])
@@ -102,14 +102,20 @@ def claims(attack: str, setting: Setting, seed: int) -> list[Row]:
     truth = batch.inputs.flatten(1).double()
     apart = _relative(found.inputs.flatten(1).double(), truth)  # (claims, samples)
     shown = (_relative(_quotients(exposure, shape), truth) <= SHOWN_INPUT).any(0)
-    claimed = (apart <= FALSE_INPUT).any(0)
+    claimed = (apart <= SHOWN_INPUT).any(0)
     rows = [
         Row(certified=bool(sure), true=True, recovered=bool(sure or seen), premises=premises)
         for sure, seen in zip(claimed, shown, strict=True)
     ]
-    false = int((~(apart <= FALSE_INPUT).any(1)).sum())
+    nearest = apart.amin(1) if len(apart) else apart.new_zeros(0)
+    false = int((nearest > FALSE_INPUT).sum())
+    mixed = int(((nearest > SHOWN_INPUT) & (nearest <= FALSE_INPUT)).sum())  # nearly a sample, with a little of another one in it
     surplus = max(len(found.inputs) - (exposure.public.batch_size or len(found.inputs)) - false, 0)  # more claims than samples
-    return [*rows, *(Row(certified=True, true=False, recovered=False, premises=premises) for _ in range(false + surplus))]
+    return [
+        *rows,
+        *(Row(certified=True, true=True, recovered=False, samples=0, premises=premises) for _ in range(mixed)),
+        *(Row(certified=True, true=False, recovered=False, premises=premises) for _ in range(false + surplus)),
+    ]
 
 
 def _relative(found: Tensor, truth: Tensor) -> Tensor:

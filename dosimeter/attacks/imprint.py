@@ -11,7 +11,7 @@ from torch import Generator, nn
 
 from dosimeter.client.training import FedAvg
 from dosimeter.engines.bins.contents import Blur, decode_bins
-from dosimeter.engines.bins.inserted_layer import Functional, InsertedLayer, Moments, insert_layer, measure_moments
+from dosimeter.engines.bins.inserted_layer import LAYER_NAMES, Functional, InsertedLayer, Moments, insert_layer, measure_moments
 from dosimeter.engines.bins.replay import replayer_for
 from dosimeter.engines.premises import premises_of
 from dosimeter.engines.row_errors import quotients_keep_their_scale, row_errors
@@ -79,7 +79,7 @@ def read_inserted_layer(exposure: Exposure, layer: InsertedLayer, labels: torch.
 
     `labels` (n,) are those that occur, and `count` is the number of samples, if these are known.
     """
-    missing = [name for name in ("rows.weight", "rows.bias") if name not in exposure.update]
+    missing = [name for name in LAYER_NAMES if name not in exposure.update]
     if missing:
         raise Refused(f"imprint reads the gradient of the inserted layer, and the client withholds {missing[0]!r}")
     public = exposure.public
@@ -127,5 +127,5 @@ def _blur(exposure: Exposure, layer: InsertedLayer) -> Blur:
     public = exposure.public
     errors = [row_errors(exposure.update[f"rows.{name}"], layer.rows.get_parameter(name), public) for name in ("weight", "bias")]
     norm = math.hypot(*(float(one.norms.max()) for one in errors))
-    unsure = takes_local_steps(public.training) or not quotients_keep_their_scale(public)
+    unsure = takes_local_steps(public.training) or not quotients_keep_their_scale(public, exposure.update, LAYER_NAMES)
     return Blur(norm=math.inf if unsure else norm, entry=sum(float(one.entries.max()) for one in errors))

@@ -16,6 +16,8 @@ from dosimeter.options import PositiveFloat
 from dosimeter.registry import DEFENSES
 from dosimeter.types import Distortion, Encoding, Update
 
+CLIPPED_ROUNDING = 1e-2  # relative distance of a clipped norm from its bound, in half precision
+
 
 @DEFENSES.register("clipping")
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +56,15 @@ class Clipping(OutgoingDefense):
 
     def scaling(self) -> Literal["update", "layers", "unknown"]:
         return "update" if self.mode == "norm" else "layers" if self.mode == "layer" else "unknown"
+
+    def unscaled(self, sent: Update) -> frozenset[str]:
+        """Clipping leaves a norm of `max_norm`. So a smaller norm was not clipped."""
+        if self.mode == "value":
+            return frozenset()
+        norms = {name: float(norm(change)) for name, change in sent.items()}
+        if self.mode == "norm":
+            norms = dict.fromkeys(norms, math.hypot(*norms.values()))
+        return frozenset(name for name, size in norms.items() if size < (1 - CLIPPED_ROUNDING) * self.max_norm)
 
     def replay(self, sent: Update, attack: Attack, later: Sequence[Defense]) -> Replay:
         if self.mode == "norm" and attack.matches == "direction":

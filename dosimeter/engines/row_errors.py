@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from dosimeter.client.training import FedAvg
-from dosimeter.engines.sample_share import training_of_one_client
+from dosimeter.engines.sample_share import training_of_one_client, unscaled_layers
 from dosimeter.engines.subspace.distortion import distortion_of
 from dosimeter.interfaces import Public
+from dosimeter.types import Update
 
 NOISE_REACH = 6.0  # the largest error of an entry, in standard deviations of the noise
 
@@ -53,6 +55,7 @@ def _rounding_of_weights(weight: Tensor, public: Public) -> float:
     return rounding / training.unit(public.batch_size or 1)
 
 
-def quotients_keep_their_scale(public: Public) -> bool:
-    """Whether no defense scales a weight's gradient by another factor than its bias's."""
-    return all(defense.side != "update" or defense.scaling() in ("none", "update") for defense in public.defenses)
+def quotients_keep_their_scale(public: Public, sent: Update, names: Collection[str]) -> bool:
+    """Whether no defense scaled the gradients `names`, of weights and their biases, by factors of their own."""
+    common = all(defense.side != "update" or defense.scaling() in ("none", "update") for defense in public.defenses)
+    return common or unscaled_layers(public, sent).issuperset(names)

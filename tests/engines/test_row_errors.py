@@ -49,6 +49,6 @@ def test_an_undeclared_distortion_may_have_added_anything():
 def test_clipping_each_layer_by_itself_loses_the_scale_of_quotients():
     batch = dm.Batch(torch.rand(2, 1, 4, 4), torch.tensor([0, 1]))
     model = nn.Sequential(nn.Flatten(), nn.Linear(16, 3))
-    for mode, kept in (("norm", True), ("layer", False)):
-        public = dm.observe(model, batch, defenses=[dm.defense("clipping", max_norm=0.1, mode=mode)]).public
-        assert quotients_keep_their_scale(public) is kept
+    for mode, bound, kept in (("norm", 0.1, True), ("layer", 0.1, False), ("layer", 100.0, True)):
+        exposure = dm.observe(model, batch, defenses=[dm.defense("clipping", max_norm=bound, mode=mode)])
+        assert quotients_keep_their_scale(exposure.public, exposure.update, ["1.weight", "1.bias"]) is kept

@@ -17,6 +17,7 @@ from dosimeter.types import Normalization, Refused
 Functional = Literal["brightness", "random", "cosine"]
 Moments = dict[str, tuple[float, PositiveFloat]]  # mean and standard deviation, by functional
 
+LAYER_NAMES = ("rows.weight", "rows.bias")  # in an update
 LAYER_STRENGTH = 0.01  # factor on the layer's answers: small, so that the model still works
 FARTHEST_EDGE = 40.0  # standard deviations beyond which no input lies
 # Mean and standard deviation of each functional over natural images in [0, 1]: public knowledge, not the client's data. Brightness and

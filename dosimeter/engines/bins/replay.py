@@ -7,7 +7,7 @@ import copy
 import torch
 from torch import Tensor
 
-from dosimeter.engines.bins.inserted_layer import LAYER_STRENGTH, InsertedLayer
+from dosimeter.engines.bins.inserted_layer import LAYER_NAMES, LAYER_STRENGTH, InsertedLayer
 from dosimeter.engines.matching.differentiable import twice_differentiable
 from dosimeter.engines.recursion.levels import snap_to_levels
 from dosimeter.engines.sample_share import mixes_samples, share_of_one_sample
@@ -79,7 +79,7 @@ def replayer_for(exposure: Exposure, layer: InsertedLayer, labels: Tensor | None
     None otherwise, and where the model has no forward-mode derivatives.
     """
     public = exposure.public
-    if share_of_one_sample(public) is None or mixes_samples(layer.body):
+    if share_of_one_sample(public, exposure.update, LAYER_NAMES) is None or mixes_samples(layer.body):
         return None
     replayer = Replayer(exposure, layer, labels)
     return replayer if replayer.is_possible() else None

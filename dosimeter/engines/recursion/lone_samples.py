@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from dosimeter.engines.premises import premises_of
-from dosimeter.engines.recursion.own_gradients import OwnGradients
+from dosimeter.engines.recursion.common_share import find_share
+from dosimeter.engines.recursion.own_gradients import LIKELY, Comparison, OwnGradients, Share
 from dosimeter.engines.recursion.row_quotients import SAME_QUOTIENT, Quotients, find_quotients
 from dosimeter.engines.row_errors import quotients_keep_their_scale, row_errors
+from dosimeter.engines.sample_share import largest_share, sends_gradient_at_model
 from dosimeter.engines.subspace.distortion import unmodelled
 from dosimeter.interfaces import Exposure, Public
 from dosimeter.types import LabelEstimate, Outcome, Reconstruction
 
 SAME_SAMPLE = 0.05  # relative distance up to which two quotients show one sample, the noisier one included
 EXACT_AGREEMENT = 3e-6  # relative distance up to which rows agree without a known share to check them by
-NEAR_AGREEMENT = 1e-3  # relative distance within which most rows agree exactly, if they show one sample
+NEAR_AGREEMENT = 1e-3  # relative distance within which the rows of mixtures are counted
+AGREEING_NOISE = 2.0  # times the error of a quotient by which rows that agree may differ
 COMPARED_ROWS = 6  # of those that agree, the rows with the largest gradients
-INDEPENDENT_ROWS = 4  # that agree exactly: mixtures weigh their samples by other shares in one of them
+COMPARED_NOISY_ROWS = 24  # the same where rows have noise, which the mean over many rows reduces
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,13 +37,17 @@ class FirstRows:
         """(k, d) and (k,)."""
         return torch.cat([exposure.update[name].flatten(1) for name in self.weights]), torch.cat([exposure.update[b] for b in self.biases])
 
+    def noise(self, exposure: Exposure) -> Tensor:
+        """The standard deviation of what defenses and the rounding of weights added to each bias: (k,)."""
+        return torch.cat([row_errors(exposure.update[b], exposure.model.get_parameter(b), exposure.public).norms for b in self.biases])
+
 
 def read_lone_samples(exposure: Exposure, first: FirstRows, labels: LabelEstimate | None, tampered: str = "") -> Reconstruction:
     """The samples that rows prove. Any of these proves a quotient to be one sample:
 
     - Its pixels lie on many of a picture's 256 levels, unlike those of a mixture.
     - Two rows agree on it, and the model gives it by itself the gradient that these rows have (`OwnGradients`).
-    - Four rows with independent slopes agree on it exactly. A mixture has other shares in each of them.
+    - So many rows with independent slopes agree on it that a mixture, which has other shares in each of them, hardly would by chance.
 
     Two rows that agree prove nothing by themselves: with two classes the slopes of all rows are proportional. A row that a defense may have
     changed visibly does not count.
@@ -51,15 +59,15 @@ def read_lone_samples(exposure: Exposure, first: FirstRows, labels: LabelEstimat
     weight, bias = first.gradients(exposure)
     quotients = find_quotients(weight, bias, _errors_of_defenses(exposure, first), public.input_shape, public.normalization)
     soft = None if labels is None or labels.soft is None else labels.soft
-    chosen, by_levels = _proved(quotients, bias.double(), _own_gradients(exposure, first, soft), public)
-    left = _count_distinct(quotients) - len(chosen)
-    count, size = len(chosen), public.batch_size
+    inputs, by_levels = _prove(exposure, first, quotients, _own_gradients(exposure, first, soft))
+    left = _count_distinct(quotients) - len(inputs)
+    count, size = len(inputs), public.batch_size
     if size is not None and count > size:
         message = f"{count} inputs pass for samples, more than the declared {size}: the declared size is wrong, and nothing is claimed"
         return exposure.without_inputs(Outcome.AMBIGUOUS, message)
     enough = size is not None and count >= size
     return Reconstruction(
-        inputs=quotients.inputs[chosen].to(weight),
+        inputs=inputs.to(weight),
         labels=torch.full((count,), -1, device=weight.device),
         objective=0.0 if count else torch.inf,
         normalization=public.normalization,
@@ -75,7 +83,7 @@ def doubt_of_quotients(exposure: Exposure, first: FirstRows) -> str:
     hidden = unmodelled(exposure.update[first.weights[0]], public)
     if hidden:
         return f"{hidden} changes the update in ways that it does not declare"
-    if not quotients_keep_their_scale(public):
+    if not quotients_keep_their_scale(public, exposure.update, [*first.weights, *first.biases]):
         return "a defense may have scaled the gradients of weights and biases by factors of their own, so that the input's scale is unknown"
     return ""
 
@@ -92,46 +100,90 @@ def _own_gradients(exposure: Exposure, first: FirstRows, soft: Tensor | None) ->
     return own if own.is_possible() else None
 
 
-def _proved(quotients: Quotients, bias: Tensor, own: OwnGradients | None, public: Public) -> tuple[list[int], bool]:
-    """The quotients that are proved, one of each sample, and whether levels prove any of them."""
-    votes = (quotients.apart <= SAME_QUOTIENT).sum(1)  # itself among them
+@dataclass(frozen=True, kw_only=True)
+class _Candidate:
+    """An input on which several rows agree."""
+
+    place: int  # among the quotients
+    inputs: Tensor  # (d,) the mean over the rows that agree
+    comparison: Comparison
+
+
+def _prove(exposure: Exposure, first: FirstRows, quotients: Quotients, own: OwnGradients | None) -> tuple[Tensor, bool]:
+    """The inputs (n, *shape) that are proved, one of each sample, and whether levels prove any of them."""
+    public = exposure.public
+    votes = quotients.agree(SAME_QUOTIENT).sum(1)  # itself among them
     chosen: list[int] = []
+    proved: list[Tensor] = []
 
-    def is_new(candidate: int) -> bool:
-        return not bool((quotients.apart[candidate, chosen] <= SAME_SAMPLE).any())
+    def is_new(place: int) -> bool:
+        return not bool((quotients.apart[place, chosen] <= SAME_SAMPLE).any())
 
-    for candidate in (votes * quotients.pictures).argsort(descending=True, stable=True)[: int(quotients.pictures.sum())].tolist():
-        if is_new(candidate):
-            chosen.append(candidate)
+    for place in (votes * quotients.pictures).argsort(descending=True, stable=True)[: int(quotients.pictures.sum())].tolist():
+        if is_new(place):
+            chosen.append(place)
+            proved.append(quotients.inputs[place])
     by_levels = bool(chosen)
-    if own is None or not quotients_keep_their_scale(public):
-        return chosen, by_levels
-    tried = torch.zeros_like(quotients.mixtures)
-    for candidate in votes.argsort(descending=True, stable=True).tolist():
-        agreeing = quotients.apart[candidate] <= SAME_QUOTIENT
-        if votes[candidate] < 2 or quotients.mixtures[candidate] or bool(tried[candidate]) or not is_new(candidate):
+    if own is not None and quotients_keep_their_scale(public, exposure.update, [*first.weights, *first.biases]):
+        candidates = _candidates(exposure, first, quotients, votes, own)
+        share = _share(public, own, candidates)
+        for one in candidates:
+            explained = share is not None and one.comparison.explains(share.value, share.spread)
+            if is_new(one.place) and (explained or not _rows_agree_by_chance(exposure, first, quotients, one.place, own)):
+                chosen.append(one.place)
+                proved.append(one.inputs.reshape(quotients.inputs.shape[1:]))
+    return torch.stack(proved) if proved else quotients.inputs[:0], by_levels
+
+
+def _candidates(exposure: Exposure, first: FirstRows, quotients: Quotients, votes: Tensor, own: OwnGradients) -> list[_Candidate]:
+    """The inputs on which at least two rows agree, those with most rows first."""
+    weight, bias = (gradient.double() for gradient in first.gradients(exposure))
+    noise = first.noise(exposure)
+    agreeing, same = quotients.agree(SAME_QUOTIENT), quotients.agree(EXACT_AGREEMENT)
+    found, tried = [], torch.zeros_like(quotients.mixtures)
+    for place in votes.argsort(descending=True, stable=True).tolist():
+        if votes[place] < 2 or quotients.mixtures[place] or bool(tried[place]):
             continue
-        tried |= agreeing
-        if _is_one_sample(quotients, candidate, agreeing, bias, own):
-            chosen.append(candidate)
-    return chosen, by_levels
+        tried |= agreeing[place]
+        pooled = same[place]
+        rows = quotients.rows[pooled]
+        scale = bias[rows].square().sum()
+        inputs = (bias[rows] @ weight[rows]) / scale  # least squares over all rows
+        added = quotients.errors[pooled] * weight[rows].norm(dim=1) * bias[rows] / scale
+        rows = _largest(quotients.rows[agreeing[place]], bias, COMPARED_ROWS if float(noise[rows].max()) == 0 else COMPARED_NOISY_ROWS)
+        comparison = own.compare(
+            own.respond(inputs, rows), bias[rows], float(noise[rows].max()), float(added.norm() / inputs.norm().clamp_min(1e-300))
+        )
+        found.append(_Candidate(place=place, inputs=inputs, comparison=comparison))
+    return found
 
 
-def _is_one_sample(quotients: Quotients, candidate: int, agreeing: Tensor, bias: Tensor, own: OwnGradients) -> bool:
-    inputs = quotients.inputs[candidate]
+def _share(public: Public, own: OwnGradients, candidates: list[_Candidate]) -> Share | None:
+    """The share of one sample in the update: as declared, or as several inputs have it in common."""
+    if own.share is not None:
+        return Share(value=own.share, spread=0.0, luck=0.0)
+    if not sends_gradient_at_model(public.training):
+        return None
+    whole = all(defense.side != "update" or defense.scaling() == "none" for defense in public.defenses)
+    return find_share([one.comparison.shares() for one in candidates], largest_share(public), whole=whole)
 
-    def largest(agreeing: Tensor) -> Tensor:
-        rows = quotients.rows[agreeing]
-        return rows[bias[rows].abs().argsort(descending=True)[:COMPARED_ROWS]]
 
-    rows = largest(agreeing)
-    if own.explain(own.respond(inputs, rows), bias[rows]):
+def _largest(rows: Tensor, bias: Tensor, count: int) -> Tensor:
+    """The rows with the largest gradients."""
+    return rows[bias[rows].abs().argsort(descending=True)[:count]]
+
+
+def _rows_agree_by_chance(exposure: Exposure, first: FirstRows, quotients: Quotients, place: int, own: OwnGradients) -> bool:
+    """Whether rows that show mixtures may agree on this quotient: all rows on one mixture, or each on another."""
+    distance = EXACT_AGREEMENT + AGREEING_NOISE * float(quotients.errors[place])
+    exact = quotients.agree(EXACT_AGREEMENT)[place]
+    others = int(exact.sum()) - 1
+    around = int((quotients.agree(NEAR_AGREEMENT)[place] & ~exact).sum())  # rows of mixtures, if any
+    each = len(quotients) * (distance / NEAR_AGREEMENT * (1 + around)) ** others / math.factorial(min(others, 20))
+    if each > LIKELY:
         return True
-    exact, near = (quotients.apart[candidate] <= distance for distance in (EXACT_AGREEMENT, NEAR_AGREEMENT))
-    if 2 * int(exact.sum()) < int(near.sum()):  # rows of mixtures lie around it, of which some agree by chance
-        return False
-    exact = largest(exact)
-    return len(exact) >= INDEPENDENT_ROWS and own.count_independent(own.respond(inputs, exact)) >= INDEPENDENT_ROWS
+    rows = _largest(quotients.rows[exact], first.gradients(exposure)[1].double(), COMPARED_ROWS)
+    return own.luck_of_agreement(own.respond(quotients.inputs[place], rows), distance) > LIKELY
 
 
 def _errors_of_defenses(exposure: Exposure, first: FirstRows) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -13,10 +14,13 @@ from dosimeter.interfaces import Exposure
 from dosimeter.network.probing import copied_buffers, forward
 
 SAME_GRADIENT = 2e-5  # relative difference up to which a gradient is the input's own; single precision gives 1e-6, mixtures some 1e-3
-LEAST_CHANGE = 0.01  # relative, of the derivative at the logits from one input to another: with less, inputs cannot be told apart by it
-CONSTANT_CHANGE = 2e-3  # likewise: with less, samples whose labels cancel add no weight that shows
+CONSTANT_CHANGE = 2e-3  # relative, of the derivative at the logits: with less, samples whose labels cancel add no weight that shows
 LABELS_CANCEL = 1e-4  # distance from a mean of labels up to which a prediction is one
-INDEPENDENT = 0.01  # of the largest singular value: from here on a direction counts
+SAMPLES_APART = 0.05  # relative distance of two samples, from which on their mixture is neither
+MOST_SAMPLES = 64  # in a batch of undeclared size, whose labels may cancel
+NOISE_REACH = 3.0  # standard deviations that the noise in a sum may exceed its own size by
+BLUR_REACH = 0.5  # of the relative error of an input, whose direction is random, that shows in its gradient
+LIKELY = 3e-4  # the chance, over all labels, from which on a mixture may pass for a sample
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +33,59 @@ class Response:
     slopes: Tensor  # (C, m) the logits' derivatives at the biases of the rows
 
 
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """A gradient at some rows beside the gradients that one input has there by itself, in the r directions that these can have."""
+
+    seen: Tensor  # (r,)
+    expected: Tensor  # (labels, r) of a sample that is the whole batch
+    sizes: Tensor  # (r,) how much a derivative of ordinary size at the logits gives in each direction, descending
+    tolerance: float  # the distance that rounding and noise explain
+    change: float  # of the derivative at the logits from one input to another, relative
+    possible: bool  # nothing but the size and direction can refute a single sample
+
+    def explains(self, share: float, spread: float = 0.0) -> bool:
+        """Whether one sample has this gradient, under any label, where a sample enters the update with this share, known up to `spread`.
+
+        A mixture of samples fails. The sum of their weights is not the weight that the model gives the mixture. So the weight alone
+        refutes it, even for two classes, where the weights of all rows are proportional. Two copies of a sample fail too: two alike
+        samples of one label have the gradient of two copies of their mean, but for the square of what tells them apart.
+        """
+        tolerance = self.tolerance + spread * float(self.seen.norm())
+        fits = bool(((share * self.expected - self.seen).norm(dim=1) <= tolerance).any())
+        return self.possible and fits and len(self.expected) * self._luck(share, 0) <= LIKELY
+
+    def shares(self) -> list[Share]:
+        """The shares with which one sample has this gradient, one for each label that fits."""
+        if not self.possible:
+            return []
+        lengths = self.expected.square().sum(1).clamp_min(torch.finfo(self.expected.dtype).tiny)
+        values = (self.expected @ self.seen) / lengths  # (labels,)
+        off = (values[:, None] * self.expected - self.seen).norm(dim=1)
+        fits = (values > 0) & (off <= self.tolerance)
+        spread = self.tolerance / float(self.seen.norm())
+        return [Share(value=value, spread=spread, luck=len(values) * self._luck(value, 1)) for value in values[fits].tolist()]
+
+    def _luck(self, share: float, known: int) -> float:
+        """The chance that a mixture comes this near to one label's gradient, in all directions but the first `known`.
+
+        A mixture's derivative at the logits may have any size. Beyond its size, it differs from a sample's as the derivatives of two
+        inputs differ.
+        """
+        spread = torch.ones_like(self.sizes)
+        spread[1:] = self.change
+        return float((2 * self.tolerance / (share * self.sizes * spread).clamp_min(self.tolerance))[known:].clamp_max(1).prod())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Share:
+    """A share of one sample in the update that explains a gradient."""
+
+    value: float
+    spread: float  # relative uncertainty
+    luck: float  # the chance, over all labels, that a mixture has the direction of a sample's gradient
+
+
 class OwnGradients:
     """Computes ∂ℓ(x, y)/∂b = Jᵀ ∂ℓ/∂z of an input x under every label y. J is the derivative of the logits z at the biases b.
 
@@ -38,7 +95,8 @@ class OwnGradients:
     def __init__(self, exposure: Exposure, biases: list[str], soft: Tensor | None = None) -> None:
         public = exposure.public
         self.model, self.loss, self.shape, self.biases = exposure.model, public.loss, public.input_shape, biases
-        self.share = share_of_one_sample(public)
+        self.share = share_of_one_sample(public, exposure.update, biases)
+        self.most_samples = public.batch_size or MOST_SAMPLES
         hard = torch.eye(public.classes, dtype=torch.float64) if public.classes > 1 else torch.tensor([[0.0], [1.0]], dtype=torch.float64)
         self.labels = hard if soft is None else torch.cat([hard, soft.double().cpu()])
 
@@ -51,28 +109,40 @@ class OwnGradients:
             columns = [torch.autograd.grad(entry, direction, retain_graph=True)[0][0] for entry in torch.cat(along)[rows]]
         return Response(inputs=inputs, rows=rows, logits=logits.detach().double(), slopes=torch.stack(columns, 1).double())
 
-    def explain(self, response: Response, gradient: Tensor) -> bool:
-        """Whether one sample with this response has this gradient (m,), under any label.
+    def compare(self, response: Response, gradient: Tensor, noise: float = 0.0, blur: float = 0.0) -> Comparison:
+        """Holds the gradient (m,) of rows against that of one sample with this response, under every label.
 
-        A mixture of samples fails. The sum of their weights is not the weight that the model gives the mixture. So the weight alone
-        refutes it, even for two classes, where the weights of all rows are proportional. Two copies of a sample fail too: two alike
-        samples of one label have the gradient of two copies of their mean, but for the square of what tells them apart.
+        `noise` is the standard deviation of what was added to an entry, `blur` the relative error of the input. Noise that no sample's
+        gradient can have, outside the span of the slopes, does not count.
         """
-        if self.share is None or self._others_cancel(response):
-            return False
-        expected = self.share * self._errors(response.logits) @ response.slopes  # (labels, m)
-        return bool(((expected - gradient).norm(dim=1) <= SAME_GRADIENT * gradient.norm()).any())
+        slopes = response.slopes - response.slopes.mean(0) if self.loss.shift_invariant else response.slopes
+        left, sizes, right = torch.linalg.svd(slopes, full_matrices=False)
+        kept = sizes > SAME_GRADIENT * sizes.max()
+        left, sizes, right = left[:, kept], sizes[kept], right[kept]  # (C, r), (r,), (r, m)
+        errors, seen, norm = self._errors(response.logits), right @ gradient, float(gradient.norm())
+        outside = float((gradient - right.T @ seen).norm())
+        free, rounding = len(gradient) - len(sizes), (SAME_GRADIENT + BLUR_REACH * blur) * norm
+        return Comparison(
+            seen=seen,
+            expected=errors @ left * sizes,
+            sizes=sizes * float(errors.norm(dim=1).mean()),
+            tolerance=rounding + (math.sqrt(len(sizes)) + NOISE_REACH) * noise,
+            change=min(self._change(response), 1.0),
+            possible=outside <= rounding + (math.sqrt(free) + NOISE_REACH) * noise and not self._others_cancel(response),
+        )
 
-    def count_independent(self, response: Response) -> int:
-        """How many rows weigh the derivative at the logits in linearly independent ways: at most C − 1 for a softmax loss.
+    def luck_of_agreement(self, response: Response, distance: float) -> float:
+        """The chance that all these rows show one mixture of two samples, to within this relative distance.
 
-        None counts where the model predicts nearly the same for all inputs. Then all samples of a label have the same shares in every row.
+        Row l mixes them in the ratio s_l · ∂ℓ/∂z_1 : s_l · ∂ℓ/∂z_2, with slopes s_l. So all rows have one ratio only if the derivatives at
+        the logits are parallel, in every direction that the slopes span. With two classes they always are, and where the model predicts
+        nearly the same for all inputs.
         """
-        if self._change(response) < LEAST_CHANGE:
-            return 0
+        change = min(self._change(response), 1.0)
         slopes = response.slopes - response.slopes.mean(0) if self.loss.shift_invariant else response.slopes
         sizes = torch.linalg.svdvals(slopes / slopes.norm(dim=0).clamp_min(torch.finfo(slopes.dtype).tiny))
-        return int((sizes > INDEPENDENT * sizes.max()).sum())
+        apart = SAMPLES_APART * change * sizes[1:] / sizes[0]  # of the rows' quotients, by two samples that differ in one direction
+        return float((2 * distance / apart.clamp_min(distance)).clamp_max(1).prod())
 
     def _errors(self, logits: Tensor) -> Tensor:
         """The derivative of the loss at the logits (1, C) under every label: (labels, C)."""
@@ -95,11 +165,10 @@ class OwnGradients:
         change = self._change(response)
         if change >= CONSTANT_CHANGE:
             return False
-        assert self.share is not None
         predictions = self._errors(response.logits) + self.labels.to(response.logits)  # (labels, C): all p, if the error is p − y
         if bool((predictions - predictions[0]).abs().max() > LABELS_CANCEL):
             return True
-        counts = torch.arange(1, round(1 / self.share), device=predictions.device)[:, None]  # of other samples
+        counts = torch.arange(1, self.most_samples, device=predictions.device)[:, None]  # of other samples
         sums = counts * predictions[0]
         off = ((sums - sums.round()).abs() / counts).amax(1)
         return bool((off <= LABELS_CANCEL + change).any())

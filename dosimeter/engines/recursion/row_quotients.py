@@ -11,7 +11,9 @@ from dosimeter.engines.recursion.levels import are_near_levels, are_single_pictu
 from dosimeter.normalization import input_bounds
 from dosimeter.types import Normalization
 
-SAME_QUOTIENT = 5e-5  # relative distance up to which two quotients may be one input
+SAME_QUOTIENT = 5e-5  # relative distance up to which two quotients may be one input, beside what noise explains
+LARGEST_ERROR = 5e-4  # relative, that a defense may leave in a row that counts
+NOISE_REACH = 1.5  # times the root mean square of the noise in many entries
 ROUNDINGS = 8  # units in the last place of a row's gradient
 RANGE_SLACK = 0.02  # of the data range: how far outside it an entry may lie
 
@@ -28,10 +30,15 @@ class Quotients:
     rows: Tensor  # (n,) the row of each
     apart: Tensor  # (n, n) distances, relative to the norm of the first
     pictures: Tensor  # (n,) bool: the pixels lie on many of the 256 levels of a picture
+    errors: Tensor  # (n,) relative, of each quotient, that defenses and the rounding of weights may leave
     mixtures: Tensor  # (n,) bool: the pixels lie off the levels on which others lie, and no noise hides these
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    def agree(self, distance: float) -> Tensor:
+        """Which quotients lie within this relative distance of each other, but for noise: (n, n)."""
+        return self.apart <= distance + NOISE_REACH * torch.hypot(self.errors[:, None], self.errors)
 
 
 def find_quotients(
@@ -41,7 +48,7 @@ def find_quotients(
     noise = ROUNDINGS * torch.finfo(weight_gradient.dtype).eps
     weight, bias = weight_gradient.double(), bias_gradient.double()
     sizes = weight.norm(dim=1)
-    shown = (bias.abs() > noise * sizes) & (sizes > 100 * noise * sizes.max()) & (errors <= SAME_QUOTIENT)
+    shown = (bias.abs() > noise * sizes) & (sizes > 100 * noise * sizes.max()) & (errors <= LARGEST_ERROR)
     rows = shown.nonzero().flatten()
     inputs = (weight[rows] / bias[rows, None]).reshape(-1, *shape)
     low, high = input_bounds(normalization, inputs)
@@ -56,6 +63,7 @@ def find_quotients(
         inputs=inputs,
         rows=rows,
         apart=apart,
+        errors=errors[rows],
         pictures=are_single_pictures(inputs, normalization, blur, few=have_few_levels(inputs, normalization)),
         mixtures=~near & near.any() & levels_are_visible(blur, low, high),
     )

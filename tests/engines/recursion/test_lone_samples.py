@@ -88,7 +88,7 @@ def test_no_mean_of_alike_samples_is_claimed() -> None:
         assert (errors(found, alike) < 1e-3).all()
 
 
-def test_four_independent_rows_prove_a_sample_where_the_share_is_unknown() -> None:
+def test_independent_rows_and_a_common_share_prove_samples_where_no_size_is_declared() -> None:
     proved = 0
     for seed in range(6):
         batch = draw(4, 10, seed)
@@ -96,8 +96,49 @@ def test_four_independent_rows_prove_a_sample_where_the_share_is_unknown() -> No
         assert (errors(found, batch) < 1e-4).all()
         proved += len(found.inputs)
     assert proved >= 6
-    two = dm.observe(network(2, nn.ReLU(), 1, 300), draw(4, 2, 1), declare_batch_size=False)
-    assert len(read_lone_samples(two, FIRST, None).inputs) == 0  # two classes have one direction
+
+
+@pytest.mark.parametrize("options", [{"declare_batch_size": False}, {"defenses": (dm.defense("clipping", max_norm=0.01),)}])
+def test_two_classes_prove_samples_by_the_factor_that_all_of_them_have(options) -> None:
+    """The rows of two classes are proportional. But one factor, which clipping or an undeclared size hides, fits all samples at once."""
+    claimed = 0
+    for seed in range(6):
+        batch = draw(4, 2, seed)
+        found = read_lone_samples(dm.observe(network(2, nn.ReLU(), seed, 300), batch, **options), FIRST, None)
+        assert (errors(found, batch) < 1e-4).all()
+        claimed += len(found.inputs)
+    assert claimed >= 12
+
+
+@pytest.mark.parametrize("classes", [2, 10])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"defenses": (dm.defense("quantisation", bits=16),)},
+        {"defenses": (dm.defense("gaussian_noise", std=1e-7),)},
+        {"training": dm.FedAvg(learning_rate=0.5)},
+    ],
+    ids=["16 bits", "noise", "one step of FedAvg"],
+)
+def test_faint_noise_hides_no_sample_that_many_rows_show(options, classes) -> None:
+    claimed = 0
+    for seed in range(6):
+        batch = draw(3, classes, seed)
+        found = read_lone_samples(dm.observe(network(classes, nn.ReLU(), seed, 300), batch, **options), FIRST, None)
+        assert (errors(found, batch) < 5e-4).all()
+        claimed += len(found.inputs)
+    assert claimed >= (8 if classes == 2 else 14)  # of 18
+
+
+def test_clipping_that_did_not_happen_hides_nothing() -> None:
+    """A norm below the bound was not clipped, neither of the update nor of a layer."""
+    batch = draw(3, 2, 1)
+    plain = read_lone_samples(dm.observe(network(2, nn.ReLU(), 1, 300), batch), FIRST, None)
+    for mode in ("norm", "layer"):
+        defense = dm.defense("clipping", max_norm=100.0, mode=mode)
+        found = read_lone_samples(dm.observe(network(2, nn.ReLU(), 1, 300), batch, defenses=(defense,)), FIRST, None)
+        assert len(plain.inputs) >= 2
+        assert torch.equal(found.inputs, plain.inputs)
 
 
 def test_a_wrong_declared_size_is_refuted_or_changes_no_claim() -> None:

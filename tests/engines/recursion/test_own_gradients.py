@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import dosimeter as dm
-from dosimeter.engines.recursion.own_gradients import OwnGradients
+from dosimeter.engines.recursion.own_gradients import LIKELY, OwnGradients
 
 LOSSES = ["cross_entropy", "focal", "binary_cross_entropy"]
 
@@ -27,9 +27,9 @@ def test_the_gradient_of_a_batch_of_one_is_its_own(loss) -> None:
     exposure = dm.observe(network(), one, loss=loss)
     own, gradient, rows = OwnGradients(exposure, ["1.bias"]), exposure.update["1.bias"].double(), torch.tensor([0, 3, 7, 11])
     response = own.respond(one.inputs[0].flatten(), rows)
-    assert own.explain(response, gradient[rows])
-    assert not own.explain(response, gradient[rows] * 1.001)
-    assert not own.explain(own.respond(one.inputs[0].flatten() * 0.99, rows), gradient[rows])
+    assert own.compare(response, gradient[rows]).explains(1.0)
+    assert not own.compare(response, gradient[rows] * 1.001).explains(1.0)
+    assert not own.compare(own.respond(one.inputs[0].flatten() * 0.99, rows), gradient[rows]).explains(1.0)
 
 
 def test_the_slopes_are_the_derivatives_of_the_logits() -> None:
@@ -50,7 +50,7 @@ def test_a_mean_of_two_samples_of_one_label_is_not_explained(classes) -> None:
     row = int(gradient.abs().argmax())
     mixture = (exposure.update["1.weight"][row] / exposure.update["1.bias"][row]).double()
     response = own.respond(mixture, torch.tensor([row]))
-    assert not own.explain(response, gradient[row : row + 1])
+    assert not own.compare(response, gradient[row : row + 1]).explains(0.5)
 
 
 def test_no_gradient_tells_two_alike_samples_from_two_copies_of_their_mean() -> None:
@@ -84,7 +84,7 @@ def test_samples_whose_labels_cancel_do_not_hide_in_a_mixture(labels, explained)
     own, gradient = OwnGradients(exposure, ["1.bias"]), exposure.update["1.bias"].double()
     row = int(gradient.abs().argmax())
     mixture = (exposure.update["1.weight"][row] / exposure.update["1.bias"][row]).double()
-    assert own.explain(own.respond(mixture, torch.tensor([row])), gradient[row : row + 1]) is explained
+    assert own.compare(own.respond(mixture, torch.tensor([row])), gradient[row : row + 1]).explains(1 / len(labels)) is explained
 
 
 def test_a_constant_prediction_that_is_no_mean_of_labels_still_proves_a_sample() -> None:
@@ -97,7 +97,7 @@ def test_a_constant_prediction_that_is_no_mean_of_labels_still_proves_a_sample()
     own = OwnGradients(exposure, ["1.bias"])
     alone = ((model[1](one.inputs.flatten(1)) > 0).sum(0) == 1).nonzero().flatten()[:1]
     mixture = (exposure.update["1.weight"][alone[0]] / exposure.update["1.bias"][alone[0]]).double()
-    assert own.explain(own.respond(mixture, alone), exposure.update["1.bias"].double()[alone])
+    assert own.compare(own.respond(mixture, alone), exposure.update["1.bias"].double()[alone]).explains(1 / 3)
 
 
 def test_soft_labels_are_tried_where_they_are_known() -> None:
@@ -107,25 +107,30 @@ def test_soft_labels_are_tried_where_they_are_known() -> None:
     gradient, rows = exposure.update["1.bias"].double(), torch.tensor([0, 3, 7])
     for known, expected in ((None, False), (soft, True)):
         own = OwnGradients(exposure, ["1.bias"], known)
-        assert own.explain(own.respond(one.inputs[0].flatten(), rows), gradient[rows]) is expected
+        assert own.compare(own.respond(one.inputs[0].flatten(), rows), gradient[rows]).explains(1.0) is expected
 
 
-@pytest.mark.parametrize(("classes", "independent"), [(2, 1), (3, 2), (5, 4)])
-def test_rows_are_as_independent_as_the_classes_allow(classes, independent) -> None:
+@pytest.mark.parametrize("classes", [2, 3, 5, 10])
+def test_the_luck_of_rows_falls_with_the_directions_that_classes_span(classes) -> None:
+    """Two classes have one direction: all rows then show the same mixture. Each further direction is one more coincidence."""
     model, inputs = network(classes), batch(1).inputs[0].flatten()
     with torch.no_grad():
         model[-1].weight.mul_(5)  # predictions that vary with the input
     own = OwnGradients(dm.observe(model, batch(3, classes)), ["1.bias"])
     firing = (model[1](inputs[None]) > 0)[0].nonzero().flatten()[:6]
-    assert own.count_independent(own.respond(inputs, firing)) == independent
+    response = own.respond(inputs, firing)
+    luck = own.luck_of_agreement(response, 3e-6)
+    assert (luck == 1) if classes == 2 else luck < 0.1
+    assert (luck <= LIKELY) == (classes >= 5)
+    assert own.luck_of_agreement(response, 3e-4) >= luck
 
 
-def test_a_model_that_predicts_the_same_for_all_inputs_has_no_independent_rows() -> None:
+def test_rows_of_a_model_that_predicts_the_same_for_all_inputs_prove_nothing() -> None:
     model = network(5)
     with torch.no_grad():
-        model[-1].weight.mul_(1e-3)
+        model[-1].weight.mul_(1e-4)
     own = OwnGradients(dm.observe(model, batch(3, 5)), ["1.bias"])
-    assert own.count_independent(own.respond(batch(1).inputs[0].flatten(), torch.arange(6))) == 0
+    assert own.luck_of_agreement(own.respond(batch(1).inputs[0].flatten(), torch.arange(6)), 3e-6) > LIKELY
 
 
 def test_nothing_is_computed_where_samples_mix() -> None:
@@ -134,9 +139,26 @@ def test_nothing_is_computed_where_samples_mix() -> None:
     assert OwnGradients(dm.observe(model.eval(), batch(2, 3)), ["1.bias"]).is_possible()
 
 
-def test_without_a_known_share_nothing_is_explained() -> None:
+@pytest.mark.parametrize("factor", [1.0, 0.25, 0.037])
+def test_the_shares_of_a_scaled_gradient_hold_the_factor(factor) -> None:
+    """Reference: the factor that was multiplied, under one of the labels."""
     one = batch(1)
-    exposure = dm.observe(network(), one, declare_batch_size=False)
-    own, rows = OwnGradients(exposure, ["1.bias"]), torch.tensor([0, 3])
+    exposure = dm.observe(network(), one)
+    own, rows = OwnGradients(exposure, ["1.bias"]), torch.tensor([0, 3, 7, 11])
+    shares = own.compare(own.respond(one.inputs[0].flatten(), rows), factor * exposure.update["1.bias"].double()[rows]).shares()
+    assert any(abs(share.value / factor - 1) <= share.spread for share in shares)
+
+
+def test_noise_widens_what_is_explained_until_chance_could_explain_as_much() -> None:
+    one = batch(1)
+    exposure = dm.observe(network(), one)
+    own, rows = OwnGradients(exposure, ["1.bias"]), torch.arange(30)
+    gradient = exposure.update["1.bias"].double()
+    rows = rows[gradient.abs() > 0]
+    gradient = gradient[rows]
     response = own.respond(one.inputs[0].flatten(), rows)
-    assert not own.explain(response, exposure.update["1.bias"].double()[rows])
+    size = float(gradient.norm())
+    noise = 1e-4 * size / len(rows) ** 0.5 * torch.randn(len(rows), generator=torch.Generator().manual_seed(0)).double()
+    assert not own.compare(response, gradient + noise).explains(1.0)
+    assert own.compare(response, gradient + noise, noise=1e-4 * size / len(rows) ** 0.5).explains(1.0)
+    assert not own.compare(response, gradient, noise=0.5 * size).explains(1.0)  # anything would fit
