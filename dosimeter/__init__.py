@@ -20,7 +20,7 @@ from dosimeter.version import __version__
 if TYPE_CHECKING:
     from dosimeter.captures.capture import Capture
     from dosimeter.captures.store import read_capture, write_capture
-    from dosimeter.client.losses import BinaryCrossEntropy, CrossEntropy, Focal
+    from dosimeter.client.losses import BinaryCrossEntropy, CrossEntropy, Focal, TokenCrossEntropy
     from dosimeter.client.observe import observe
     from dosimeter.client.receive import preflight, receive
     from dosimeter.client.training import FedAvg, FedSGD
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from dosimeter.registry import attack, defense, feature_recovery, label_recovery
     from dosimeter.runs.audit import Audit, audit
     from dosimeter.runs.ceilings import Ceilings, ceilings
-    from dosimeter.runs.server import reconstruct, recover_features, recover_labels, recover_maps
+    from dosimeter.runs.server import reconstruct, recover_features, recover_labels, recover_maps, recover_tokens
     from dosimeter.surfaces.scoring import score
     from dosimeter.types import (
         Batch,
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
         Reconstruction,
         Record,
         Refused,
+        TokenEstimate,
     )
 
 _HOMES = {
@@ -57,9 +58,9 @@ _HOMES = {
     "dosimeter.client.receive": ("preflight", "receive"),
     "dosimeter.engines.identifiability": ("identifiability",),
     "dosimeter.inspection.inspect": ("inspect",),
-    "dosimeter.client.losses": ("BinaryCrossEntropy", "CrossEntropy", "Focal"),
+    "dosimeter.client.losses": ("BinaryCrossEntropy", "CrossEntropy", "Focal", "TokenCrossEntropy"),
     "dosimeter.surfaces.scoring": ("score",),
-    "dosimeter.runs.server": ("reconstruct", "recover_features", "recover_labels", "recover_maps"),
+    "dosimeter.runs.server": ("reconstruct", "recover_features", "recover_labels", "recover_maps", "recover_tokens"),
     "dosimeter.client.training": ("FedAvg", "FedSGD"),
     "dosimeter.interfaces": ("Client", "Exposure", "Public"),
     "dosimeter.types": (
@@ -75,6 +76,7 @@ _HOMES = {
         "Reconstruction",
         "Record",
         "Refused",
+        "TokenEstimate",
     ),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
@@ -103,6 +105,8 @@ __all__ = [
     "Reconstruction",
     "Record",
     "Refused",
+    "TokenCrossEntropy",
+    "TokenEstimate",
     "__version__",
     "attack",
     "audit",
@@ -120,6 +124,7 @@ __all__ = [
     "recover_features",
     "recover_labels",
     "recover_maps",
+    "recover_tokens",
     "score",
     "write_capture",
 ]

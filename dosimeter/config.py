@@ -59,6 +59,8 @@ def describe(value: Any) -> Any:
         return [describe(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
+    if callable(value):  # a loss of the caller's own
+        return getattr(value, "__qualname__", None) or repr(value)
     return str(value) if isinstance(value, Path) else value
 
 

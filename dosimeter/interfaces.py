@@ -27,9 +27,11 @@ from dosimeter.types import (
     ProtectedUnit,
     Reconstruction,
     Refused,
+    TokenEstimate,
     Update,
 )
 
+InputKind = Literal["numbers", "texts", "positions"]  # numbers; token ids with one output a text; with one output at each position
 SIDES = ("data", "model", "training", "update")  # what a defense changes, in the order in which they act
 
 
@@ -145,6 +147,7 @@ class Defense(Method):
     promise: ClassVar[str] = "nothing"  # what the defense guarantees on paper
     breaks: ClassVar[str] = ""  # what it costs, or makes impossible
     replaces: ClassVar[bool] = False  # True: the client trains on other inputs, labels or features than its own
+    changes_pixels: ClassVar[bool] = False  # True: computes with the inputs as numbers, so that token ids are refused
     pairs_labels: ClassVar[bool] = False  # True: each sample has two labels, in shares that the server does not know
     hides_head: ClassVar[bool] = False  # True: the head's gradient may be absent, or something else stands in its place
     continuous: ClassVar[bool] = False  # True: what is sent is a continuous function of the update before, which autograd differentiates
@@ -246,6 +249,14 @@ class Public:
     train_mode: bool  # batch norm and dropout behave as in training
     normalization: Normalization = field(default_factory=Normalization)
     defenses: tuple[Defense, ...] = ()
+    blank: Any = None  # for token inputs: one sample without content, as the model takes it; None: inputs are numbers
+    positions: bool = False  # the model has an output at each position of a text
+
+    @property
+    def kind(self) -> InputKind:
+        if self.blank is None:
+            return "numbers"
+        return "positions" if self.positions else "texts"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -307,6 +318,14 @@ class MapRecovery(Recovery):
 
     @abstractmethod
     def __call__(self, exposure: Exposure, rng: Generator) -> MapEstimate: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenRecovery(Recovery):
+    """Recovers the tokens of a text from an exposure."""
+
+    @abstractmethod
+    def __call__(self, exposure: Exposure, rng: Generator) -> TokenEstimate: ...
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
 Update = dict[str, Tensor]  # by parameter name; a layer that the client withholds is absent
@@ -50,15 +51,63 @@ class Knowledge(StrEnum):
     TAMPERED_MODEL = "tampered model"
 
 
+class NamedInputs:
+    """Several tensors (B, ...) that a model takes by name, as a tokenizer gives them. They are cut, moved and copied together.
+
+    `main` is the tensor that the samples are read from: the token ids, or the first tensor.
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self.tensors = dict(tensors)
+
+    @property
+    def main(self) -> Tensor:
+        return self.tensors.get("input_ids", next(iter(self.tensors.values())))
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.main.shape
+
+    @property
+    def device(self) -> torch.device:
+        return self.main.device
+
+    def each(self, change: Callable[[Tensor], Tensor]) -> NamedInputs:
+        return NamedInputs({name: change(tensor) for name, tensor in self.tensors.items()})
+
+    def __len__(self) -> int:
+        return len(self.main)
+
+    def __iter__(self) -> Iterator[NamedInputs]:
+        return (self[index] for index in range(len(self)))
+
+    def __getitem__(self, chosen: Any) -> NamedInputs:
+        return self.each(lambda tensor: tensor[chosen])
+
+    def clone(self) -> NamedInputs:
+        return self.each(Tensor.clone)
+
+    def double(self) -> Tensor:
+        return self.main.double()
+
+    def detach(self) -> NamedInputs:
+        return self.each(Tensor.detach)
+
+
 @dataclass(frozen=True)
 class Batch:
     """Private (or auxiliary) samples as the model takes them.
 
-    From any torch Dataset: `dm.Batch(*next(iter(DataLoader(dataset, batch_size=8))))`.
+    From any torch Dataset: `dm.Batch(*next(iter(DataLoader(dataset, batch_size=8))))`. A mapping of tensors by name, such as a
+    tokenizer's, is held as `NamedInputs`.
     """
 
-    inputs: Tensor  # (B, *shape)
-    targets: Tensor  # (B,) class ids, or (B, C) soft labels
+    inputs: Any  # Tensor (B, *shape), or NamedInputs
+    targets: Tensor  # (B,) class ids, (B, C) soft labels, or (B, T) token ids of which -100 is ignored
+
+    def __post_init__(self) -> None:
+        if isinstance(self.inputs, Mapping):
+            object.__setattr__(self, "inputs", NamedInputs(self.inputs))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,6 +222,19 @@ class MapEstimate(Estimate):
     batch_size: int  # as recovered from the gradient, at least: samples that differ from one another and leave a trace
     certified: Tensor  # (B,) bool
     error_bars: Tensor  # (B,) bound on the relative error of each map
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenEstimate(Estimate):
+    """Recovered tokens, by their ids in the vocabulary."""
+
+    tokens: frozenset[int]  # that occur in the batch
+    certified: frozenset[int] = frozenset()  # of these, proved from the gradient alone, under `premises`
+    complete: bool = False  # proved: no other token of the vocabulary leaves a trace in the update
+    error_bars: Mapping[int, float] = field(default_factory=dict)  # of a token: bound on the chance that the update shows it by accident
+    sequences: tuple[tuple[int, ...], ...] = ()  # in no particular order
+    certified_sequences: tuple[bool, ...] = ()  # one for each sequence
+    details: Mapping[str, Any] = field(default_factory=dict)  # what the method computed on the way: plain JSON
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,11 +9,13 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from dosimeter.client.losses import OwnLoss, TokenCrossEntropy
 from dosimeter.interfaces import Defense, Exposure, Loss
 from dosimeter.network.probing import output_of
+from dosimeter.network.token_inputs import are_tokens
 from dosimeter.normalization import input_bounds
 from dosimeter.options import check_value
-from dosimeter.types import Batch, Normalization, Update
+from dosimeter.types import Batch, NamedInputs, Normalization, Update
 
 CLASS_ID_TYPES = frozenset({torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8})
 WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
@@ -55,9 +57,12 @@ def check_tensors(batch: Batch, path: str) -> None:
     if not isinstance(batch, Batch):
         raise TypeError(f"{path}: expected a Batch, got {type(batch).__name__}")
     inputs, targets = batch.inputs, batch.targets
-    if not isinstance(inputs, Tensor) or not isinstance(targets, Tensor):
-        raise TypeError(f"{path}: expected tensors, got {type(inputs).__name__} and {type(targets).__name__}")
-    for name, tensor in (("inputs", inputs), ("targets", targets)):
+    named = inputs.tensors if isinstance(inputs, NamedInputs) else {"": inputs}
+    if not named or not all(isinstance(tensor, Tensor) for tensor in (*named.values(), targets)):
+        got = next((tensor for tensor in named.values() if not isinstance(tensor, Tensor)), inputs)
+        raise TypeError(f"{path}: expected tensors, got {type(got).__name__} and {type(targets).__name__}")
+    fields = [("inputs" + (f".{name}" if name else ""), tensor) for name, tensor in named.items()]
+    for name, tensor in (*fields, ("targets", targets)):
         if tensor.layout is not torch.strided or tensor.is_meta or tensor.is_quantized:
             raise ValueError(f"{path}.{name}: expected a dense tensor with values, got {tensor.layout} on {tensor.device}")
 
@@ -67,19 +72,28 @@ def check_batch(model: nn.Module, batch: Batch, path: str, loss: Loss | None = N
     check_model(model)
     check_tensors(batch, path)
     inputs, targets = batch.inputs, batch.targets
-    if inputs.ndim < 2 or len(inputs) == 0:
-        raise ValueError(f"{path}.inputs: expected a batch of at least one sample, got shape {tuple(inputs.shape)}")
-    if not inputs.is_floating_point():
-        raise ValueError(f"{path}.inputs: expected floating point, got {inputs.dtype}; divide pixel values by 255")
-    if not torch.isfinite(inputs).all():
-        raise ValueError(f"{path}.inputs: has NaN or infinite values")
+    _check_inputs(inputs, f"{path}.inputs")
     if targets.ndim == 0 or len(targets) != len(inputs):
         raise ValueError(f"{path}.targets: expected {len(inputs)}, one for each input, got shape {tuple(targets.shape)}")
-    classes = count_classes(model, inputs[:1].repeat_interleave(2, 0))
+    shape = output_shape(model, inputs[[0, 0]])
     if loss is not None:
-        check_loss(loss, classes)
-    _check_targets(targets, classes, f"{path}.targets", loss)
-    return classes
+        check_loss(loss, shape[-1])
+    if not isinstance(loss, OwnLoss):
+        _check_targets(targets, shape, f"{path}.targets", loss)
+    return shape[-1]
+
+
+def _check_inputs(inputs: Tensor | NamedInputs, path: str) -> None:
+    """Refuse what is no batch of samples: numbers, or rows of token ids."""
+    if len(inputs.shape) < 2 or len(inputs) == 0:
+        raise ValueError(f"{path}: expected a batch of at least one sample, got shape {tuple(inputs.shape)}")
+    for name, tensor in inputs.tensors.items() if isinstance(inputs, NamedInputs) else [("", inputs)]:
+        if name and (tensor.ndim == 0 or len(tensor) != len(inputs)):
+            raise ValueError(f"{path}.{name}: expected {len(inputs)} samples as in the other tensors, got shape {tuple(tensor.shape)}")
+        if not name and not tensor.is_floating_point() and not are_tokens(tensor):
+            raise ValueError(f"{path}: expected floating point, or token ids (B, T), got {tensor.dtype}; divide pixel values by 255")
+        if not torch.isfinite(tensor).all():
+            raise ValueError(f"{path}{'.' + name if name else ''}: has NaN or infinite values")
 
 
 def check_loss(loss: Loss, classes: int) -> None:
@@ -91,8 +105,19 @@ def check_loss(loss: Loss, classes: int) -> None:
         )
 
 
-def _check_targets(targets: Tensor, classes: int, path: str, loss: Loss | None) -> None:
-    if targets.ndim == 1:
+def _check_targets(targets: Tensor, output: tuple[int, ...], path: str, loss: Loss | None) -> None:
+    classes = output[-1]
+    if len(output) == 3:
+        ignored = loss.ignore_index if isinstance(loss, TokenCrossEntropy) else TokenCrossEntropy().ignore_index
+        if targets.ndim != 2 or targets.shape[1] != output[1] or targets.dtype not in CLASS_ID_TYPES:
+            raise ValueError(
+                f"{path}: expected (B, {output[1]}) token ids, one for each position of the model's output, "
+                f"got {targets.dtype} of shape {tuple(targets.shape)}"
+            )
+        counted = targets[targets != ignored]
+        if len(counted) == 0 or int(counted.min()) < 0 or int(counted.max()) >= classes:
+            raise ValueError(f"{path}: expected token ids in 0..{classes - 1}, or {ignored} where a position does not count")
+    elif targets.ndim == 1:
         if targets.dtype not in CLASS_ID_TYPES:
             raise ValueError(f"{path}: class ids must be integers, got {targets.dtype}")
         highest = max(classes, 2) - 1  # one logit: two classes
@@ -131,18 +156,24 @@ def check_model(model: nn.Module) -> None:
             raise ValueError(f"model: parameter {name!r}: expected floating point, got {parameter.dtype}")
 
 
-def count_classes(model: nn.Module, inputs: Tensor) -> int:
+def count_classes(model: nn.Module, inputs: Tensor | NamedInputs) -> int:
     """The number of the model's logits, found without side effects on its buffers or on random numbers."""
+    return output_shape(model, inputs)[-1]
+
+
+def output_shape(model: nn.Module, inputs: Tensor | NamedInputs) -> tuple[int, ...]:
+    """The shape of the model's logits: (B, classes), or (B, T, V) with one output at each of T positions of a text."""
     try:
         with torch.random.fork_rng():
             output = output_of(model, inputs)
     except Exception as error:  # a user's model may fail in any way on inputs that do not fit
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ValueError(f"model: cannot take {inputs.dtype} inputs of shape {tuple(inputs.shape[1:])}: {reason}") from error
-    if not isinstance(output, Tensor) or output.ndim != 2:
+        kind = ", ".join(inputs.tensors) if isinstance(inputs, NamedInputs) else str(inputs.dtype)
+        raise ValueError(f"model: cannot take {kind} inputs of shape {tuple(inputs.shape[1:])}: {reason}") from error
+    if not isinstance(output, Tensor) or output.ndim not in ((2, 3) if are_tokens(inputs) else (2,)):
         what = f"shape {tuple(output.shape)}" if isinstance(output, Tensor) else type(output).__name__
         raise ValueError(f"model: expected one (batch, classes) tensor of logits, got {what}")
-    return output.shape[1]
+    return tuple(output.shape)
 
 
 def check_normalization(normalization: Normalization, channels: int) -> None:

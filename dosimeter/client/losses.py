@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import log_softmax, logsigmoid, softmax
 
 from dosimeter.interfaces import Loss
@@ -117,6 +118,88 @@ class BinaryCrossEntropy(Loss):
 
     def steepest(self, classes: int) -> float:
         return 1.0 if self.over_classes == "mean" else float(classes)
+
+
+@LOSSES.register("token_cross_entropy")
+@dataclass(frozen=True, kw_only=True)
+class TokenCrossEntropy(Loss):
+    """Softmax cross-entropy at every position of a text, as language models are trained: (B, T, V) logits, (B, T) token ids.
+
+    Radford et al., "Language Models are Unsupervised Multitask Learners", 2019 (next token), and Devlin et al., "BERT", NAACL 2019
+    (masked tokens). The mean runs over all positions whose target is not `ignore_index`, as in PyTorch's CrossEntropyLoss.
+    With `shift` the target of a position is the next position's, as in Transformers.
+    """
+
+    shift_invariant: ClassVar[bool] = True
+
+    ignore_index: int = -100
+    shift: bool = False
+
+    def per_sample(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """(B,) such that their mean is the mean over all positions that count."""
+        logits, targets = self._aligned(logits, targets)
+        counted = targets != self.ignore_index  # (B, T)
+        own = log_softmax(logits, -1).gather(-1, torch.where(counted, targets, 0)[..., None].long())[..., 0]
+        return -(own * counted).sum(1) * len(logits) / counted.sum().clamp_min(1)
+
+    def logit_gradient(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """(B, T, V)"""
+        aligned, wanted = self._aligned(logits, targets)
+        counted = wanted != self.ignore_index
+        one_hot = nn.functional.one_hot(torch.where(counted, wanted, 0).long(), aligned.shape[-1]).to(logits)
+        slopes = (softmax(aligned, -1) - one_hot) * counted[..., None] * len(logits) / counted.sum().clamp_min(1)
+        return nn.functional.pad(slopes, (0, 0, 0, logits.shape[1] - slopes.shape[1]))
+
+    def _aligned(self, logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        return (logits[:, :-1], targets[:, 1:]) if self.shift else (logits, targets)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnLoss(Loss):
+    """A loss of the client's own: a module or any function of outputs and targets. No closed form of its gradient is known.
+
+    Ours: the attacks replay the function itself.
+    """
+
+    name: ClassVar[str] = "own loss"
+
+    function: Any
+
+    def __call__(self, logits: Tensor, targets: Tensor) -> Tensor:
+        if isinstance(self.function, nn.CrossEntropyLoss) and logits.ndim == 3 and targets.ndim == 2:
+            logits = logits.transpose(1, 2)  # (B, V, T), as PyTorch takes it
+        return self.function(logits, targets)
+
+    def per_sample(self, logits: Tensor, targets: Tensor) -> Tensor:
+        return torch.stack([self(logits[i : i + 1], targets[i : i + 1]) for i in range(len(logits))])
+
+    def logit_gradient(self, logits: Tensor, targets: Tensor) -> Tensor:
+        def total(at: Tensor) -> Tensor:
+            return self.per_sample(at, targets).sum()
+
+        return torch.func.grad(total)(logits)
+
+
+def loss_of(loss: Loss | nn.Module | Callable[..., Tensor] | str | None, positions: bool = False) -> Loss:
+    """The loss by name, as an object, or from any module or function of outputs and targets; cross-entropy where none is given.
+
+    A plain loss of PyTorch is the loss of the same name here, whose gradient is known in closed form. With `positions` the model
+    has an output at each position of a text.
+    """
+    if loss is None or (positions and loss == CrossEntropy()) or (positions and loss == "cross_entropy"):
+        return TokenCrossEntropy() if positions else CrossEntropy()
+    if isinstance(loss, (str, Loss)):
+        return LOSSES.resolve(loss)
+    if isinstance(loss, nn.CrossEntropyLoss) and loss.weight is None and loss.reduction == "mean":
+        if positions and loss.label_smoothing == 0:
+            return TokenCrossEntropy(ignore_index=loss.ignore_index)
+        if not positions:
+            return CrossEntropy(smoothing=loss.label_smoothing)
+    if isinstance(loss, nn.BCEWithLogitsLoss) and loss.weight is None and loss.pos_weight is None and loss.reduction == "mean":
+        return BinaryCrossEntropy()
+    if callable(loss):
+        return OwnLoss(function=loss)
+    raise TypeError(f"loss: expected the name of a loss, a Loss, a module or a function of outputs and targets, got {loss!r}")
 
 
 def _binary_targets(targets: Tensor, logits: Tensor) -> Tensor:

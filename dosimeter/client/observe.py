@@ -3,29 +3,33 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from dosimeter.client.checks import (
     check_batch,
     check_exposure,
     check_model,
+    check_tensors,
     defense_list,
+    output_shape,
     warn_outside_bounds,
 )
-from dosimeter.client.losses import CrossEntropy
+from dosimeter.client.losses import CrossEntropy, loss_of
 from dosimeter.client.server_copy import server_copy
 from dosimeter.client.training import FedSGD
 from dosimeter.interfaces import Client, Defense, Exposure, Loss, Public, Training
 from dosimeter.network.copies import deep_copy
 from dosimeter.network.leftovers import nothing_kept
 from dosimeter.network.model_state import copy_of
+from dosimeter.network.token_inputs import are_tokens, blank_of, tensors_of
 from dosimeter.options import check_value
 from dosimeter.randomness import generator, global_seed, secret_of
-from dosimeter.registry import DEFENSES, LOSSES, TRAININGS
-from dosimeter.types import Batch, Impossible, Normalization, Update
+from dosimeter.registry import DEFENSES, TRAININGS
+from dosimeter.types import Batch, Impossible, NamedInputs, Normalization, Refused, Update
 
 
 def observe(
@@ -34,7 +38,7 @@ def observe(
     *,
     training: Training | str | None = None,
     defenses: Sequence[Defense | str] = (),
-    loss: Loss | str | None = None,
+    loss: Loss | nn.Module | Callable[..., Tensor] | str | None = None,
     normalization: Normalization | None = None,
     auxiliary: Batch | None = None,
     declare_batch_size: bool = True,
@@ -48,19 +52,24 @@ def observe(
     nobody without the batch can draw them again.
     """
     scale: Normalization = check_value(Normalization, normalization or Normalization(), "normalization")
-    training, loss = TRAININGS.resolve(training or FedSGD()), LOSSES.resolve(loss or CrossEntropy())
+    training = TRAININGS.resolve(training or FedSGD())
     defenses = [DEFENSES.resolve(defense) for defense in defense_list(defenses)]
     seed, declare_batch_size = check_value(int, seed, "seed"), check_value(bool, declare_batch_size, "declare_batch_size")
     check_model(model)
     with nothing_kept(model, loss):
-        classes = check_batch(copy_of(model), batch, "batch", loss)
+        trial = copy_of(model)
+        loss = loss_for(trial, batch, loss)
+        classes = check_batch(trial, batch, "batch", loss)
     client = Client(model=server_copy(model, batch), batch=batch, training=training, loss=loss)
     if auxiliary is not None:
         check_batch(client.model, auxiliary, "auxiliary", loss)
         auxiliary = Batch(auxiliary.inputs.detach().clone(), auxiliary.targets.detach().clone())
-    warn_outside_bounds(batch.inputs, scale)
+    tokens = are_tokens(batch.inputs)
+    if not tokens and not isinstance(batch.inputs, NamedInputs):
+        warn_outside_bounds(batch.inputs, scale)
     with nothing_kept(client.model, training, loss, *defenses):
         client, update = _send(client, defenses, seed)
+        positions = tokens and len(output_shape(client.model, client.batch.inputs[[0, 0]])) == 3
     if not update:
         names = ", ".join(defense.name for defense in defenses)
         raise Impossible(
@@ -75,6 +84,8 @@ def observe(
         train_mode=client.model.training,
         normalization=scale,
         defenses=tuple(defenses),
+        blank=blank_of(client.batch.inputs) if tokens else None,
+        positions=positions,
     )
     update = {name: change.detach().clone() for name, change in update.items()}
     exposure = Exposure(model=client.model, update=update, public=public, auxiliary=auxiliary)
@@ -84,7 +95,7 @@ def observe(
 
 def _send(client: Client, defenses: Sequence[Defense], seed: int) -> tuple[Client, Update]:
     """The client behind its defenses, and what it sends."""
-    secret = secret_of(client.batch.inputs, client.batch.targets)
+    secret = secret_of(*tensors_of(client.batch.inputs), client.batch.targets)
     for position, defense in enumerate(defenses):
         client = _defend(client, defense, seed, f"defense {position} {defense.name}", secret)
     with global_seed(seed, "training", secret):
@@ -94,12 +105,23 @@ def _send(client: Client, defenses: Sequence[Defense], seed: int) -> tuple[Clien
     return client, update
 
 
+def loss_for(model: nn.Module, batch: Batch, loss: Any) -> Loss:
+    """The loss that the client trains with: what the caller gives, or cross-entropy at the model's outputs."""
+    if isinstance(loss, Loss) and not isinstance(loss, CrossEntropy):
+        return loss
+    check_tensors(batch, "batch")
+    positions = are_tokens(batch.inputs) and len(batch.inputs) > 0 and len(output_shape(model, batch.inputs[[0, 0]])) == 3
+    return loss_of(loss, positions)
+
+
 def _defend(client: Client, defense: Defense, seed: int, role: str, secret: str) -> Client:
     """The client behind one more defense. A defense of the model draws in public, since the server has the model.
 
     Any other defense gets a copy of the model to run the batch through, so that nothing of the batch stays in the server's.
     """
     device = client.batch.inputs.device
+    if defense.changes_pixels and (are_tokens(client.batch.inputs) or isinstance(client.batch.inputs, NamedInputs)):
+        raise Refused(f"{defense.name} changes pixels, and this batch holds token ids")
     if defense.side == "model":
         return copy.deepcopy(defense)(client, generator(seed, role, device))
     seen = copy_of(client.model)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from dosimeter.client.checks import check_batch, check_exposure, check_loss, check_model, check_normalization, count_classes, defense_list
+from dosimeter.client.checks import check_batch, check_exposure, check_loss, check_model, check_normalization, defense_list, output_shape
 from dosimeter.client.kinds import Kind
-from dosimeter.client.losses import CrossEntropy
+from dosimeter.client.losses import loss_of
 from dosimeter.client.preflight import Declared, Preflight, look_at
 from dosimeter.client.sent_tensors import sort_tensors
 from dosimeter.client.training import FedSGD
@@ -20,8 +20,9 @@ from dosimeter.interfaces import Defense, Exposure, Loss, Public, Training
 from dosimeter.memory import require_memory
 from dosimeter.network.input_shape import find_input_shape
 from dosimeter.network.model_state import copy_of
+from dosimeter.network.token_inputs import blank_for
 from dosimeter.options import PositiveInt, check_value
-from dosimeter.registry import DEFENSES, LOSSES, TRAININGS
+from dosimeter.registry import DEFENSES, TRAININGS
 from dosimeter.types import Batch, Normalization, Refused
 
 LABEL_BYTES = 64  # of one sample's label, with the copies that a recovery makes
@@ -36,7 +37,7 @@ def receive(
     input_shape: Sequence[int] | None = None,
     batch_size: int | None = None,
     training: Training | str | None = None,
-    loss: Loss | str | None = None,
+    loss: Loss | nn.Module | Callable[..., Tensor] | str | None = None,
     normalization: Normalization | None = None,
     defenses: Sequence[Defense | str] = (),
     auxiliary: Batch | None = None,
@@ -51,8 +52,10 @@ def receive(
     """
     declared = _declare(model, kind, input_shape, batch_size, training, loss, defenses, check_kind)
     scale = normalization or Normalization()
-    check_normalization(scale, declared.input_shape[0])
     model = copy_of(model)
+    blank = blank_for(model, declared.input_shape)
+    if blank is None:
+        check_normalization(scale, declared.input_shape[0])
     if auxiliary is not None:
         check_batch(model, auxiliary, "auxiliary", declared.loss)
         if tuple(auxiliary.inputs.shape[1:]) != declared.input_shape:
@@ -71,6 +74,8 @@ def receive(
         train_mode=model.training,
         normalization=scale,
         defenses=tuple(declared.defenses),
+        blank=blank,
+        positions=blank is not None and len(output_shape(model, blank[[0, 0]])) == 3,
     )
     sent = found.converted
     exposure = Exposure(model=model, update=sent.update, public=public, auxiliary=auxiliary, buffers=sent.buffers)
@@ -86,7 +91,7 @@ def preflight(
     input_shape: Sequence[int] | None = None,
     batch_size: int | None = None,
     training: Training | str | None = None,
-    loss: Loss | str | None = None,
+    loss: Loss | nn.Module | Callable[..., Tensor] | str | None = None,
     defenses: Sequence[Defense | str] = (),
     check_kind: bool = True,
 ) -> Preflight:
@@ -101,7 +106,7 @@ def _declare(
     input_shape: Sequence[int] | None,
     batch_size: int | None,
     training: Training | str | None,
-    loss: Loss | str | None,
+    loss: Loss | nn.Module | Callable[..., Tensor] | str | None,
     defenses: Sequence[Defense | str],
     check_kind: bool,
 ) -> Declared:
@@ -115,8 +120,9 @@ def _declare(
         raise ValueError("input_shape: expected the sides of one input, got none")
     require_memory(8 * math.prod(shape), f"input_shape: one input of shape {shape}")
     require_memory(LABEL_BYTES * (batch_size or 0), f"batch_size: the labels of {batch_size} samples")
-    classes = count_classes(model, torch.zeros(2, *shape).to(next(model.parameters())))
-    loss = LOSSES.resolve(loss or CrossEntropy())
+    blank = blank_for(model, shape)
+    output = output_shape(model, (torch.zeros(1, *shape).to(next(model.parameters())) if blank is None else blank)[[0, 0]])
+    classes, loss = output[-1], loss_of(loss, len(output) == 3)
     check_loss(loss, classes)
     training = TRAININGS.resolve(training or FedSGD())
     with suppress(Refused):  # where the steps are unknown, the preflight says so

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,10 +12,11 @@ from dosimeter.network.copies import deep_copy
 from dosimeter.network.hooks import without_user_hooks
 from dosimeter.network.leftovers import nothing_kept
 from dosimeter.network.model_state import copy_of
-from dosimeter.network.probing import output_of
+from dosimeter.network.probing import forward, output_of
 from dosimeter.network.reach import Reach
+from dosimeter.network.token_inputs import are_tokens, blank_of
 from dosimeter.randomness import generator
-from dosimeter.types import Batch
+from dosimeter.types import Batch, NamedInputs
 
 NOISE_SAMPLES = 2  # that go through the copy; batch norm in train mode takes no single one
 ALIKE = 0.999  # correlation from which two rows of numbers count as the same, up to scale and shift
@@ -46,9 +48,9 @@ def server_copy(model: nn.Module, batch: Batch) -> nn.Module:
     return copied
 
 
-def _refuse_samples(model: nn.Module, inputs: Tensor) -> None:
+def _refuse_samples(model: nn.Module, inputs: Any) -> None:
     """Refuse a model that reaches a sample (B, *shape), or numbers that a pass over the samples leaves and a pass over noise does not."""
-    samples = _forms(inputs, len(inputs))
+    samples = _forms(inputs.main if isinstance(inputs, NamedInputs) else inputs, len(inputs))
     made = [row for array in _written(model, inputs) for row in _forms(array, len(inputs))]
     usual = [row for array in _written(model, _noise(inputs, len(inputs))) for row in _forms(array, len(inputs))]
     for name, array in Reach(model).arrays().values():
@@ -61,17 +63,22 @@ def _refuse_samples(model: nn.Module, inputs: Tensor) -> None:
             )
 
 
-def _noise(inputs: Tensor, samples: int) -> Tensor:
-    drawn = torch.rand((samples, *inputs.shape[1:]), generator=generator(0, "noise for the server's copy"))
-    return drawn.to(inputs)
+def _noise(inputs: Any, samples: int) -> Any:
+    """Samples without content, as the model takes them: noise, or blank texts."""
+    if are_tokens(inputs):
+        return blank_of(inputs)[[0] * samples]
+    stream = generator(0, "noise for the server's copy")
+    if isinstance(inputs, NamedInputs):
+        return inputs.each(lambda tensor: torch.rand((samples, *tensor.shape[1:]), generator=stream).to(tensor))
+    return torch.rand((samples, *inputs.shape[1:]), generator=stream).to(inputs)
 
 
-def _pass(model: nn.Module, inputs: Tensor, *, write_buffers: bool = False) -> None:
-    with torch.random.fork_rng([inputs.device] if inputs.is_cuda else []), torch.no_grad():
-        model(inputs.clone()) if write_buffers else output_of(model, inputs)
+def _pass(model: nn.Module, inputs: Any, *, write_buffers: bool = False) -> None:
+    with torch.random.fork_rng([inputs.device] if inputs.device.type == "cuda" else []), torch.no_grad():
+        forward(model, {}, inputs) if write_buffers else output_of(model, inputs)
 
 
-def _written(model: nn.Module, inputs: Tensor) -> list[Tensor]:
+def _written(model: nn.Module, inputs: Any) -> list[Tensor]:
     """What a pass over `inputs` writes anywhere within reach; nothing where the pass fails, since then the training says why."""
     twin = deep_copy(model)
     with nothing_kept(model):

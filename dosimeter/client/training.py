@@ -116,7 +116,8 @@ class MeanOfClients(Replayable):
 
     def replay(self, gradient: Gradient, parameters: Update, buffers: dict[str, Tensor], inputs: Tensor, targets: Tensor) -> Update:
         total: Update = {}
-        for share, wanted in zip(torch.tensor_split(inputs, self.clients), torch.tensor_split(targets, self.clients)):
+        for chosen in torch.tensor_split(torch.arange(len(targets), device=targets.device), self.clients):
+            share, wanted = inputs[chosen], targets[chosen]
             own = {name: buffer.clone() for name, buffer in buffers.items()}
             update = self.each.replay(gradient, parameters, own, share, wanted)
             weight = len(share) / len(inputs)

@@ -26,6 +26,7 @@ class Blur(Defense):
     """
 
     side: ClassVar = "data"
+    changes_pixels = True
     replaces: ClassVar[bool] = True
     voids: ClassVar[frozenset[ProtectedUnit]] = frozenset()  # each sample is blurred by itself
     promise: ClassVar[str] = "fine detail is damped before training, but deconvolution brings back what noise does not cover"

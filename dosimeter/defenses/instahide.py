@@ -32,6 +32,7 @@ class InstaHide(Defense):
     """
 
     side: ClassVar = "data"
+    changes_pixels = True
     replaces: ClassVar[bool] = True
     voids: ClassVar[frozenset[ProtectedUnit]] = frozenset({"sample"})  # a sample that is blended into several moves several gradients
     promise: ClassVar[str] = "nothing that held: Carlini et al. (S&P 2021) recover the samples from the blends"

@@ -31,6 +31,7 @@ class Mixup(Defense):
     """
 
     side: ClassVar = "data"
+    changes_pixels = True
     replaces: ClassVar[bool] = True
     pairs_labels: ClassVar[bool] = True
     voids: ClassVar[frozenset[ProtectedUnit]] = frozenset({"sample"})  # a sample that is blended into several moves several gradients

@@ -26,6 +26,7 @@ class Pixelation(Defense):
     """
 
     side: ClassVar = "data"
+    changes_pixels = True
     replaces: ClassVar[bool] = True
     voids: ClassVar[frozenset[ProtectedUnit]] = frozenset()  # each sample is pixelated by itself
     promise: ClassVar[str] = "details finer than a block never enter training, so no update can hold them; the block means may leak"

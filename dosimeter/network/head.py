@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from dosimeter.interfaces import Exposure
 from dosimeter.network.model_state import facts_of
 from dosimeter.network.probing import evaluation_mode, forward, input_of, record_calls
+from dosimeter.network.token_inputs import blank_for, random_texts
 from dosimeter.randomness import generator
 from dosimeter.types import Refused
 
@@ -166,6 +167,9 @@ def _is_alone(model: nn.Module, name: str, features: Tensor, inputs: Tensor, pre
 
 def _probe_inputs(model: nn.Module, input_shape: tuple[int, ...]) -> Tensor:
     parameter = next(model.parameters(), torch.zeros(()))
+    blank = blank_for(model, input_shape)
+    if blank is not None:
+        return random_texts(model, blank, PROBES, generator(0, "head probes"))
     noise = torch.randn(PROBES, *input_shape, generator=generator(0, "head probes"))
     noise[PROBES // 2 :] *= 8  # a cap on the logits bends only large ones
     return noise.to(device=parameter.device, dtype=parameter.dtype)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from dosimeter.interfaces import Exposure
 from dosimeter.network.head import PROBES
 from dosimeter.network.probing import record_calls
+from dosimeter.network.token_inputs import random_texts
 from dosimeter.randomness import generator
 
 
@@ -46,8 +47,12 @@ def _feeds_through_relu(output: Tensor, received: Tensor) -> bool:
 
 def _record(exposure: Exposure) -> dict[str, tuple[Tensor, Tensor]]:
     """What every linear and convolutional layer receives and gives on the probes, by name; of several calls the last."""
-    probes = torch.randn(PROBES, *exposure.public.input_shape, generator=generator(0, "chain probes"))
-    _, calls = record_calls(exposure.model, probes.to(next(exposure.model.parameters())), _is_linear, evaluate=True)
+    rng, public = generator(0, "chain probes"), exposure.public
+    if public.blank is not None:
+        probes = random_texts(exposure.model, public.blank, PROBES, rng)
+    else:
+        probes = torch.randn(PROBES, *public.input_shape, generator=rng).to(next(exposure.model.parameters()))
+    _, calls = record_calls(exposure.model, probes, _is_linear, evaluate=True)
     return {call.name: (call.received, call.given) for call in calls}
 
 

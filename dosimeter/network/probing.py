@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils.hooks import RemovableHandle
 
+from dosimeter.types import NamedInputs
+
 MOST_AT_ONCE = 256  # inputs of a forward pass without gradients
 HELD_AT_ONCE = 6  # activations of the largest size, a convolution's own copies included
 PASS_BYTES = 2**29  # of activations in such a pass; a fixed number, so that every machine computes the same bits
@@ -53,12 +55,21 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
             module.training = mode
 
 
-def forward(model: nn.Module, tensors: Mapping[str, Tensor] | Sequence[Mapping[str, Tensor]], inputs: Tensor, **options: Any) -> Any:
+def forward(model: nn.Module, tensors: Mapping[str, Tensor] | Sequence[Mapping[str, Tensor]], inputs: Any, **options: Any) -> Any:
     """The model's output with `tensors` in place of its own. A model may write into its input, so it gets a copy."""
-    return functional_call(model, tensors, (inputs.clone(),), **options)  # pyright: ignore[reportArgumentType]
+    own = inputs.clone()
+    given: dict[str, Any] = {"args": (), "kwargs": own.tensors} if isinstance(own, NamedInputs) else {"args": (own,)}
+    return logits_of(functional_call(model, tensors, **given, **options))  # pyright: ignore[reportArgumentType]
 
 
-def output_of(model: nn.Module, inputs: Tensor) -> Any:
+def logits_of(output: Any) -> Any:
+    """The tensor of logits in what a model returns: a field of that name, as in the outputs of Transformers, or the first of a tuple."""
+    if isinstance(output, Mapping) and "logits" in output:
+        return output["logits"]
+    return output[0] if isinstance(output, tuple) and output and isinstance(output[0], Tensor) else output
+
+
+def output_of(model: nn.Module, inputs: Any) -> Any:
     """The model's output in its current mode, without gradients."""
     with torch.no_grad():
         return forward(model, copied_buffers(model), inputs)
@@ -80,7 +91,7 @@ def samples_at_once(model: nn.Module, inputs: Tensor) -> int:
     return max(1, min(MOST_AT_ONCE, PASS_BYTES // (HELD_AT_ONCE * largest)))
 
 
-def input_of(model: nn.Module, name: str, inputs: Tensor, *, differentiable: bool = False) -> Tensor:
+def input_of(model: nn.Module, name: str, inputs: Any, *, differentiable: bool = False) -> Tensor:
     """What the module `name` receives when the model, in its current mode, sees `inputs`: (B, H) for a linear layer."""
     received: list[Tensor] = []
     hook = model.get_submodule(name).register_forward_hook(lambda _, arguments, __: received.append(arguments[0]))
@@ -89,7 +100,7 @@ def input_of(model: nn.Module, name: str, inputs: Tensor, *, differentiable: boo
     return received[-1] if differentiable else received[-1].detach()
 
 
-def outputs_with(model: nn.Module, name: str, inputs: Tensor) -> tuple[Any, Any]:
+def outputs_with(model: nn.Module, name: str, inputs: Any) -> tuple[Any, Any]:
     """The model's output, and the module's that the model's is made from, so that one can be differentiated by the other."""
     given: list[Any] = []
     hook = model.get_submodule(name).register_forward_hook(lambda _, __, output: given.append(output))
@@ -98,7 +109,7 @@ def outputs_with(model: nn.Module, name: str, inputs: Tensor) -> tuple[Any, Any]
     return output, given[0]
 
 
-def record_calls(model: nn.Module, inputs: Tensor, selected: Selection, *, evaluate: bool = False) -> tuple[Any, list[Call]]:
+def record_calls(model: nn.Module, inputs: Any, selected: Selection, *, evaluate: bool = False) -> tuple[Any, list[Call]]:
     """The model's output, and the selected modules' calls in the order in which they end; without gradients.
 
     The model runs in its current mode, or in eval mode with `evaluate`.
@@ -118,7 +129,7 @@ def record_calls(model: nn.Module, inputs: Tensor, selected: Selection, *, evalu
         return output_of(model, inputs), calls
 
 
-def record_inputs(model: nn.Module, inputs: Tensor, selected: Selection) -> tuple[Any, list[tuple[str, nn.Module, Tensor]]]:
+def record_inputs(model: nn.Module, inputs: Any, selected: Selection) -> tuple[Any, list[tuple[str, nn.Module, Tensor]]]:
     """The model's output, and what each selected module receives, in the order in which they begin; without gradients."""
     received: list[tuple[str, nn.Module, Tensor]] = []
     hooks = [

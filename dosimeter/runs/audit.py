@@ -7,11 +7,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from torch import nn
+from torch import Tensor, nn
 
 from dosimeter.artefacts import CHECKPOINT_FOLDER, save_checkpoints
-from dosimeter.client.checks import defense_list
-from dosimeter.client.losses import CrossEntropy
+from dosimeter.client.checks import check_model, defense_list
+from dosimeter.client.observe import loss_for
 from dosimeter.client.training import FedSGD
 from dosimeter.config import Surfaced, describe
 from dosimeter.engines.adaptation import adapt, distrust
@@ -19,10 +19,12 @@ from dosimeter.engines.needs import check_needs
 from dosimeter.interfaces import Defense, Exposure, LabelRecovery, Loss, Recovery, Tampering, Training
 from dosimeter.models.loading import ModelConfig
 from dosimeter.network.head import locate_head
+from dosimeter.network.leftovers import nothing_kept
+from dosimeter.network.model_state import copy_of
 from dosimeter.options import OptionError, check_value
 from dosimeter.progress import Listener, listening
 from dosimeter.records import FILE_NAME, lock_folder, read_records, write_record
-from dosimeter.registry import DEFENSES, LOSSES, TRAININGS, Registry, options_of, suggestion
+from dosimeter.registry import DEFENSES, TRAININGS, Registry, options_of, suggestion
 from dosimeter.runs.audited_client import DataConfig, client_from
 from dosimeter.runs.experiment import failure_record, run
 from dosimeter.runs.exposures import Expose, Exposures
@@ -124,7 +126,7 @@ def audit(
     batch: Batch,
     *,
     training: Training | str | None = None,
-    loss: Loss | str | None = None,
+    loss: Loss | nn.Module | Callable[..., Tensor] | str | None = None,
     defenses: Sequence[Defense | str] = (),
     normalization: Normalization | None = None,
     auxiliary: Batch | None = None,
@@ -145,9 +147,12 @@ def audit(
     take its place, or noise where there are none. With `out`, each record is written as soon as it is made, and a killed audit
     resumes from there.
     """
+    check_model(model)
+    with nothing_kept(model, loss):
+        own = loss_for(copy_of(model), batch, loss)
     suite = Suite(
         training=TRAININGS.resolve(training or FedSGD()),
-        loss=LOSSES.resolve(loss or CrossEntropy()),
+        loss=own,
         defenses=tuple(DEFENSES.resolve(defense) for defense in defense_list(defenses)),
         declare_batch_size=declare_batch_size,
         seed=seed,
@@ -156,7 +161,7 @@ def audit(
         budget=budget,
         adaptive=adaptive,
     )
-    client = client_from(model, batch, normalization=normalization, auxiliary=auxiliary, foreign=foreign)
+    client = client_from(model, batch, normalization=normalization, auxiliary=auxiliary, foreign=foreign, loss=own)
     return run_suite(client, suite, out=out, progress=progress)
 
 
@@ -174,12 +179,14 @@ def run_suite(
     Long attacks save a checkpoint there every `checkpoint_every` seconds, and resume from it. The folder may also hold records
     of the clients `beside` this one. Records of any other client are refused.
     """
-    chosen = {surface.name: _choose_methods(surface.methods, suite.choice(surface), suite.budget) for surface in surfaces()}
+    exposing = Exposures()
+    exposure = exposing(client, suite, client.batch)  # a client that cannot be audited is refused here, before anything is written
+    kind = exposure.public.kind
+    wanted = {s.name: suite.choice(s) if s.plural in suite.methods or kind in s.reads else () for s in surfaces()}
+    chosen = {surface.name: _choose_methods(surface.methods, wanted[surface.name], suite.budget) for surface in surfaces()}
     every = [method for methods in chosen.values() for method in methods]
     if not every:
         raise ValueError(f"nothing to audit: {', '.join(surface.plural for surface in surfaces())} are all empty")
-    exposing = Exposures()
-    exposure = exposing(client, suite, client.batch)  # a client that cannot be audited is refused here, before anything is written
     if any(surface.needs_head and chosen[surface.name] for surface in surfaces()):
         _require_head(client, suite)
     countering = [method for method in every if suite.adaptive and adapt(method, exposure).changed]

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from dosimeter.artefacts import fingerprint
 from dosimeter.client.checks import check_batch, check_model
+from dosimeter.client.observe import loss_for
 from dosimeter.data.dataset import ImageSet
 from dosimeter.data.load import load_images
 from dosimeter.data.samplers import Random
@@ -20,6 +21,7 @@ from dosimeter.network.copies import deep_copy
 from dosimeter.network.leftovers import nothing_kept
 from dosimeter.network.model_state import copy_of
 from dosimeter.network.probing import evaluation_mode, output_of, samples_at_once
+from dosimeter.network.token_inputs import tensors_of
 from dosimeter.normalization import from_pixels
 from dosimeter.options import NonNegativeInt, OptionError, PositiveInt, check_fields
 from dosimeter.progress import advance
@@ -92,7 +94,7 @@ def prepare(model_config: ModelConfig, data_config: DataConfig, *, seed: int = 0
     return AuditedClient(
         model=model,
         batch=private_batch,
-        foreign=batch(foreign) if len(foreign) else _stand_in(private_batch, None, normalization),
+        foreign=batch(foreign) if len(foreign) else _stand_in(model, private_batch, None, normalization),
         auxiliary=granted,
         reference=batch(public[:MOST_ACCURACY_IMAGES]) if granted is None and len(public) else None,
         pool=batch(public[:MOST_POOL_IMAGES]) if len(public) else None,
@@ -116,6 +118,7 @@ def client_from(
     normalization: Normalization | None = None,
     auxiliary: Batch | None = None,
     foreign: Batch | None = None,
+    loss: Any = None,
 ) -> AuditedClient:
     """The client made of the caller's own model and batches."""
     normalization = normalization or Normalization()
@@ -123,14 +126,15 @@ def client_from(
     judged, where = (auxiliary, "the auxiliary data") if auxiliary is not None else (batch, "the private batch itself")
     with nothing_kept(model):
         trial = copy_of(model)  # a model may keep what it sees
+        loss = loss_for(trial, batch, loss)
         for path, samples in (("batch", batch), ("auxiliary", auxiliary), ("foreign", foreign)):
             if samples is not None:
-                check_batch(trial, samples, path)
+                check_batch(trial, samples, path, loss)
         accuracy = measure_accuracy(trial, judged)
     return AuditedClient(
         model=model,
         batch=batch,
-        foreign=foreign or _stand_in(batch, auxiliary, normalization),
+        foreign=foreign or _stand_in(trial, batch, auxiliary, normalization),
         auxiliary=auxiliary,
         normalization=normalization,
         description={
@@ -152,12 +156,12 @@ def check_device(device: str) -> None:
         raise ValueError(f"device: {device!r} cannot be used here: {reason}") from None
 
 
-def _stand_in(batch: Batch, auxiliary: Batch | None, normalization: Normalization) -> Batch:
+def _stand_in(model: nn.Module, batch: Batch, auxiliary: Batch | None, normalization: Normalization) -> Batch:
     """A foreign batch where the caller gives none: auxiliary samples, or drawn ones with the labels shifted by one sample."""
     size = len(batch.inputs)
     if auxiliary is not None and len(auxiliary.inputs) >= size:
         return Batch(auxiliary.inputs[-size:], auxiliary.targets[-size:])
-    samples = other_samples(batch, None, normalization, generator(0, "foreign samples"))
+    samples = other_samples(model, batch, None, normalization, generator(0, "foreign samples"))
     return Batch(samples, batch.targets.roll(1, 0))
 
 
@@ -166,15 +170,24 @@ def fingerprints_of(model: nn.Module, batch: Batch) -> dict[str, Any]:
     return {
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "model_hash": fingerprint(*model.state_dict().values()),
-        "batch_hash": fingerprint(batch.inputs, batch.targets),
+        "batch_hash": fingerprint(*tensors_of(batch.inputs), batch.targets),
     }
 
 
-def measure_accuracy(model: nn.Module, batch: Batch) -> float:
-    """The share of samples classified correctly in eval mode, of several labels all. The model's own mode is restored."""
+def measure_accuracy(model: nn.Module, batch: Batch) -> float | None:
+    """The share of samples, or of positions of texts, classified correctly in eval mode, of several labels all; None without classes.
+
+    The model's own mode is restored.
+    """
     with evaluation_mode(model):
-        pieces = batch.inputs.split(min(64, samples_at_once(model, batch.inputs)))
-        predicted = torch.cat([output_of(model, piece) for piece in pieces])
+        order = torch.arange(len(batch.inputs), device=batch.inputs.device)
+        pieces = order.split(min(64, samples_at_once(model, batch.inputs)))
+        predicted = torch.cat([output_of(model, batch.inputs[piece]) for piece in pieces])
+    if predicted.ndim == 3:  # one token at each position
+        counted = batch.targets >= 0
+        return float((predicted.argmax(-1) == batch.targets)[counted].float().mean())
+    if batch.targets.is_floating_point() and batch.targets.ndim == 1:
+        return None
     if not has_one_label(batch.targets):
         return float(((predicted > 0) == (batch.targets > 0.5)).all(1).float().mean())
     targets = batch.targets if batch.targets.ndim == 1 else batch.targets.argmax(1)

@@ -119,7 +119,7 @@ def _run_cells(
     checkpoint_every: float | None,
 ) -> Audit:
     suite: dict[str, Any] = {item.name: getattr(grid, item.name) for item in fields(Suite)}
-    suite["methods"] = {surface.plural: grid.choice(surface) for surface in surfaces()}
+    suite["methods"] = {s.plural: grid.choice(s) for s in surfaces() if s.plural in grid.methods or "numbers" in s.reads}
     cells, records, resumed = grid.cells, [], 0
     clients = _audited_clients(client, grid)
     undefended: Record | None = None
@@ -148,7 +148,7 @@ def _with_counters(suite: Suite) -> Suite:
     """The suite, with methods that need neither the head nor labels added where the defenses withhold or replace the head."""
     if not suite.adaptive or not any(one.hides_head for one in suite.defenses):
         return suite
-    return replace(suite, methods={surface.plural: _with_headless_methods(surface, suite.choice(surface)) for surface in surfaces()})
+    return replace(suite, methods={s.plural: _with_headless_methods(s, suite.choice(s)) for s in surfaces() if s.plural in suite.methods})
 
 
 def _with_headless_methods(surface: Surface[Any], chosen: Any) -> Any:

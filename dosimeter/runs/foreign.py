@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from dosimeter.client.checks import count_classes
-from dosimeter.normalization import from_pixels
 from dosimeter.randomness import generator
 from dosimeter.runs.measurement import AuditedClient
-from dosimeter.surfaces.stand_ins import draw_stand_ins
+from dosimeter.surfaces.stand_ins import stand_ins_for
 from dosimeter.types import Batch, Normalization
 
 FOREIGN_DRAWS = 5  # batches that are tried before a null is given up
@@ -27,7 +27,7 @@ def foreign_batches(client: AuditedClient, seed: int) -> Iterator[Batch]:
     yield client.foreign
     for draw in range(1, FOREIGN_DRAWS):
         rng = generator(seed, f"foreign batch {draw}")
-        samples = other_samples(client.batch, client.auxiliary or client.reference, client.normalization, rng)
+        samples = other_samples(client.model, client.batch, client.auxiliary or client.reference, client.normalization, rng)
         targets = client.batch.targets.roll(draw, 0)
         yield Batch(samples, _differing_labels(client, targets, rng) if draw >= FOREIGN_DRAWS - 2 and targets.ndim == 1 else targets)
 
@@ -39,9 +39,10 @@ def _differing_labels(client: AuditedClient, targets: Tensor, rng: torch.Generat
     return torch.cat([torch.randperm(classes, generator=rng) for _ in range(rounds)])[: len(targets)].to(targets)
 
 
-def other_samples(batch: Batch, known: Batch | None, normalization: Normalization, rng: torch.Generator) -> Tensor:
+def other_samples(model: nn.Module, batch: Batch, known: Batch | None, normalization: Normalization, rng: torch.Generator) -> Any:
     """As many samples as the batch has: of the known ones at random, or drawn ones where too few are known."""
     size = len(batch.inputs)
     if known is not None and len(known.inputs) >= size:
         return known.inputs[torch.randperm(len(known.inputs), generator=rng)[:size].to(known.inputs.device)]
-    return from_pixels(draw_stand_ins(tuple(batch.inputs.shape[1:]), size, rng), normalization).to(batch.inputs)
+    drawn = stand_ins_for(model, batch.inputs, size, normalization, rng)
+    return drawn.to(batch.inputs) if isinstance(drawn, Tensor) else drawn

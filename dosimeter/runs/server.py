@@ -9,11 +9,11 @@ from torch import Tensor
 
 from dosimeter.client.checks import check_exposure, check_soft_labels
 from dosimeter.engines.needs import check_needs
-from dosimeter.interfaces import Attack, Exposure, FeatureRecovery, LabelRecovery, MapRecovery, Public, Recovery
+from dosimeter.interfaces import Attack, Exposure, FeatureRecovery, LabelRecovery, MapRecovery, Public, Recovery, TokenRecovery
 from dosimeter.randomness import generator, global_seed
-from dosimeter.registry import ATTACKS, FEATURES, LABELS, MAPS, Registry
+from dosimeter.registry import ATTACKS, FEATURES, LABELS, MAPS, TOKENS, Registry
 from dosimeter.surfaces.surface import Surface, surface_of_method
-from dosimeter.types import FeatureEstimate, LabelEstimate, MapEstimate, Reconstruction
+from dosimeter.types import FeatureEstimate, LabelEstimate, MapEstimate, Reconstruction, TokenEstimate
 
 Labels = LabelEstimate | Tensor | None
 
@@ -46,6 +46,11 @@ def recover_maps(
     return _recover(MAPS, exposure, method, None, seed, named)
 
 
+def recover_tokens(exposure: Exposure, method: str | TokenRecovery = "embedding_rows", *, seed: int = 0, **options: Any) -> TokenEstimate:
+    """Recover the tokens of a batch of texts: which ones occur, and, where the method gives them, in which sequences."""
+    return _recover(TOKENS, exposure, method, None, seed, options)
+
+
 def _recover(registry: Registry[Any], exposure: Exposure, method: Any, labels: Labels, seed: int, options: dict[str, Any]) -> Any:
     recovery = registry.resolve(method, **options)
     check_exposure(exposure)
@@ -55,6 +60,7 @@ def _recover(registry: Registry[Any], exposure: Exposure, method: Any, labels: L
 def run_method(exposure: Exposure, method: Recovery, labels: Labels, seed: int) -> Any:
     """What a method recovers from an exposure that is checked already: the estimate of its surface."""
     surface = surface_of_method(method)
+    surface.check_reads(method, exposure.public)
     known = as_label_estimate(labels, exposure.public)
     check_needs(method, exposure, known)
     role = f"{surface.key} {method.name}"

@@ -205,7 +205,9 @@ def _most_frequent(targets: Tensor) -> float:
 
 def _judge_model(model: nn.Module, pool: Batch, held_out: Batch) -> float:
     _estimate_batch_norm(model, pool)
-    return measure_accuracy(model, held_out)
+    accuracy = measure_accuracy(model, held_out)
+    assert accuracy is not None  # images have classes
+    return accuracy
 
 
 def _estimate_batch_norm(model: nn.Module, pool: Batch) -> None:

@@ -35,6 +35,7 @@ class Features(Surface[FeatureEstimate]):
     """What the model computes from each sample just before it decides."""
 
     position = 20
+    reads = ("numbers", "texts")
     estimate = FeatureEstimate
     methods = FEATURES
     key = plural = "features"

@@ -36,6 +36,7 @@ class Labels(Surface[LabelEstimate]):
     """Which classes the samples of a batch belong to."""
 
     position = 10
+    reads = ("numbers", "texts")
     estimate = LabelEstimate
     methods = LABELS
     key = plural = "labels"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +14,6 @@ from dosimeter.interfaces import Exposure
 from dosimeter.network.model_state import copy_of
 from dosimeter.network.probing import input_of
 from dosimeter.network.received import received_by
-from dosimeter.normalization import from_pixels
 from dosimeter.randomness import generator
 from dosimeter.surfaces.luck import LARGEST_CHANCE, correct_for_attempts, luck_words
 from dosimeter.surfaces.scores import (
@@ -27,8 +27,9 @@ from dosimeter.surfaces.scores import (
     number,
     score_samples,
 )
-from dosimeter.surfaces.stand_ins import STAND_INS, draw_stand_ins
+from dosimeter.surfaces.stand_ins import STAND_INS, stand_ins_for
 from dosimeter.surfaces.verdicts import Verdict
+from dosimeter.types import NamedInputs
 
 SHARE_OF_NULL = 0.5  # an error below this share of each null's, and of the zero vector's, counts as leaked
 LARGEST_CERTIFIED_ERROR = 1e-2  # a certificate is false beyond this error, or beyond its own error bar where that is smaller
@@ -81,13 +82,20 @@ class LayerReader:
     layer: str
     arrange: Callable[[Tensor, str], Tensor]  # what the layer received (B, ...), and its name, as the surface holds it
 
-    def __call__(self, inputs: Tensor) -> Tensor:
+    def __call__(self, inputs: Any) -> Tensor:
         """The whole batch at once, as batch norm in train mode saw it."""
-        return self.arrange(input_of(self.model, self.layer, inputs.to(next(self.model.parameters()))), self.layer)
+        return self.arrange(input_of(self.model, self.layer, self._as_taken(inputs)), self.layer)
 
-    def in_pieces(self, inputs: Tensor) -> Tensor:
+    def _as_taken(self, inputs: Any) -> Any:
+        """Numbers in the model's own format; token ids as they are."""
+        like = next(self.model.parameters())
+        if isinstance(inputs, NamedInputs):
+            return inputs.each(lambda tensor: tensor.to(like if tensor.is_floating_point() else like.device))
+        return inputs.to(like if inputs.is_floating_point() else like.device)
+
+    def in_pieces(self, inputs: Any) -> Tensor:
         """Many public samples, as many at once as fit."""
-        received = received_by(self.model, self.layer, inputs.to(next(self.model.parameters())))
+        received = received_by(self.model, self.layer, self._as_taken(inputs))
         return self.arrange(received, self.layer).to(torch.float64)
 
 
@@ -101,9 +109,8 @@ def score_layer(surface: str, recovered: Tensor, true: Tensor, foreign: Tensor |
     assert exposure is not None
     public, stand_ins = None, None
     if auxiliary is None:
-        drawn = draw_stand_ins(tuple(truth.inputs.shape[1:]), STAND_INS, generator(0, "stand-ins"))
         scale = comparison.normalization or exposure.public.normalization
-        stand_ins = read.in_pieces(from_pixels(drawn, scale))
+        stand_ins = read.in_pieces(stand_ins_for(exposure.model, truth.inputs, STAND_INS, scale, generator(0, "stand-ins")))
     else:
         public = read.in_pieces(auxiliary.inputs)
     scores = score_samples(

@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
-from torch import Generator, Tensor
+from torch import Generator, Tensor, nn
 from torch.nn.functional import interpolate
+
+from dosimeter.network.token_inputs import are_tokens, blank_of, random_texts
+from dosimeter.normalization import from_pixels
+from dosimeter.types import Normalization
 
 STAND_INS = 64  # that an estimate is compared with
 COARSEST_FIELDS = (1, 2, 4, 8)  # rows and columns of random levels that are blown up to a picture; the last kind is plain noise
 COLOUR_SHARE = 0.3  # of a channel's own field beside the field that all channels share
+
+
+def stand_ins_for(model: nn.Module, inputs: Any, count: int, normalization: Normalization, rng: Generator) -> Any:
+    """Samples of the same shape as `inputs` that are of no client's kind: drawn pictures, or tokens drawn from the whole vocabulary."""
+    shape = tuple(inputs.shape[1:])
+    if not are_tokens(inputs):
+        return from_pixels(draw_stand_ins(shape, count, rng), normalization)
+    return random_texts(model, blank_of(inputs), count, rng)
 
 
 def draw_stand_ins(shape: tuple[int, ...], count: int, rng: Generator) -> Tensor:

@@ -10,13 +10,14 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 from torch import Generator
 
-from dosimeter.interfaces import Exposure, Recovery
+from dosimeter.interfaces import Exposure, InputKind, Public, Recovery
 from dosimeter.registry import METRICS, Registry
 from dosimeter.surfaces.scores import Comparison, Scores, Values, columns_of, median, number
 from dosimeter.surfaces.verdicts import Verdict
-from dosimeter.types import Batch, Evidence, Knowledge, LabelEstimate, Record
+from dosimeter.types import Batch, Evidence, Knowledge, LabelEstimate, Record, Refused
 
 Estimate = TypeVar("Estimate")
+SEE_TOKENS = "dm.recover_tokens reads the tokens"
 
 
 class Surface(ABC, Generic[Estimate]):
@@ -38,6 +39,7 @@ class Surface(ABC, Generic[Estimate]):
     also_plotted: ClassVar[tuple[str, ...]] = ()  # metrics that are drawn beside the headline
     plot: ClassVar[Literal["shares", "errors", "samples"]]  # on a track of 0 to 100 %, on a logarithmic one, or sample by sample
 
+    reads: ClassVar[tuple[InputKind, ...]] = ("numbers",)  # the clients whose updates its methods read
     per_sample: ClassVar[bool] = True  # False: its headline is one number a batch
     takes_labels: ClassVar[bool] = True  # the methods build on labels, whose source is said
     has_foreign_null: ClassVar[bool] = True  # the same method is run on another client's gradient
@@ -60,6 +62,16 @@ class Surface(ABC, Generic[Estimate]):
     share_words: ClassVar[str]  # what the share of a grid cell is, after "of <surface>"
     beaten_words: ClassVar[str] = "beats every null"  # what marks a sample in plots and pictures
     counting_words: ClassVar[str] = ""  # when one sample counts as leaked, as a sentence
+
+    def check_reads(self, method: Recovery, public: Public) -> None:
+        """Refuse a client whose inputs or outputs are of a kind that no method of this surface reads."""
+        if public.kind in self.reads:
+            return
+        if public.kind == "numbers":
+            raise Refused(f"{method.name} reads token ids, and this model takes numbers")
+        if "texts" in self.reads:
+            raise Refused(f"{method.name} reads one output a sample, and this model has one at each position of a text; {SEE_TOKENS}")
+        raise Refused(f"{method.name} looks for {self.name} that are numbers, and this model takes token ids; {SEE_TOKENS}")
 
     def recover(self, method: Any, exposure: Exposure, labels: LabelEstimate | None, rng: Generator) -> Estimate:
         """What a method of this surface recovers."""

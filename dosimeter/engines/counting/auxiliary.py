@@ -1,10 +1,10 @@
-"""The features and gradients of data that the server has: auxiliary samples, or dummies of uniform noise."""
+"""The features and gradients of data that the server has: auxiliary samples, or dummies of uniform noise or random tokens."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Generator, Tensor
@@ -12,6 +12,7 @@ from torch import Generator, Tensor
 from dosimeter.interfaces import Exposure, Loss
 from dosimeter.network.head import Head
 from dosimeter.network.received import received_by
+from dosimeter.network.token_inputs import random_texts
 from dosimeter.normalization import from_pixels
 from dosimeter.types import Refused
 
@@ -86,12 +87,14 @@ def _own_gradients(loss: Loss, logits: Tensor) -> Tensor:
     return torch.cat([loss.logit_gradient(logits.expand(len(j), -1), j).gather(1, j[:, None])[:, 0] for j in pieces])
 
 
-def _data(exposure: Exposure, source: Source, rng: Generator) -> tuple[Tensor, Tensor | None]:
+def _data(exposure: Exposure, source: Source, rng: Generator) -> tuple[Any, Tensor | None]:
     if exposure.auxiliary is not None and source != "dummy":
         targets = exposure.auxiliary.targets
         return exposure.auxiliary.inputs, targets.argmax(1) if targets.ndim == 2 else targets
     if source == "auxiliary":
         raise Refused('auxiliary data are not granted here; source="dummy" does without')
+    if exposure.public.blank is not None:
+        return random_texts(exposure.model, exposure.public.blank, DUMMIES, rng), None
     parameter = next(exposure.model.parameters())
     pixels = torch.rand((DUMMIES, *exposure.public.input_shape), generator=rng, device=rng.device)
     return from_pixels(pixels, exposure.public.normalization).to(parameter), None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from torch import Tensor
 from dosimeter.interfaces import Exposure
 from dosimeter.network.head import Head
 from dosimeter.network.probing import input_of
+from dosimeter.network.token_inputs import random_texts
 from dosimeter.normalization import from_pixels
 from dosimeter.randomness import generator
 
@@ -43,7 +45,7 @@ def find_feature_prior(exposure: Exposure, head: Head) -> FeaturePrior | None:
     granted = exposure.auxiliary is not None
     inputs = exposure.auxiliary.inputs[: 4 * SYNTHETIC_INPUTS] if exposure.auxiliary is not None else _synthetic_inputs(exposure)
     features = torch.nan_to_num(input_of(exposure.model, head.name, inputs).to(torch.float64))
-    if not granted and inputs.ndim == 2 and features.shape == inputs.shape and torch.equal(features, inputs.to(torch.float64)):
+    if not granted and len(inputs.shape) == 2 and features.shape == inputs.shape and torch.equal(features, inputs.double()):
         return None
     found = fit_feature_prior(features, head.non_negative)
     least, most = found.share(features).aminmax()
@@ -74,9 +76,11 @@ def fit_feature_prior(features: Tensor, non_negative: bool) -> FeaturePrior:
     return FeaturePrior(mean=mean, size=size, gain=middle * deviation / (mean / size).mean(), spread=deviation.square())
 
 
-def _synthetic_inputs(exposure: Exposure) -> Tensor:
-    """Images with the amplitude spectrum of natural ones, 1/frequency; white noise for inputs of other shapes."""
+def _synthetic_inputs(exposure: Exposure) -> Any:
+    """Images with the amplitude spectrum of natural ones, 1/frequency; white noise for other shapes, random tokens for texts."""
     parameter = next(exposure.model.parameters())
+    if exposure.public.blank is not None:
+        return random_texts(exposure.model, exposure.public.blank, SYNTHETIC_INPUTS, generator(0, "typical inputs"))
     noise = torch.randn(SYNTHETIC_INPUTS, *exposure.public.input_shape, generator=generator(0, "typical inputs"))
     if noise.ndim == 4:
         height, width = noise.shape[-2:]

@@ -1,0 +1,63 @@
+"""Embeddings that share their weight with the output layer: the part of the gradient that the output layer adds is taken off."""
+
+from __future__ import annotations
+
+import torch
+from torch import Generator, Tensor
+
+from dosimeter.client.losses import CrossEntropy, TokenCrossEntropy
+from dosimeter.client.training import eager_gradient, leaves
+from dosimeter.engines.subspace.spectrum import rounding_unit
+from dosimeter.engines.tokens.span import Span, span_of
+from dosimeter.interfaces import Exposure
+from dosimeter.network.probing import copied_buffers
+from dosimeter.network.token_inputs import TokenEmbedding, with_ids
+from dosimeter.types import NamedInputs, Refused
+
+SPARE_ROWS = 64  # of the sketch, beyond the width of the embedding
+SMALL_SHARE = 0.5  # of the vocabulary: the smallest rows of the gradient, which belong to tokens that do not occur
+
+
+def is_tied(exposure: Exposure, embedding: TokenEmbedding) -> bool:
+    """Whether tokens that a text does not hold get a gradient too, on one probe: then another layer uses the same weight."""
+    blank = exposure.public.blank
+    main = blank.main if isinstance(blank, NamedInputs) else blank
+    ids = torch.full_like(main, 1 % embedding.vocabulary)
+    probe = with_ids(blank, ids)
+    positions = exposure.public.positions
+    loss = TokenCrossEntropy() if positions else CrossEntropy()
+    targets = torch.zeros_like(ids) if positions else torch.zeros(1, dtype=torch.int64, device=ids.device)
+    gradient = eager_gradient(exposure.model, loss, create_graph=False)
+    with torch.random.fork_rng([ids.device] if ids.is_cuda else []):
+        slope = gradient(leaves(exposure.model), copied_buffers(exposure.model), probe, targets).get(embedding.parameter)
+    if slope is None:
+        return False
+    others = slope.any(1)
+    others[1 % embedding.vocabulary] = False
+    return bool(others.any())
+
+
+def head_span(change: Tensor, rng: Generator, *, declared: float = 0.0, most: int | None = None) -> Span:
+    """The span of the features, from the rows (V, H) of tokens that do not occur: each is Σ p h over the positions.
+
+    The gradient of the output layer is Σ (p − y) hᵀ. A token that occurs as an input adds a row that is in no span of features; a
+    token that is only a target does not. `most` is the number of positions, which bounds the rank.
+    """
+    rows = change.to(torch.float64)
+    sizes = rows.norm(dim=1)
+    small = sizes.argsort()[: int(SMALL_SHARE * len(rows))]
+    small = small[sizes[small] > 0]
+    if len(small) <= change.shape[1]:
+        raise Refused("the output layer shares its weight with the embedding, and too few rows of absent tokens show its part")
+    scaled = rows[small] / (1 if declared else sizes[small, None])
+    if len(scaled) > change.shape[1] + SPARE_ROWS:
+        mixing = torch.randn(change.shape[1] + SPARE_ROWS, len(scaled), generator=rng, dtype=torch.float64, device=rows.device)
+        scaled = mixing @ scaled / len(scaled) ** 0.5
+    span = span_of(scaled, rounding_unit(change), declared=declared)
+    if span.full or (most is not None and span.rank > most):
+        held = f"{most} positions" if most is not None else "the positions of this batch"
+        raise Refused(
+            f"the output layer shares its weight with the embedding, and its part of the gradient has rank {span.rank} of {span.columns}: "
+            f"{held} leave no direction in which the embedding's part shows alone"
+        )
+    return span

@@ -1,0 +1,1 @@
+"""Token recoveries, one a file."""

@@ -1,0 +1,127 @@
+"""The set of tokens from the rows of the embedding's gradient: exact, with a tied head, and behind defenses."""
+
+import pytest
+import torch
+from torch import nn
+
+import dosimeter as dm
+from dosimeter.models.transformer import Transformer
+
+VOCABULARY = 300
+
+
+def model_of(kind="gpt2", seed=0, **options):
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return Transformer(kind, vocabulary=VOCABULARY, width=32, layers=2, heads=4, positions=16, **options).eval()
+
+
+def texts(seed=0, batch=3, length=8):
+    return torch.randint(VOCABULARY, (batch, length), generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "bert"])
+def test_the_set_is_exact_certified_and_complete(kind):
+    model = model_of(kind, classes=3)
+    for seed in range(20):
+        ids = texts(seed)
+        found = dm.recover_tokens(dm.observe(model, dm.Batch(ids, torch.tensor([0, 1, 2]))), "embedding_rows")
+        assert found.tokens == found.certified == set(ids.flatten().tolist())
+        assert found.complete
+
+
+def test_a_token_that_does_not_reach_the_loss_is_not_claimed():
+    ids, hidden = texts(1, 2), torch.ones(2, 8, dtype=torch.int64)
+    hidden[0, 5:] = 0
+    found = dm.recover_tokens(dm.observe(model_of(classes=2), dm.Batch({"input_ids": ids, "attention_mask": hidden}, torch.tensor([0, 1]))))
+    assert found.tokens == set(ids[hidden.bool()].tolist())
+
+
+@pytest.mark.parametrize("training", [dm.FedSGD(), dm.FedAvg(learning_rate=0.01, steps=4, mini_batch=1)])
+def test_language_models_and_local_steps(training):
+    ids = texts(2)
+    found = dm.recover_tokens(dm.observe(model_of(), dm.Batch(ids, ids.roll(-1, 1)), training=training))
+    assert found.tokens == found.certified == set(ids.flatten().tolist())
+
+
+def test_behind_a_tied_head_inputs_are_told_from_targets():
+    """The head's rows of absent tokens span its part; a token that is only a target lies in this span."""
+    model = model_of(tied=True)
+    for seed in range(5):
+        ids, targets = texts(seed, 2, 6), texts(seed + 100, 2, 6)
+        found = dm.recover_tokens(dm.observe(model, dm.Batch(ids, targets)))
+        inputs, only_targets = set(ids.flatten().tolist()), set(targets.flatten().tolist()) - set(ids.flatten().tolist())
+        assert only_targets
+        assert found.tokens == found.certified == inputs
+        assert any("output layer" in premise for premise in found.premises)
+
+
+def test_a_tied_head_of_full_rank_leaves_guesses():
+    ids = texts(3, 6, 8)  # 48 positions, 32 features
+    found = dm.recover_tokens(dm.observe(model_of(tied=True), dm.Batch(ids, ids)))
+    assert not found.certified
+    assert "shares its weight" in found.message
+
+
+def test_pruning_leaves_a_part_that_is_still_proved():
+    ids = texts(4)
+    defense = dm.defense("pruning", ratio=0.97)
+    found = dm.recover_tokens(dm.observe(model_of(classes=3), dm.Batch(ids, torch.arange(3)), defenses=(defense,)))
+    assert found.tokens == found.certified
+    assert set() < found.tokens <= set(ids.flatten().tolist())
+    assert not found.complete
+    assert "more tokens" in found.message
+
+
+def test_clipping_changes_nothing():
+    ids = texts(5)
+    found = dm.recover_tokens(
+        dm.observe(model_of(classes=3), dm.Batch(ids, torch.arange(3)), defenses=(dm.defense("clipping", max_norm=0.1),))
+    )
+    assert found.tokens == found.certified == set(ids.flatten().tolist())
+
+
+@pytest.mark.parametrize("noise", ["gaussian_noise", "laplace_noise"])
+def test_behind_declared_noise_no_false_token_is_certified(noise):
+    """The strength is one at which some tokens drown: certified ones are right, and the others are told apart as guesses."""
+    certified, drowned = 0, 0
+    for seed in range(10):
+        ids = texts(seed)
+        option = {"std" if noise == "gaussian_noise" else "scale": 0.05}
+        found = dm.recover_tokens(
+            dm.observe(model_of(classes=3), dm.Batch(ids, torch.arange(3)), defenses=(dm.defense(noise, **option),), seed=seed)
+        )
+        true = set(ids.flatten().tolist())
+        assert found.certified <= true
+        assert all(found.error_bars[token] <= 1e-6 for token in found.certified)
+        assert not found.complete
+        certified, drowned = certified + len(found.certified), drowned + len(true - found.certified)
+    assert certified > 0
+    assert drowned > 0
+
+
+def test_pure_noise_certifies_nothing():
+    """A foreign null: an update that is nothing but the declared noise."""
+    exposure = dm.observe(model_of(classes=3), dm.Batch(texts(), torch.arange(3)), defenses=(dm.defense("gaussian_noise", std=1.0),))
+    found = dm.recover_tokens(exposure)
+    assert not found.certified
+    assert len(found.tokens) <= 2
+
+
+def test_it_refuses_numbers_and_a_withheld_embedding():
+    pixels = dm.observe(nn.Sequential(nn.Flatten(), nn.Linear(16, 2)), dm.Batch(torch.rand(2, 1, 4, 4), torch.tensor([0, 1])))
+    with pytest.raises(dm.Refused, match="embedding_rows reads token ids, and this model takes numbers"):
+        dm.recover_tokens(pixels, "embedding_rows")
+    model = model_of(classes=3)
+    model.tokens.weight.requires_grad_(False)
+    with pytest.raises(dm.Refused, match="needs the embedding's gradient"):
+        dm.recover_tokens(dm.observe(model, dm.Batch(texts(), torch.arange(3))))
+
+
+@pytest.mark.slow
+def test_the_set_is_exact_in_a_thousand_batches():
+    model = model_of(classes=3)
+    for seed in range(1000):
+        ids = texts(seed, 1 + seed % 6, 1 + seed % 16)
+        found = dm.recover_tokens(dm.observe(model, dm.Batch(ids, torch.arange(len(ids)) % 3)))
+        assert found.tokens == found.certified == set(ids.flatten().tolist())
