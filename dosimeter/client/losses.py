@@ -10,9 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import log_softmax, logsigmoid, softmax
 
+from dosimeter.config import describe
 from dosimeter.interfaces import Loss
 from dosimeter.options import Fraction, NonNegativeFloat, PositiveFloat
 from dosimeter.registry import LOSSES
+from dosimeter.types import Refused
 
 Smoothing = Literal["pytorch", "thesis"]
 
@@ -174,10 +176,9 @@ class OwnLoss(Loss):
         return torch.stack([self(logits[i : i + 1], targets[i : i + 1]) for i in range(len(logits))])
 
     def logit_gradient(self, logits: Tensor, targets: Tensor) -> Tensor:
-        def total(at: Tensor) -> Tensor:
-            return self.per_sample(at, targets).sum()
-
-        return torch.func.grad(total)(logits)
+        raise Refused(
+            f"no closed form of the gradient of the client's own loss ({describe(self.function)}) is known, which this method needs"
+        )
 
 
 def loss_of(loss: Loss | nn.Module | Callable[..., Tensor] | str | None, positions: bool = False) -> Loss:
