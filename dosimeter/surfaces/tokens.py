@@ -21,11 +21,12 @@ from dosimeter.surfaces.luck import LARGEST_CHANCE, correct_for_attempts, luck_w
 from dosimeter.surfaces.scores import Comparison, Scores, Values, choose_metrics, compare_samples, no_foreign_null, number
 from dosimeter.surfaces.surface import SURFACES, Surface
 from dosimeter.surfaces.verdicts import Verdict
-from dosimeter.types import Batch, NamedInputs, TokenEstimate
+from dosimeter.types import Batch, Evidence, NamedInputs, TokenEstimate
 
 GUESSED_BATCHES = 1000  # batches of tokens drawn for the null
 MARGIN = 0.1  # by which the F1 of a token set that is not certified must exceed each null's
 SHOWN_TEXTS = 16  # in a record
+SHOWN_TOKENS = 64  # of one text, or of the set
 Text = tuple[int, ...]
 
 
@@ -98,12 +99,33 @@ class Tokens(Surface[TokenEstimate]):
             facts.append(f"{details['sequences']} texts in order, {details.get('certified_sequences')} of them certified")
         return facts
 
+    def evidence(self, found: TokenEstimate, comparison: Comparison | None = None, scores: Scores | None = None) -> list[Evidence]:
+        """Each private text beside the recovered one, as ids; the set of tokens where no text was recovered."""
+        texts = [] if comparison is None else private_texts(comparison.truth)
+        if not found.sequences:
+            private = _words(sorted({token for text in texts for token in text})) if texts else None
+            return [Evidence(kind="text", private=private, recovered=_words(sorted(found.tokens)), caption="the set of token ids")]
+        if comparison is None or scores is None or scores.assignment is None:
+            return [Evidence(kind="text", recovered=_words(text), sample=i) for i, text in enumerate(found.sequences[:SHOWN_TEXTS])]
+        matched = [found.sequences[partner] if partner >= 0 else None for partner in scores.assignment.tolist()]
+        values = scores["rouge1"].tolist() if "rouge1" in scores else [None] * len(texts)
+        return [
+            Evidence(kind="text", private=_words(text), recovered=None if mine is None else _words(mine), sample=i, score=value)
+            for i, (text, mine, value) in enumerate(zip(texts[:SHOWN_TEXTS], matched, values))
+        ]
+
     def share(self, record: Any) -> float:
         """The F1 of the token set, between guessing (0) and perfect (1)."""
         if not record.metrics:
             return 0.0
         guessed = record.nulls["unigram"]["token_f1"][0] or 0.0
         return max(0.0, ((record.metrics["token_f1"][0] or 0.0) - guessed) / (1 - guessed)) if guessed < 1 else 0.0
+
+
+def _words(tokens: Sequence[int]) -> str:
+    """Token ids as a line; the tokenizer is the client's own."""
+    shown = " ".join(map(str, tokens[:SHOWN_TOKENS]))
+    return f"{shown} … and {len(tokens) - SHOWN_TOKENS} more" if len(tokens) > SHOWN_TOKENS else shown
 
 
 def private_texts(batch: Batch) -> list[Text]:

@@ -8,6 +8,7 @@ import torch
 import dosimeter as dm
 from dosimeter.models.transformer import Transformer
 from dosimeter.report.page import render
+from dosimeter.surfaces.scores import Comparison
 from dosimeter.surfaces.surface import surface_named
 from dosimeter.surfaces.tokens import assign_texts, false_certificates, private_texts
 from dosimeter.types import TokenEstimate
@@ -82,6 +83,16 @@ def test_an_audit_of_a_language_model_runs_the_token_recoveries_alone(model):
     assert records[0].nulls["unigram"]["token_f1"][0] < 0.5
     page = render([replace(record, seconds=1.0) for record in records])
     assert "certified: no other token leaves a trace" in page
+
+
+def test_the_evidence_pairs_private_and_recovered_texts():
+    surface = surface_named("tokens")
+    found = estimate(*range(1, 9), sequences=((5, 6, 7, 8), (1, 2, 4, 3)))
+    comparison = Comparison(truth=TRUTH)
+    shown = surface.evidence(found, comparison, surface.score(found, comparison))
+    assert [(one.private, one.recovered, one.score) for one in shown] == [("1 2 3 4", "1 2 4 3", 1.0), ("5 6 7 8", "5 6 7 8", 1.0)]
+    (alone,) = surface.evidence(estimate(7, 3))
+    assert (alone.kind, alone.recovered, alone.private) == ("text", "3 7", None)
 
 
 def test_what_reads_pixels_refuses_texts(model):
