@@ -61,6 +61,7 @@ class VanTrees(Bound):
                 "prior_psnr": [problem.prior_psnr] * len(found),
                 "interval": [[error.psnr(end="low"), error.psnr(end="high")] for error in found],
                 "hidden": [error.hidden for error in found],
+                "bits": [error.bits for error in found],
                 "numbers": problem.size,
             },
         )

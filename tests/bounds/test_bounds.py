@@ -8,6 +8,8 @@ from scipy.special import ndtr, ndtri
 from torch import nn
 
 import dosimeter as dm
+from dosimeter.engines.bounds.mechanism import mechanism_of
+from dosimeter.engines.bounds.pixel_prior import PixelProblem
 from dosimeter.registry import BOUNDS
 
 
@@ -159,3 +161,26 @@ def test_every_bound_says_what_it_takes_for_granted(setting, name):
     assert all(sentence.endswith(".") for sentence in found.assumptions)
     again = _found(dm.ceilings(model, batch, defenses=defenses, auxiliary=auxiliary, bounds=[name]), name)
     assert torch.equal(found.values, again.values)
+
+
+def test_inversion_influence_is_the_published_formula(setting):
+    """Against ‖Jᵀδ‖/λmax computed from the whole Jacobian of a small net."""
+    model, batch, auxiliary = setting
+    defenses = _noise(0.01)
+    found = _found(dm.ceilings(model, batch, defenses=defenses, auxiliary=auxiliary, bounds=["inversion_influence"]), "inversion_influence")
+    jacobian = PixelProblem(mechanism_of(model, batch, defenses=defenses, auxiliary=auxiliary), "test").jacobian
+    basis = torch.eye(64, dtype=torch.float64).reshape(64, 1, 8, 8)
+    matrix = jacobian.normal(1, batch.inputs[1].double().expand(64, 1, 8, 8), basis).flatten(1)
+    squared = float(matrix.trace() / torch.linalg.eigvalsh(matrix)[-1] ** 2)
+    assert found.details["squared_influence"][1] == pytest.approx(squared, rel=0.3)  # the trace is estimated from four random signs
+    assert float(found.values[1]) == pytest.approx(10 * math.log10(64 / squared), abs=1.2)
+
+
+def test_the_bits_of_a_linear_update_are_its_mutual_information(setting):
+    model, batch, auxiliary = setting
+    few, many = (
+        _found(dm.ceilings(model, batch, defenses=_noise(std), auxiliary=auxiliary), "hidden_directions").details["bits"]
+        for std in (0.1, 0.01)
+    )
+    assert all(0 < low < high for low, high in zip(few, many))
+    assert max(_found(dm.ceilings(model, batch, defenses=_noise(1e3), auxiliary=auxiliary), "hidden_directions").details["bits"]) < 1e-4

@@ -44,14 +44,14 @@ class PixelProblem:
 
     def local_error(self, sample: int, *, probes: int, steps: int, rng: Generator) -> RemainingError:
         """What remains if the update is linear, as it is around the sample's own input."""
-        return remaining_error(self._information(sample, self.inputs[sample][None]), self.prior, probes=probes, steps=steps, rng=rng)
+        return remaining_error(self.information(sample, self.inputs[sample][None]), self.prior, probes=probes, steps=steps, rng=rng)
 
     def mean_error(self, sample: int, points: Tensor, *, probes: int, steps: int, rng: Generator) -> RemainingError:
         """What remains with the information averaged over pixels `points` (N, d) in the sample's place."""
         places = from_pixels(points.reshape(-1, *self.inputs.shape[1:]), self.normalization).to(self.inputs)
-        return remaining_error(self._information(sample, places), self.prior, probes=probes, steps=steps, rng=rng)
+        return remaining_error(self.information(sample, places), self.prior, probes=probes, steps=steps, rng=rng)
 
-    def _information(self, sample: int, places: Tensor) -> Information:
+    def information(self, sample: int, places: Tensor) -> Information:
         """The mean Fisher information about the pixels at `places` (N, *shape)."""
 
         def product(vectors: Tensor) -> Tensor:  # (n, d)

@@ -26,6 +26,7 @@ class RemainingError:
     squared: float  # an estimate that errs downwards, so that no attacker looks worse than it is
     spread: float  # half of its 99 % interval; 0 where the trace was taken exactly
     hidden: float  # Σ 1/(1 + λ): the number of directions in which the prior says more than the update
+    bits: float  # ½ Σ log₂(1 + λ): the mutual information of update and input, if the update is linear
     size: int  # numbers in the input
 
     def psnr(self, end: Literal["low", "middle", "high"] = "high") -> float:
@@ -60,15 +61,25 @@ def remaining_error(information: Information, prior: GaussianPrior, *, probes: i
         rounding = size * torch.finfo(values.dtype).eps * values[-1]  # of the matrix itself: below it, a direction counts as hidden
         shares = 1 / (1 + torch.where(values > rounding, values, 0))
         squared = float((prior.root(vectors.T).square().sum(1) * shares).sum())
-        return RemainingError(squared=squared, spread=0.0, hidden=float(shares.sum()), size=size)
+        return RemainingError(squared=squared, spread=0.0, hidden=float(shares.sum()), bits=float(-shares.log2().sum() / 2), size=size)
     signs = torch.randint(0, 2, (probes, size), generator=rng, device=rng.device).to(prior.mean) * 2 - 1
-    found = _inverse_forms(whitened, torch.cat((prior.root(signs), signs[:HIDDEN_PROBES])), steps)
-    spread = NORMAL_99 * float(found[:probes].std()) / math.sqrt(probes) if probes > 1 else math.inf
-    return RemainingError(squared=float(found[:probes].mean()), spread=spread, hidden=float(found[probes:].mean()), size=size)
+    values, weights = quadrature(whitened, torch.cat((prior.root(signs), signs[:HIDDEN_PROBES])), steps)
+    inverse, bits = (weights / (1 + values)).sum(1), (weights * torch.log2(1 + values)).sum(1) / 2
+    spread = NORMAL_99 * float(inverse[:probes].std()) / math.sqrt(probes) if probes > 1 else math.inf
+    return RemainingError(
+        squared=float(inverse[:probes].mean()),
+        spread=spread,
+        hidden=float(inverse[probes:].mean()),
+        bits=float(bits[probes:].mean()),
+        size=size,
+    )
 
 
-def _inverse_forms(product: Information, starts: Tensor, steps: int) -> Tensor:
-    """sᵀ (I + A)⁻¹ s from below for each row s of `starts` (n, d), by Lanczos with full reorthogonalisation. (n,)"""
+def quadrature(product: Information, starts: Tensor, steps: int) -> tuple[Tensor, Tensor]:
+    """Nodes and weights (n, steps) with sᵀ f(A) s ≈ Σ weights · f(nodes) for each row s of `starts` (n, d).
+
+    Lanczos with full reorthogonalisation. For f(λ) = 1/(1 + λ) the sum never exceeds sᵀ f(A) s.
+    """
     norms = starts.norm(dim=1).clamp(min=torch.finfo(starts.dtype).tiny)
     basis = (starts / norms[:, None])[:, None]  # (n, k, d)
     steps = min(steps, starts.shape[1])
@@ -86,4 +97,4 @@ def _inverse_forms(product: Information, starts: Tensor, steps: int) -> Tensor:
         following = torch.where(length[:, None] > 0, following / length.clamp(min=torch.finfo(length.dtype).tiny)[:, None], 0)
         basis = torch.cat((basis, following[:, None]), 1)
     values, vectors = torch.linalg.eigh(tridiagonal)
-    return norms.square() * (vectors[:, 0].square() / (1 + values.clamp(min=0))).sum(1)
+    return values.clamp(min=0), norms.square()[:, None] * vectors[:, 0].square()
