@@ -1,6 +1,7 @@
 """Conditions under which an audit fails, for continuous integration: `leaked`, or `inputs.psnr.median > 20`.
 
-A condition that nothing measured is neither met nor missed: `why_untested` says so, and the command ends with exit code 2.
+A condition that nothing measured is neither met nor missed: `why_untested` says so, and the command ends with exit code 2. The same holds
+where the truth refutes a certificate.
 """
 
 from __future__ import annotations
@@ -66,8 +67,10 @@ class Condition:
         return None if trip is None else str(trip)
 
     def why_untested(self, records: Sequence[Record]) -> str | None:
-        """Why no record has the metric and none proves the surface closed, so that the condition is neither met nor missed; else None."""
+        """Why the condition is neither met nor missed: no record has the metric and none proves the surface closed, or a proof is false."""
         of_surface = [record for record in records if record.surface == self.surface]
+        if refuted := _refuted(of_surface):
+            return refuted
         if any(record.metrics.get(self.metric) or _is_closed(record) for record in of_surface):
             return None
         return _nothing_measures(f"{self.surface}.{self.metric}", [_why_absent(record, self.metric) for record in of_surface])
@@ -94,6 +97,8 @@ class LeakCondition:
 
         Without a surface, every surface that the audit tried and that the gate waits for must have an answer.
         """
+        if refuted := _refuted([record for record in records if self.surface in (None, record.surface)]):
+            return refuted
         waits = {surface.name for surface in surfaces() if surface.gate_waits}
         tried = dict.fromkeys(record.surface for record in records if record.surface in waits)
         for surface in tried or ["anything"] if self.surface is None else [self.surface]:
@@ -151,6 +156,12 @@ def furthest_trip(condition: Condition, records: Sequence[Record]) -> Trip | Non
 
 def _is_closed(record: Record) -> bool:
     return record.surface != UTILITY and verdict_of(record) is Verdict.IMPOSSIBLE
+
+
+def _refuted(records: Sequence[Record]) -> str:
+    """A sentence on proofs that the truth refutes, which make a pass worthless; "" where there are none."""
+    false = dict.fromkeys(f"{record.method} ({record.surface})" for record in records if record.details.get("false_certificates"))
+    return f"the truth refutes what {', '.join(false)} claims to have proved: do not trust this run, and report it" if false else ""
 
 
 def _nothing_measures(what: str, reasons: Sequence[str]) -> str:

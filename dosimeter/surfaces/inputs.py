@@ -37,6 +37,8 @@ from dosimeter.surfaces.verdicts import Verdict
 from dosimeter.types import Batch, Evidence, Normalization, Reconstruction
 
 MARGIN_DB = 3.0  # an input counts as leaked if it beats each of its nulls by this margin
+LARGEST_CLAIM_ERROR = 0.02  # relative error beyond which an input that an attack claims to have proved is no sample of the batch
+DARKEST = 0.05  # root mean square of pixels below which an error is relative to this
 PIXEL_SLACK = 1e-3  # rounding may move a true pixel this far outside [0, 1]
 
 
@@ -86,6 +88,9 @@ class Inputs(Surface[Reconstruction]):
         return score_inputs(found, comparison)
 
     def judge(self, found: Reconstruction, scores: Scores, attempts: int) -> tuple[Verdict, str]:
+        if refuted := scores.details.get("false_certificates", 0):
+            said = f"{refuted} of {len(found.inputs)} inputs that the attack claims to have proved are refuted by the truth"
+            return Verdict.NOT_SHOWN, f"{said}: do not trust this run, and report it"
         chance, refused = scores.details.get("chance", 1.0), scores.details.get("refused_nulls", {})
         return judge_inputs(*scores.as_lists(), chance=chance, attempts=attempts, refused=refused)
 
@@ -187,7 +192,24 @@ def score_inputs(found: Reconstruction, comparison: Comparison) -> Scores:
         classmates=mark_classmates(truth, auxiliary),
         metrics=comparison.metrics,
     )
+    if found.premises and not _are_replaced(comparison):
+        false = count_false_claims(pixels(found.inputs, "found.inputs", scale), wanted)
+        scores = replace(scores, details=scores.details | {"false_certificates": false})
     if bool((wanted < -PIXEL_SLACK).any()) or bool((wanted > 1 + PIXEL_SLACK).any()):
         warning = f"true pixels reach from {wanted.min():.3g} to {wanted.max():.3g}, but psnr, ssim and lpips take them to lie in [0, 1]"
         scores = replace(scores, warnings=(*scores.warnings, f"{warning}: pass the normalization"))
     return scores
+
+
+def count_false_claims(claimed: Tensor, truth: Tensor) -> int:
+    """How many claimed inputs (n, *shape) are no sample of the batch (B, *shape), in pixels; claims beyond the batch's size are false."""
+    claimed, truth = claimed.flatten(1).double(), truth.flatten(1).to(claimed.device).double()
+    distance, nearest = torch.cdist(claimed, truth).min(1)
+    scale = truth.norm(dim=1).clamp_min(DARKEST * math.sqrt(truth.shape[1]))[nearest]
+    wrong = int((~(distance <= LARGEST_CLAIM_ERROR * scale)).sum())
+    return max(wrong, len(claimed) - len(truth))
+
+
+def _are_replaced(comparison: Comparison) -> bool:
+    """Whether the client trained on other samples than the private ones, which then refute nothing."""
+    return comparison.exposure is not None and any(defense.replaces for defense in comparison.exposure.public.defenses)

@@ -2,7 +2,9 @@ import dataclasses
 
 import pytest
 
+from dosimeter.registry import METRICS
 from dosimeter.runs.gate import caveat, furthest_trip, parse_condition
+from dosimeter.surfaces.surface import surface_named, surface_names
 from dosimeter.types import Record
 
 BLANK = Record(
@@ -153,6 +155,21 @@ def test_a_theorem_is_an_answer():
         assert parse_condition(text).failure([proved]) is None
     cost = dataclasses.replace(record("utility"), verdict="")
     assert parse_condition("utility.accuracy.median < 0.8").why_untested([cost]) == "nothing that ran measures utility.accuracy (dlg: )"
+
+
+@pytest.mark.parametrize("surface", surface_names())
+def test_a_refuted_certificate_is_no_pass_on_any_surface(surface):
+    metric = surface_named(surface).headline
+    found = dataclasses.replace(shown(surface, "not shown at this budget", **{metric: [0.5]}), details={"false_certificates": 1})
+    said = f"the truth refutes what ilrg ({surface}) claims to have proved: do not trust this run, and report it"
+    never = f"{surface}.{metric}.median " + ("> 1e9" if METRICS.build(metric).higher_is_better else "< -1e9")
+    for text in ("leaked", f"{surface}.leaked", never):
+        condition = parse_condition(text)
+        assert condition.failure([found]) is None
+        assert condition.why_untested([found]) == said
+        assert condition.why_untested([dataclasses.replace(found, details={"false_certificates": 0})]) != said
+    other = next(name for name in surface_names() if name != surface)
+    assert parse_condition(f"{other}.leaked").why_untested([found, shown(other, "not shown at this budget")]) is None
 
 
 def test_a_pass_of_under_optimised_attacks_is_said_to_be_one():

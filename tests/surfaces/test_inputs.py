@@ -1,6 +1,7 @@
 """Inputs: scores in pixels, the nulls, the 3 dB rule, the verdict, and what the record holds."""
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -10,11 +11,14 @@ from hypothesis import strategies as st
 from skimage.metrics import peak_signal_noise_ratio
 
 import dosimeter as dm
+from dosimeter.interfaces import Attack
 from dosimeter.normalization import from_pixels
+from dosimeter.runs.gate import parse_condition
 from dosimeter.surfaces.inputs import MARGIN_DB, Inputs, beats_nulls, judge_inputs
 from dosimeter.surfaces.intervals import summarize
 from dosimeter.surfaces.scores import Comparison, Scores
 from dosimeter.surfaces.verdicts import Verdict
+from dosimeter.types import Reconstruction
 
 
 def first(batch: dm.Batch, count: int, start: int = 0) -> dm.Batch:
@@ -272,3 +276,34 @@ def test_what_is_no_picture_is_a_table_of_columns():
     assert shown[1].private == shown[1].recovered
     assert list(shown[1].private) == [f"column {i}" for i in range(1, 21)]
     assert float(shown[1].private["column 3"]) == pytest.approx(float(flat[1, 2]), rel=5e-3)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claimant(Attack):
+    """Claims to have proved what it says, right or wrong."""
+
+    said: tuple[float, ...]  # gray levels of the inputs
+
+    def __call__(self, exposure, labels, rng) -> Reconstruction:
+        inputs = torch.stack([torch.full(exposure.public.input_shape, level) for level in self.said])
+        return Reconstruction(inputs=inputs, labels=torch.zeros(len(inputs), dtype=torch.int64), objective=0.0, premises=("honesty",))
+
+
+def test_a_claim_that_the_truth_refutes_is_no_leak_and_passes_no_gate(classifier):
+    grays = torch.tensor([0.2, 0.4, 0.8]).view(3, 1, 1, 1).expand(3, 1, 8, 8).clone()
+    truth = dm.Batch(grays, torch.tensor([1, 2, 3]))
+    for said, false in (((0.2, 0.4, 0.8), 0), ((0.2, 0.405), 0), ((0.2, 0.6), 1), ((0.2, 0.2, 0.2, 0.2), 1), ((0.3, 0.5, 0.6), 3)):
+        report = dm.audit(classifier, truth, labels=[], features=[], maps=[], attacks=[Claimant(said=said)])
+        (record,) = report.records
+        assert record.details["false_certificates"] == false, said
+        assert ("refuted by the truth" in record.reason) == (false > 0)
+        assert record.verdict == "not shown at this budget" or false == 0
+        assert bool(parse_condition("leaked").why_untested(report.records)) == (false > 0)
+
+
+def test_private_samples_refute_no_claim_about_what_replaced_them(classifier, digits):
+    measured = dm.audit(
+        classifier, first(digits, 6), labels=[], features=[], maps=[], attacks=[Claimant(said=(0.5,) * 6)], defenses=["mixup"]
+    )
+    (record,) = measured.records
+    assert "false_certificates" not in record.details
