@@ -68,7 +68,9 @@ def exposures(digits, classifier):
     distinct = torch.tensor([0, 1, 2, 3])
     bare = nn.Sequential(nn.Flatten(), nn.Linear(64, 12, bias=False), nn.ReLU(), nn.Linear(12, 10, bias=False))
     normed = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 10)).eval()
-    for model, chosen in ((classifier, distinct), (normed, distinct), (classifier, distinct[:1]), (bare, distinct[:1])):
+    strided = (nn.Conv2d(1, 32, 3, 2, 1), nn.ReLU(), nn.Conv2d(32, 32, 3, 2, 1), nn.ReLU(), nn.Conv2d(32, 32, 3, 1, 1), nn.ReLU())
+    deep = nn.Sequential(*strided, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10)).eval()
+    for model, chosen in ((classifier, distinct), (normed, distinct), (classifier, distinct[:1]), (bare, distinct[:1]), (deep, distinct)):
         batch = dm.Batch(images[chosen].clone(), labels[chosen].clone())
         yield batch, dm.observe(model, batch, auxiliary=auxiliary)
 

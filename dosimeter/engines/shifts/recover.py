@@ -59,7 +59,7 @@ def recover_maps(exposure: Exposure, layer: str | None = None, *, seed: int = 0)
     if not chosen:
         names = ", ".join(one.name for one in convolutions) or "none"
         raise Refused(f"maps: the client sent no gradient of a layer {layer!r} that has maps; there are: {names}")
-    doubt, declared = _doubt(exposure.public), exposure.public.batch_size
+    doubt, declared = doubt_of_maps(exposure.public), exposure.public.batch_size
     best: tuple[ConvolutionLayer, LayerMaps] | None = None
     tried: list[MapLayer] = []
     for one in chosen:
@@ -137,7 +137,7 @@ def _refusal(tried: Sequence[MapLayer], roomiest: MapLayer) -> str:
     return f"no layer shows its maps. {roomiest.name}, the layer with the most room, has {room}: {roomiest.reason}{rest}"
 
 
-def _doubt(public: Public) -> str:
+def doubt_of_maps(public: Public) -> str:
     """Why nothing is certified here, "" where the update is one gradient as training gave it."""
     if not sends_one_gradient(public.training):
         return f"guesses only: the update sums gradients of {public.training.name}'s local steps"

@@ -1,0 +1,180 @@
+"""The input of layers whose slopes are known, by least squares.
+
+The gradient at kernel offset o is G_o = D_oᵀ A: A (n, in) holds the input at all n positions of the batch, D_o the slopes, moved to the
+positions that offset o reads. Each channel of A is its own problem with the same matrix, and all offsets of all layers that receive the
+input are stacked. So a kernel of k by k determines up to k²·out positions, where a single matrix determines out. A stride splits the
+positions into classes that share no offset, and each class is solved by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from scipy.sparse import coo_matrix
+from scipy.sparse.csgraph import connected_components
+from torch import Tensor
+
+from dosimeter.engines.downward.layers import Layer
+
+LARGEST_CONDITION = 1e4
+MOST_UNKNOWNS = 6000  # positions of one class
+INVERSE_STEPS = 12  # of the power iterations for the condition
+DEAD = 1e-12  # of the largest column: positions that no slope reaches
+
+
+@dataclass(frozen=True, kw_only=True)
+class SolvedClass:
+    """Positions that share offsets, with the matrix of their equations."""
+
+    blocks: tuple[tuple[int, int, Tensor], ...]  # the layer's output, the offset, and the equations (out, n)
+    factor: Tensor  # (n, n) lower triangular, of the Gram matrix
+
+
+@dataclass(frozen=True, kw_only=True)
+class Solution:
+    """The input of some layers, where their gradients determine it."""
+
+    maps: Tensor  # (B, C, H, W), 0 where not solved
+    solved: Tensor  # (B, 1, H, W) bool
+    reached: Tensor  # (B, 1, H, W) bool: a slope touches the position
+    residuals: Mapping[int, Tensor]  # of each layer's gradient (out, in, k, k), by the layer's output
+    misfit: float  # of all gradients that were solved, relative
+    excess: float  # equations for each unknown, in the class that has the fewest
+    condition: float  # of the worst class that was solved
+    reason: str  # why a class was left; "" where all are solved
+    classes: tuple[SolvedClass, ...]
+
+    def leverage(self, layer: Layer) -> Tensor:
+        """How much of a change in the equations of one output channel the least squares absorbs: (out, k·k, k·k).
+
+        With P the projection on what the slopes can explain, these are the entries of P between the offsets of the channel.
+        """
+        outputs, offsets = layer.gradient.shape[0], layer.gradient.shape[2] * layer.gradient.shape[3]
+        found = layer.gradient.new_zeros(outputs, offsets, offsets)
+        for one in self.classes:
+            mine = [(offset, rows) for output, offset, rows in one.blocks if output == layer.output]
+            if not mine:
+                continue
+            rows = torch.cat([rows for _, rows in mine])  # (offsets · out, n)
+            half = torch.linalg.solve_triangular(one.factor, rows.T, upper=False).reshape(-1, len(mine), outputs)
+            chosen = torch.tensor([offset for offset, _ in mine])
+            found[:, chosen[:, None], chosen] = torch.einsum("nao,nbo->oab", half, half)
+        return found
+
+
+def solve_input(layers: Sequence[Layer], slopes: Mapping[int, Tensor], shape: tuple[int, int, int, int]) -> Solution:
+    """The input (B, C, H, W) of layers that all receive it, from their gradients and the slopes (B, out, h, w) at their outputs."""
+    samples, channels, height, width = shape
+    count = samples * height * width
+    like = layers[0].gradient
+    rows, wanted, places = [], [], []
+    for layer in layers:
+        blocks, targets = _rows(layer, slopes[layer.output], shape)
+        rows += blocks
+        wanted += targets
+        places += [(layer, offset) for offset in range(len(blocks))]
+    touched = torch.stack([block.abs().amax(0) for block in rows])  # (blocks, n)
+    touched = touched > DEAD * touched.max()
+    maps = like.new_zeros(count, channels)
+    solved = torch.zeros(count, dtype=torch.bool, device=like.device)
+    classes: list[SolvedClass] = []
+    left, reasons, conditions, excesses = [block * 0 for block in wanted], [], [1.0], [torch.inf]
+    for blocks, columns in _classes(touched):
+        matrix = torch.cat([rows[block][:, columns] for block in blocks])
+        target = torch.cat([wanted[block] for block in blocks])
+        live = matrix.abs().amax(1) > 0
+        answer, factor, condition, reason = _solve(matrix[live], target[live])
+        if answer is None:
+            reasons.append(reason)
+            continue
+        maps[columns], solved[columns] = answer, True
+        conditions.append(condition)
+        named = tuple((places[block][0].output, places[block][1], rows[block][:, columns]) for block in blocks)
+        classes.append(SolvedClass(blocks=named, factor=factor))
+        excesses.append(int(live.sum()) / len(columns))
+        misses = (target - matrix @ answer).split([len(rows[block]) for block in blocks])
+        for block, missed in zip(blocks, misses):
+            left[block] = missed
+    used = [block for block in range(len(rows)) if bool(solved[touched[block]].any())]
+    size = sum(float(wanted[block].square().sum()) for block in used)
+    misfit = (sum(float(left[block].square().sum()) for block in used) / size) ** 0.5 if size else torch.inf
+    grid = (samples, height, width)
+    return Solution(
+        maps=maps.reshape(*grid, channels).permute(0, 3, 1, 2).contiguous(),
+        solved=solved.reshape(grid)[:, None],
+        reached=touched.any(0).reshape(grid)[:, None],
+        residuals=_kernels(layers, places, left),
+        misfit=misfit,
+        excess=min(excesses),
+        condition=max(conditions),
+        reason="; ".join(reasons),
+        classes=tuple(classes),
+    )
+
+
+def _rows(layer: Layer, slopes: Tensor, shape: tuple[int, int, int, int]) -> tuple[list[Tensor], list[Tensor]]:
+    """For each offset of the kernel: D_oᵀ (out, n) and G_o (out, in)."""
+    samples, _, height, width = shape
+    count = samples * height * width
+    places = torch.arange(1, count + 1, device=slopes.device, dtype=torch.float64).reshape(samples, 1, height, width)
+    reads = layer.patches(places).long()  # (B, k·k, positions), 0 outside the grid
+    flat = slopes.flatten(2).permute(1, 0, 2).flatten(1)  # (out, B·positions)
+    blocks = []
+    for offset in range(reads.shape[1]):
+        block = flat.new_zeros(len(flat), count + 1)
+        block[:, reads[:, offset].flatten()] = flat
+        blocks.append(block[:, 1:])
+    return blocks, list(layer.gradient.flatten(2).permute(2, 0, 1))
+
+
+def _classes(touched: Tensor) -> list[tuple[list[int], Tensor]]:
+    """Sets of blocks and the columns that they touch, no two of which share either."""
+    blocks, columns = touched.nonzero(as_tuple=True)
+    total = touched.shape[0] + touched.shape[1]
+    links = coo_matrix((torch.ones(len(blocks)).numpy(), (blocks.cpu().numpy(), columns.cpu().numpy() + touched.shape[0])), (total, total))
+    _, labels = connected_components(links, directed=False)
+    labels = torch.from_numpy(labels).to(touched.device)
+    of_blocks, of_columns = labels[: touched.shape[0]], labels[touched.shape[0] :]
+    found = []
+    for label in of_blocks[touched.any(1)].unique().tolist():
+        members = (of_columns == label).nonzero()[:, 0]
+        found.append(((of_blocks == label).nonzero()[:, 0].tolist(), members))
+    return found
+
+
+def _solve(matrix: Tensor, target: Tensor) -> tuple[Tensor | None, Tensor, float, str]:
+    """Least squares by the normal equations: the answer, the factor of the Gram matrix and the condition; or why there is none."""
+    nothing = matrix[:0]
+    equations, unknowns = matrix.shape
+    if equations < unknowns:
+        return None, nothing, torch.inf, f"{unknowns} positions, more than the {equations} equations of the layers' channels and offsets"
+    if unknowns > MOST_UNKNOWNS:
+        return None, nothing, torch.inf, f"{unknowns} positions, more than the {MOST_UNKNOWNS} that are solved at once"
+    gram = matrix.T @ matrix
+    factor, failed = torch.linalg.cholesky_ex(gram)
+    condition = torch.inf if int(failed) else _condition(gram, factor)
+    if not condition < LARGEST_CONDITION:
+        return None, nothing, condition, f"the slopes hardly determine {unknowns} positions (condition {condition:.1g})"
+    answer = torch.cholesky_solve(matrix.T @ target, factor)
+    answer = answer + torch.cholesky_solve(matrix.T @ (target - matrix @ answer), factor)
+    return answer, factor, condition, ""
+
+
+def _condition(gram: Tensor, factor: Tensor) -> float:
+    """Of the matrix whose Gram matrix this is, by power iterations."""
+    long = short = torch.ones(len(gram), 1, dtype=gram.dtype, device=gram.device) + torch.arange(len(gram)).to(gram)[:, None] % 7
+    for _ in range(INVERSE_STEPS):
+        long, short = gram @ long, torch.cholesky_solve(short, factor)
+        long, short = long / long.norm(), short / short.norm()
+    return float((gram @ long).norm() * torch.cholesky_solve(short, factor).norm()) ** 0.5
+
+
+def _kernels(layers: Sequence[Layer], places: list[tuple[Layer, int]], left: list[Tensor]) -> dict[int, Tensor]:
+    """What is left of each offset's gradient, put together as kernels (out, in, k, k)."""
+    found = {}
+    for layer in layers:
+        offsets = torch.stack([missed for (one, _), missed in zip(places, left) if one is layer])  # (k·k, out, in)
+        found[layer.output] = offsets.permute(1, 2, 0).reshape(layer.gradient.shape)
+    return found

@@ -1,0 +1,201 @@
+"""Inputs from exact maps, by Gauss-Newton.
+
+The maps f(x) of the right inputs are known to many digits, so the sum of squares ‖f(x) − maps‖² ends at zero. Near it, Gauss-Newton steps
+converge fast where the maps determine the inputs. Each step solves (JᵀJ + damping) s = −Jᵀr by conjugate gradients, with products by J
+and Jᵀ alone. Samples do not meet in eval mode, and each has its own step lengths and damping (Levenberg 1944; Marquardt 1963). Behind
+batch norm in train mode they do, and the batch is one problem.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dosimeter.engines.downward.walk import KnownMap
+from dosimeter.network.tape import Tape
+from dosimeter.progress import advance
+
+FIRST_DAMPING = 1e-4
+DAMPING_DOWN, DAMPING_UP = 1 / 3, 4.0
+INEXACT = 1e-3  # squared share of the right side at which conjugate gradients stop
+SMALL_STEP = 3e-5  # root mean square, as a share of the range, below which a sample is done
+SMALL_LOSS = 1e-12  # of the maps' squared norm
+ROUGHNESS = 1e-2  # of the smoothed total variation, as a share of the range
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inversion:
+    """Inputs whose maps are the given ones."""
+
+    inputs: Tensor  # (B, *shape)
+    losses: Tensor  # (B,) ‖f(x) − maps‖² over the maps' squared norm
+    steps: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class MapTargets:
+    """What the inputs must lead to: residuals, each map in units of its own norm."""
+
+    tape: Tape
+    tensors: Mapping[str, Tensor]  # in the precision of the passes
+    maps: Sequence[KnownMap]
+
+    def residuals(self, inputs: Tensor) -> Tensor:
+        """(B, *shape) -> (B, entries of all maps)"""
+        reached = self.tape.run({0: inputs}, self.tensors, [one.value for one in self.maps])
+        parts = []
+        for one, found in zip(self.maps, reached):
+            wanted = one.maps.to(found)
+            norm = wanted.flatten(1).norm(dim=1).clamp_min(torch.finfo(found.dtype).tiny)
+            parts.append(torch.where(one.known, found - wanted, 0).flatten(1) / norm[:, None])
+        return torch.cat(parts, 1)
+
+
+def narrowest(tape: Tape, known: Sequence[KnownMap], head: int) -> list[KnownMap]:
+    """The maps nearest to the input, up to those that determine all others."""
+    chosen: list[KnownMap] = []
+    for one in sorted(known, key=lambda one: one.value):
+        chosen.append(one)
+        if tape.follows_from(head, [each.value for each in chosen if each.whole]):
+            break
+    return chosen
+
+
+def invert(
+    residuals: Callable[[Tensor], Tensor],
+    start: Tensor,
+    bounds: tuple[Tensor, Tensor],
+    *,
+    steps: int,
+    products: int,
+    variation: float = 0.0,
+    joint: bool = False,
+    seconds: float | None = None,
+) -> Inversion:
+    """Inputs within bounds whose residuals (B, m) vanish; `products` by the Gauss-Newton matrix a step at most.
+
+    `variation` weighs smoothed total variation at the first step. Its weight falls with the residuals' squared norm.
+    """
+    low, high = (bound.expand_as(start) for bound in bounds)
+    width = (high - low).amax()
+    here, damping = start, torch.full((len(start),), FIRST_DAMPING, dtype=start.dtype, device=start.device)
+    began, first, step = time.monotonic(), None, 0
+    losses = torch.full((len(start),), torch.inf)
+    for step in range(1, steps + 1):
+        linear = _Linear.at(residuals, here)
+        losses = _total(linear.value, linear.value, joint)
+        first = losses if first is None else first
+        smooth = _Smoothness.at(here, variation * losses / first, ROUGHNESS * width)
+        slope = linear.transposed(linear.value) + smooth(here)
+        free = ~(((here <= low) & (slope > 0)) | ((here >= high) & (slope < 0)))
+        move = _conjugate_gradients(
+            lambda way, linear=linear, smooth=smooth, free=free, damping=damping: (
+                free * (linear.transposed(linear(way)) + smooth(way)) + _wide(damping, way) * way
+            ),
+            -slope * free,
+            products,
+            joint,
+        )
+        moved = torch.minimum(torch.maximum(here + move, low), high)
+        with torch.no_grad():
+            after = residuals(moved)
+        reached = _total(after, after, joint)
+        better = reached + smooth.height(moved, joint) < losses + smooth.height(here, joint)
+        length = (moved - here).flatten(1).square().mean(1).sqrt() / width
+        here = torch.where(_wide(better, here), moved, here)
+        losses = torch.where(better, reached, losses)
+        damping = torch.where(better, damping * DAMPING_DOWN, damping * DAMPING_UP)
+        advance(step, steps, f"maps' misfit {float(losses.max()):.2g}")
+        done = (losses < SMALL_LOSS) | (length < SMALL_STEP)
+        if bool(done.all()) or (seconds is not None and time.monotonic() - began > seconds):
+            break
+    return Inversion(inputs=here, losses=losses, steps=step)
+
+
+class _Linear:
+    """The residuals near one point: their value, and products by their Jacobian J and its transpose.
+
+    J v is the derivative of ⟨Jᵀu, v⟩ by u, so that both products reuse one graph.
+    """
+
+    def __init__(self, inputs: Tensor, value: Tensor, weights: Tensor, back: Tensor) -> None:
+        self._inputs, self._value, self._weights, self._back = inputs, value, weights, back
+        self.value = value.detach()
+
+    @classmethod
+    def at(cls, residuals: Callable[[Tensor], Tensor], inputs: Tensor) -> _Linear:
+        with torch.enable_grad():
+            inputs = inputs.detach().requires_grad_()
+            value = residuals(inputs)
+            weights = torch.zeros_like(value, requires_grad=True)
+            (back,) = torch.autograd.grad(value, inputs, weights, create_graph=True)
+        return cls(inputs, value, weights, back)
+
+    def __call__(self, way: Tensor) -> Tensor:
+        return torch.autograd.grad(self._back, self._weights, way, retain_graph=True)[0]
+
+    def transposed(self, weights: Tensor) -> Tensor:
+        return torch.autograd.grad(self._value, self._inputs, weights, retain_graph=True)[0]
+
+
+class _Smoothness:
+    """Half of a quadratic bound of the smoothed total variation, one weight a sample."""
+
+    def __init__(self, weights: list[Tensor]) -> None:
+        self._weights = weights
+
+    @classmethod
+    def at(cls, inputs: Tensor, weight: Tensor, roughness: Tensor) -> _Smoothness:
+        if inputs.ndim != 4 or not bool(weight.any()):
+            return cls([])
+        count = inputs[0].numel()
+        spread = [(one.square() + roughness**2).rsqrt() * _wide(weight, one) / count for one in _differences(inputs)]
+        return cls(spread)
+
+    def __call__(self, way: Tensor) -> Tensor:
+        if not self._weights:
+            return torch.zeros_like(way)
+        rows, columns = (weight * one for weight, one in zip(self._weights, _differences(way)))
+        found = torch.zeros_like(way)
+        found[:, :, 1:] += rows
+        found[:, :, :-1] -= rows
+        found[:, :, :, 1:] += columns
+        found[:, :, :, :-1] -= columns
+        return found
+
+    def height(self, inputs: Tensor, joint: bool) -> Tensor:
+        """(B,)"""
+        return _total(inputs, self(inputs), joint)
+
+
+def _differences(inputs: Tensor) -> tuple[Tensor, Tensor]:
+    return inputs[:, :, 1:] - inputs[:, :, :-1], inputs[:, :, :, 1:] - inputs[:, :, :, :-1]
+
+
+def _conjugate_gradients(matrix: Callable[[Tensor], Tensor], right: Tensor, most: int, joint: bool) -> Tensor:
+    found, left, way = torch.zeros_like(right), right, right
+    size = first = _total(right, right, joint)
+    for _ in range(most):
+        product = matrix(way)
+        length = size / _total(way, product, joint).clamp_min(torch.finfo(size.dtype).tiny)
+        found, left = found + _wide(length, way) * way, left - _wide(length, way) * product
+        after = _total(left, left, joint)
+        way = left + _wide(after / size.clamp_min(torch.finfo(size.dtype).tiny), way) * way
+        size = after
+        if bool((size <= INEXACT * first).all()):
+            break
+    return found
+
+
+def _total(first: Tensor, second: Tensor, joint: bool) -> Tensor:
+    """Inner products: (B,), or the whole batch's, B times."""
+    each = (first * second).flatten(1).sum(1)
+    return each.sum().expand(len(each)) if joint else each
+
+
+def _wide(values: Tensor, like: Tensor) -> Tensor:
+    return values.reshape(-1, *([1] * (like.ndim - 1)))

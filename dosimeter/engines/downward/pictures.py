@@ -1,0 +1,196 @@
+"""From an exposure to its pictures: exact maps of one layer, the walk down, and the inversion of what it reaches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Generator, Tensor
+
+from dosimeter.engines.downward.inversion import Inversion, MapTargets, invert, narrowest
+from dosimeter.engines.downward.layers import Layer, find_layers
+from dosimeter.engines.downward.slopes import Backward, Gate
+from dosimeter.engines.downward.walk import LARGEST_MISFIT, KnownMap, walk_down
+from dosimeter.engines.shifts.convolutions import ConvolutionLayer, find_convolutions
+from dosimeter.engines.shifts.layout import NoLayout
+from dosimeter.engines.shifts.recover import LayerMaps, declared_noise, doubt_of_maps, recover_layer
+from dosimeter.interfaces import Exposure
+from dosimeter.network.head import Head, find_head
+from dosimeter.network.tape import Tape, record, tensors_of
+from dosimeter.normalization import from_pixels, input_bounds
+from dosimeter.types import Refused
+
+PROBES = 2  # inputs of the pass that shows which operations a model is made of
+START_SPREAD = 0.1  # of the first guess around grey, in pixels
+NOISE_SLACK = 3.0
+OPEN_SLACK = 2.0  # over the least positive entry of the first layer's maps, up to which an entry may be open or closed
+HARD_LABEL = 0.99  # of one class, from which on a soft label is a hard one
+
+
+@dataclass(frozen=True, kw_only=True)
+class Descent:
+    """The maps that the gradients prove, as far down as they go."""
+
+    tape: Tape
+    head: int  # the value of the head's output
+    start: str  # the layer whose maps the shifts of its kernel show
+    certified: Tensor  # (B,) bool: the start's
+    known: tuple[KnownMap, ...]  # the start first
+    names: Mapping[int, str]  # the layer that receives each value
+    reasons: Mapping[int, str]  # why a value was left, or a part of it
+    labels: Tensor | None  # (B,) class ids or (B, C) soft labels, where the head's gradient tells them
+    doubt: str  # why nothing is certified; "" where the update is one gradient
+
+    @property
+    def lowest(self) -> KnownMap:
+        return min(self.known, key=lambda one: one.value)
+
+
+def descend(exposure: Exposure, *, layer: str | None = None, seed: int = 0) -> Descent:
+    """Read the maps of one layer from which all that follows can be computed, and walk down from there."""
+    probe = record(exposure.model, _zeros(exposure, PROBES))
+    layers = find_layers(probe, exposure.update)
+    head = find_head(exposure)
+    head_value = probe.layer(_weight(head.name))
+    sources = {one.weight: source for source, several in layers.items() for one in several}
+    reasons: list[str] = []
+    for one in _candidates(exposure, layer, probe, sources, head_value):
+        try:
+            found = recover_layer(exposure, one, batch_size=exposure.public.batch_size, seed=seed)
+        except NoLayout as refusal:
+            reasons.append(f"{one.name}: {refusal}")
+            continue
+        return _walk(exposure, one, found, head)
+    rest = f"; {'; '.join(reasons[-3:])}" if reasons else ""
+    raise Refused(f"maps: no layer's gradient shows its maps, so that there is nothing to draw from{rest}")
+
+
+def draw(
+    exposure: Exposure,
+    descent: Descent,
+    rng: Generator,
+    *,
+    steps: int,
+    products: int,
+    variation: float = 0.0,
+    seconds: float | None = None,
+) -> Inversion:
+    """The inputs whose maps are those of the descent."""
+    tape = descent.tape
+    targets = MapTargets(tape=tape, tensors=tensors_of(exposure.model), maps=narrowest(tape, descent.known, descent.head))
+    like = next(exposure.model.parameters())
+    noise = torch.randn(tape.inputs, generator=rng, device=rng.device, dtype=like.dtype).to(like)
+    start = from_pixels((0.5 + START_SPREAD * noise).clamp(0, 1), exposure.public.normalization)
+    return invert(
+        targets.residuals,
+        start,
+        input_bounds(exposure.public.normalization, start),
+        steps=steps,
+        products=products,
+        variation=variation,
+        joint=_samples_meet(targets, start),
+        seconds=seconds,
+    )
+
+
+def _candidates(exposure: Exposure, layer: str | None, tape: Tape, sources: Mapping[str, int], head: int | None) -> list[ConvolutionLayer]:
+    """The layers to read, from the input on; first those whose maps determine the head's output, since the walk begins behind them."""
+    every = [one for one in find_convolutions(exposure) if layer in (None, one.name)]
+    if not every:
+        raise Refused(f"maps: the client sent no gradient of a layer {layer!r} that has maps")
+    readable = [one for one in every if not one.obstacle and _weight(one.name) in sources]
+    if not readable:
+        raise Refused(f"maps: no layer's gradient shows its maps: {every[-1].name}: {every[-1].obstacle}")
+    return sorted(readable, key=lambda one: head is None or not tape.follows_from(head, [sources[_weight(one.name)]]))
+
+
+def _walk(exposure: Exposure, layer: ConvolutionLayer, found: LayerMaps, head: Head) -> Descent:
+    tape = record(exposure.model, _zeros(exposure, len(found.maps)))
+    layers = find_layers(tape, exposure.update)
+    value = tape.before_reshaping(
+        next(source for source, several in layers.items() if any(one.weight == _weight(layer.name) for one in several))
+    )
+    maps = found.maps.double().reshape(tape.shape(value))
+    start = KnownMap(value=value, maps=maps, known=torch.ones_like(maps, dtype=torch.bool), misfit=found.misfit)
+    head_value = tape.layer(_weight(head.name))
+    known, reasons, labels = (start,), {}, None
+    if head_value is None or not tape.follows_from(head_value, [value]):
+        reasons[value] = "a shortcut leads past the layer, so that its maps do not tell what follows"
+    else:
+        slopes, labels, reason = _head_slopes(exposure, tape, start, head, head_value)
+        if slopes is None:
+            reasons[value] = reason
+        else:
+            backward = Backward(tape, tensors_of(exposure.model, torch.float64), head_value, slopes)
+            backward.put(value, Gate(maps=maps, opened=maps > 0, known=start.known, doubt=OPEN_SLACK * float(maps[maps > 0].min())))
+            walked = walk_down(backward, layers, start, tolerance=_tolerance(exposure, layer)) if layer.non_negative else None
+            known, reasons = (walked.known, walked.reasons) if walked else (known, {value: "its inputs can be negative"})
+    return Descent(
+        tape=tape,
+        head=tape.output if head_value is None else head_value,
+        start=layer.name,
+        certified=found.certified,
+        known=known,
+        names=_names(layers),
+        reasons=reasons,
+        labels=labels,
+        doubt=doubt_of_maps(exposure.public),
+    )
+
+
+def _head_slopes(exposure: Exposure, tape: Tape, start: KnownMap, head: Head, value: int) -> tuple[Tensor | None, Tensor | None, str]:
+    """The slopes at the logits (B, C) by least squares from the head's gradient, and the labels that they show; or why not.
+
+    With the features F (B, H) known, ∇W = Δᵀ F.
+    """
+    if head.weight_gradient is None:
+        return None, None, "the head's gradient, which tells the slopes behind the maps, is withheld"
+    source = tape.operation(value).sources[0]
+    features, logits = tape.run({start.value: start.maps}, tensors_of(exposure.model, torch.float64), [source, value])
+    if features.ndim != 2 or len(features) > features.shape[1]:
+        return None, None, "the batch has more samples than the head has features"
+    slopes = (head.weight_gradient.double() @ torch.linalg.pinv(features)).T  # (B, C)
+    misfit = float((slopes.T @ features - head.weight_gradient).norm() / head.weight_gradient.double().norm())
+    if not misfit < NOISE_SLACK * max(1e-3, _noise_share(head.weight_gradient, exposure)):
+        return None, None, f"the features that follow from the maps do not explain the head's gradient (misfit {misfit:.1g})"
+    return slopes, _labels(exposure, logits, slopes), ""
+
+
+def _labels(exposure: Exposure, logits: Tensor, slopes: Tensor) -> Tensor | None:
+    """Softmax cross-entropy has the slope (p − y) / B at the logits."""
+    if not exposure.public.loss.shift_invariant or logits.shape[1] < 2:
+        return None
+    soft = logits.softmax(1) - len(logits) * slopes
+    return soft.argmax(1) if bool((soft.amax(1) > HARD_LABEL).all()) else soft.clamp_min(0)
+
+
+def _tolerance(exposure: Exposure, layer: ConvolutionLayer) -> float:
+    return max(LARGEST_MISFIT, NOISE_SLACK * _noise_share(layer.gradient, exposure))
+
+
+def _noise_share(gradient: Tensor, exposure: Exposure) -> float:
+    return declared_noise(gradient, exposure.public) / max(float(gradient.double().square().mean().sqrt()), 1e-300)
+
+
+def _samples_meet(targets: MapTargets, inputs: Tensor) -> bool:
+    """Whether a sample's maps depend on other samples, as behind batch norm in train mode."""
+    if len(inputs) == 1:
+        return False
+    changed = inputs.clone()
+    changed[1:] += 0.1
+    with torch.no_grad():
+        before, after = targets.residuals(inputs)[0], targets.residuals(changed)[0]
+    return not torch.allclose(before, after, rtol=1e-3, atol=1e-4 * float(before.abs().max()))
+
+
+def _names(layers: Mapping[int, list[Layer]]) -> dict[int, str]:
+    return {source: several[0].weight.removesuffix(".weight") for source, several in layers.items()}
+
+
+def _zeros(exposure: Exposure, count: int) -> Tensor:
+    return torch.zeros(count, *exposure.public.input_shape).to(next(exposure.model.parameters()))
+
+
+def _weight(name: str) -> str:
+    return f"{name}.weight" if name else "weight"

@@ -1,0 +1,118 @@
+"""The slopes of the loss at the outputs of layers whose inputs are not known yet, through maps that are.
+
+A backward pass needs the values at the model's rectifiers, and nothing else: a convolution, a batch norm in eval mode and a sum have the
+same derivative everywhere. So unknown outputs of layers stand as random numbers, known maps replace what a rectifier would make of
+them, and two draws of the random numbers tell which slopes depend on unknown values. Slopes are pulled back from gate to gate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Generator, Tensor
+
+from dosimeter.network.tape import Tape
+
+AGREEMENT = 1e-9  # of the slopes of two draws, relative
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gate:
+    """What a rectifier gave, and where it lets slopes through."""
+
+    maps: Tensor  # (B, ...)
+    opened: Tensor  # (B, ...) bool
+    known: Tensor  # (B, ...) bool
+    doubt: float  # known entries up to here may be open or closed
+
+    @property
+    def doubtful(self) -> Tensor:
+        return (self.maps <= self.doubt) & self.known
+
+    def filled(self, drawn: Tensor) -> Tensor:
+        """The maps, with other numbers where they are not known."""
+        return torch.where(self.known, self.maps, drawn)
+
+    def passing(self, rng: Generator) -> Tensor:
+        """1 where slopes pass, 0 where not, and either where it is not known."""
+        guess = (torch.rand(self.opened.shape, generator=rng) > 1 / 2).to(self.opened.device)
+        return torch.where(self.known, self.opened, guess).to(self.maps)
+
+    def flipped(self, entry: int) -> Gate:
+        opened = self.opened.clone(memory_format=torch.contiguous_format)
+        opened.view(-1)[entry] ^= True
+        return replace(self, opened=opened)
+
+
+class Backward:
+    """Everything behind the maps that are known: the slopes at the head's output, and the gates."""
+
+    def __init__(self, tape: Tape, tensors: Mapping[str, Tensor], head: int, head_slopes: Tensor) -> None:
+        self.tape, self.tensors = tape, tensors  # tensors in double precision
+        self.head, self.head_slopes = head, head_slopes  # the value of the head's output, and (B, C)
+        self.gates: dict[int, Gate] = {}
+        self._behind: dict[int, Tensor | None] = {}  # slopes at what a gate gives
+
+    def put(self, value: int, gate: Gate) -> None:
+        """Set a gate. What was computed through it is forgotten."""
+        if value in self.gates:
+            self._behind = {one: slopes for one, slopes in self._behind.items() if one >= value}
+        self.gates[value] = gate
+
+    def slopes(self, value: int) -> Tensor | None:
+        """The slopes at a layer's output or at what a gate gives; None where they depend on maps that are not known."""
+        first, second = self._draw(value, 1), self._draw(value, 2)
+        if first is None or second is None or not bool(torch.isfinite(first).all()):
+            return None
+        scale = first.abs().max()
+        return first if scale > 0 and (first - second).abs().max() <= AGREEMENT * scale else None
+
+    def gate_behind(self, value: int) -> int | None:
+        """The first gate that a layer's output goes through."""
+        behind = [one for one in self._closure(value) if one in self.gates]
+        return behind[0] if behind else None
+
+    def _closure(self, value: int) -> list[int]:
+        """What is computed from a value, in order, up to the next gates or the head."""
+        reached, found = {value}, []
+        for number in range(value + 1, self.head + 1):
+            if reached.intersection(self.tape.operation(number).sources):
+                found.append(number)
+                if number not in self.gates:
+                    reached.add(number)
+        return found
+
+    def _draw(self, value: int, seed: int) -> Tensor | None:
+        """The slopes at one value, with random numbers in the place of all that is not known."""
+        rng, values = Generator().manual_seed(seed), {}
+
+        def draw(one: int) -> Tensor:
+            drawn = torch.rand(self.tape.shape(one), generator=rng, dtype=torch.float64).to(self.head_slopes)
+            return self.gates[one].filled(drawn) if one in self.gates else drawn
+
+        closure = self._closure(value)
+        ends: list[Tensor] = []
+        with torch.enable_grad():
+            values[value] = draw(value).requires_grad_()
+            for number in closure:
+                operation = self.tape.operation(number)
+                if number in self.gates:
+                    behind = self._slopes_of_gate(number)
+                    if behind is None:
+                        return None
+                    ends.append((values[operation.sources[0]] * behind * self.gates[number].passing(rng)).sum())
+                    continue
+                for source in operation.sources:
+                    if source not in values:
+                        values[source] = draw(source)
+                values[number] = operation(values, self.tensors)
+            if self.head in values:
+                ends.append((values[self.head] * self.head_slopes).sum())
+            return torch.autograd.grad(torch.stack(ends).sum(), values[value])[0] if ends else None
+
+    def _slopes_of_gate(self, value: int) -> Tensor | None:
+        if value not in self._behind:
+            self._behind[value] = self.slopes(value)
+        return self._behind[value]

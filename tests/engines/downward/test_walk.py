@@ -1,0 +1,75 @@
+"""The walk down: every layer's input as a forward pass has it, wrong rectifier entries corrected, undetermined positions left."""
+
+import pytest
+import torch
+from torch import nn
+
+import dosimeter as dm
+from dosimeter.engines.downward.layers import find_layers
+from dosimeter.engines.downward.slopes import Backward, Gate
+from dosimeter.engines.downward.walk import KnownMap, walk_down
+from dosimeter.network.tape import record, tensors_of
+
+
+def stack(seed: int, width: int = 48) -> nn.Module:
+    """Stride 2, then two plain layers, in double precision."""
+    torch.manual_seed(seed)
+    layers = [
+        nn.Conv2d(1, width, 3, 2, 1),
+        nn.ReLU(),
+        nn.Conv2d(width, width, 3, 2, 1),
+        nn.ReLU(),
+        nn.Conv2d(width, width, 3, 1, 1),
+        nn.ReLU(),
+    ]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, 10)).double().eval()
+
+
+def prepared(model: nn.Module, inputs: torch.Tensor, value: int, wrong: tuple[int, ...] = ()):
+    """The backward pass from the true maps at `value`, with some rectifier entries wrong; and all values."""
+    exposure = dm.observe(model, dm.Batch(inputs, torch.arange(len(inputs)) % 10))
+    tape, tensors = record(model, torch.zeros_like(inputs)), tensors_of(model, torch.float64)
+    values = dict(enumerate(tape.run({0: inputs}, tensors, range(tape.output + 1))))
+    logits = values[tape.output]
+    slopes = (logits.softmax(1) - nn.functional.one_hot(torch.arange(len(inputs)) % 10, 10)) / len(inputs)
+    backward = Backward(tape, tensors, tape.output, slopes)
+    maps = values[value].clone()
+    opened = maps > 0
+    for entry in wrong:
+        opened.view(-1)[entry] ^= True
+    everywhere = torch.ones_like(opened)
+    backward.put(value, Gate(maps=maps, opened=opened, known=everywhere, doubt=torch.inf))
+    start = KnownMap(value=value, maps=maps, known=everywhere, misfit=0.0)
+    return backward, find_layers(tape, exposure.update), start, values
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_every_map_below_is_that_of_a_forward_pass(seed) -> None:
+    inputs = torch.rand(2, 1, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    backward, layers, start, values = prepared(stack(seed), inputs, 6)
+    found = walk_down(backward, layers, start)
+    assert [one.value for one in found.known] == [6, 4, 2, 0]
+    for one in found.known:
+        assert one.whole
+        torch.testing.assert_close(one.maps, values[one.value], rtol=1e-7, atol=1e-9)
+
+
+def test_wrong_entries_of_a_rectifier_are_found_and_corrected() -> None:
+    inputs = torch.rand(2, 1, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
+    backward, layers, start, values = prepared(stack(5), inputs, 6, wrong=(17, 230))
+    found = walk_down(backward, layers, start)
+    assert found.known[1].flips == 2
+    torch.testing.assert_close(backward.gates[6].opened, values[6] > 0)
+    torch.testing.assert_close(found.known[-1].maps, inputs, rtol=1e-6, atol=1e-8)
+
+
+def test_positions_with_too_few_equations_are_left_and_said() -> None:
+    """Behind a stride of 2, positions between two rows and columns are read at four offsets, those on the grid at one."""
+    inputs = torch.rand(6, 1, 16, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    backward, layers, start, values = prepared(stack(2, width=64), inputs, 6)
+    found = walk_down(backward, layers, start)
+    partial = found.known[-1]
+    assert partial.value == 2
+    assert 0 < float(partial.known.double().mean()) < 1
+    assert "more than the" in found.reasons[2]
+    torch.testing.assert_close(partial.maps[partial.known], values[2][partial.known], rtol=1e-6, atol=1e-8)
