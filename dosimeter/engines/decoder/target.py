@@ -6,7 +6,7 @@ import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ from dosimeter.artefacts import fingerprint
 from dosimeter.data.pixels import square
 from dosimeter.interfaces import Exposure
 from dosimeter.network.head import locate_head
-from dosimeter.network.probing import input_of, record_calls
+from dosimeter.network.probing import input_of, record_calls, samples_at_once
 from dosimeter.normalization import from_pixels
 from dosimeter.types import Normalization, Refused
 
@@ -58,6 +58,13 @@ class Target:
     def train_mode(self) -> bool:
         return self.model.training
 
+    @cached_property
+    def _together(self) -> int:
+        """How many images pass the model at once; on a CPU no more than its bounded memory allows."""
+        if self.device.type != "cpu":
+            return TOGETHER
+        return min(TOGETHER, samples_at_once(self.model, self.images(torch.zeros(1, *self.image_shape))))
+
     def images(self, pixels: Tensor) -> Tensor:
         """Pixels in [0, 1] of any size as images of the model's size: (n, *image_shape)."""
         pixels = pixels.to(self.device, next(self.model.parameters()).dtype)
@@ -84,8 +91,9 @@ class Target:
         rest = len(images) % size if self.train_mode else 0
         rest = min(len(images), size + 1) if rest == 1 else rest
         whole, last = images[: len(images) - rest], images[len(images) - rest :]
+        together = max(size, self._together // size * size) if self.train_mode else self._together
         with _normalise_batches_apart(self.model, size):
-            found = [self.features(piece, bfloat16=bfloat16) for piece in whole.split(max(size, TOGETHER // size * size)) if len(piece)]
+            found = [self.features(piece, bfloat16=bfloat16) for piece in whole.split(together) if len(piece)]
         return torch.cat([*found, self.features(last, bfloat16=bfloat16)] if rest else found)
 
     def fingerprint(self) -> str:

@@ -129,6 +129,7 @@ class _Session:
             coloured=settings.coloured,
             bfloat16=self.bfloat16,
             seed=settings.seed,
+            rounds=-(-(settings.epochs + settings.fine_tuning_epochs) // settings.reuse),
         )
         self.epochs = settings.epochs + settings.fine_tuning_epochs
         self.steps_each = sum(

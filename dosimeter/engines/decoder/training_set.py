@@ -44,14 +44,18 @@ class TrainingSet:
     coloured: float
     bfloat16: bool
     seed: int
+    rounds: int = 1  # times that all images are asked for
 
     @cached_property
     def capacity(self) -> int:
         """How many images are at hand at once."""
-        device = self.target.device
         entries = math.prod(self.target.feature_shape) * (2 if self.bfloat16 else 4) + math.prod(self.target.image_shape)
-        memory = torch.cuda.get_device_properties(device).total_memory // 4 if device.type == "cuda" else HELD
-        return max(1, min(len(self.pixels), max(memory // entries, self.together)))
+        return max(1, min(len(self.pixels), max(self._memory // entries, self.together)))
+
+    @property
+    def _memory(self) -> int:
+        device = self.target.device
+        return torch.cuda.get_device_properties(device).total_memory // 4 if device.type == "cuda" else HELD
 
     @property
     def together(self) -> int:
@@ -82,13 +86,41 @@ class TrainingSet:
 
     def _piece(self, chosen: Tensor, rng: Generator) -> FeatureBatch:
         """Some images in client batches of one size and one kind."""
-        images = self.augment(chosen, rng)
+        images, turned = self.augment(chosen, rng)
         size = self.client_batch_sizes[int(torch.randint(len(self.client_batch_sizes), (), generator=rng))]
-        features = self.target.features_in_batches(images, size, bfloat16=self.bfloat16)
-        return FeatureBatch(features.bfloat16() if self.bfloat16 else features, (255 * images).round_().to(torch.uint8))
+        if self._repeats:
+            features = self._both_ways[turned.long(), chosen].to(images.device)
+        else:
+            features = self._features(images, size)
+        return FeatureBatch(features, (255 * images).round_().to(torch.uint8))
 
-    def augment(self, chosen: Tensor, rng: Generator) -> Tensor:
-        """Images of the model's size, all of one kind, as a client's are: plain, mosaics, sharpened, coloured; each one mirrored or not."""
+    def _features(self, images: Tensor, size: int) -> Tensor:
+        features = self.target.features_in_batches(images, size, bfloat16=self.bfloat16)
+        return features.bfloat16() if self.bfloat16 else features
+
+    @cached_property
+    def _repeats(self) -> bool:
+        """Whether an image has the same features in every round, straight or mirrored, so that they are computed once and held."""
+        if any(module.training for module in self.target.model.modules()) or self.mosaics or self.sharpened or self.coloured:
+            return False
+        held = 2 * len(self.pixels) * math.prod(self.target.feature_shape) * 4
+        return self.rounds > 2 and held <= self._memory
+
+    @cached_property
+    def _both_ways(self) -> Tensor:
+        """The features of all images, straight and mirrored: (2, N, H), or (1, N, H) where none is mirrored."""
+        parts = torch.arange(len(self.pixels)).split(self.together)
+        ways = []
+        for turned in (False, True) if self.mirrored else (False,):
+            images = (self.target.images(self.pixels[part.to(self.pixels.device)]) for part in parts)
+            ways.append(torch.cat([self._features(some.flip(-1) if turned else some, self.together) for some in images]))
+        return torch.stack(ways).cpu()
+
+    def augment(self, chosen: Tensor, rng: Generator) -> tuple[Tensor, Tensor]:
+        """Images of the model's size, all of one kind, as a client's are; and which of them are mirrored (n,).
+
+        The kinds are plain, mosaics, sharpened and coloured.
+        """
         mosaics, sharpened, coloured = (
             torch.rand((3,), generator=rng) < torch.tensor([self.mosaics, self.sharpened, self.coloured])
         ).tolist()
@@ -104,7 +136,7 @@ class TrainingSet:
             images = _sharpen(images)
         if coloured:
             images = _colour(images, rng)
-        return torch.where(turned[:, None, None, None].to(images.device), images.flip(-1), images)
+        return torch.where(turned[:, None, None, None].to(images.device), images.flip(-1), images), turned
 
 
 def _mosaic(pixels: Tensor) -> Tensor:

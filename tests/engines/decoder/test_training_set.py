@@ -101,3 +101,37 @@ def test_colours_are_exchanged_and_their_strength_changes_but_the_gray_does_not(
     assert 2.8 < float(strength.max()) <= 3.0001
     moved = ((drawn - own)[:, 0] / strength[:, None, None] - (images - gray)[:, 0]).abs().amax((1, 2)) > 1e-3
     assert 0.55 < float(moved.float().mean()) < 0.8  # two of three orders move the first channel
+
+
+def _counted(view, monkeypatch):
+    passed = []
+    genuine = Target.features
+    monkeypatch.setattr(
+        Target, "features", lambda self, images, **options: (passed.append(len(images)), genuine(self, images, **options))[1]
+    )
+    return passed
+
+
+@pytest.mark.parametrize("mirrored", [True, False])
+def test_in_eval_mode_every_image_passes_the_target_once_each_way(normed_classifier, digits, mirrored, monkeypatch):
+    frozen = Target.from_model(normed_classifier.eval(), (1, 8, 8), Normalization())
+    anew, held = (supply_of(frozen, digits[0][:30], mirrored=mirrored, rounds=rounds) for rounds in (1, 30))
+    passed = _counted(frozen, monkeypatch)
+    expected = [batch for number in range(3) for batch in anew.feature_batches(number)] + [anew.sample()]
+    assert sum(passed) == 4 * 30
+    passed.clear()
+    found = [batch for number in range(3) for batch in held.feature_batches(number)] + [held.sample()]
+    assert sum(passed) == (60 if mirrored else 30)
+    for one, other in zip(found[:3], expected[:3]):
+        assert torch.equal(one.images, other.images)
+        torch.testing.assert_close(one.features, other.features)
+    torch.testing.assert_close(found[3], expected[3])
+
+
+def test_features_are_not_held_where_batch_norm_or_variations_change_them(view, normed_classifier, digits):
+    images = digits[0][:30]
+    assert not supply_of(view, images, rounds=30)._repeats
+    frozen = Target.from_model(normed_classifier.eval(), (1, 8, 8), Normalization())
+    assert supply_of(frozen, images, rounds=30)._repeats
+    for variation in ("mosaics", "sharpened", "coloured"):
+        assert not supply_of(frozen, images, rounds=30, **{variation: 0.5})._repeats
