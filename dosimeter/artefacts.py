@@ -67,6 +67,13 @@ def _flush(path: Path) -> None:
         os.close(descriptor)
 
 
+def require_folder(path: Path) -> None:
+    """Refuse what stands in the place of a folder that Dosimeter writes to."""
+    if path.exists() and not path.is_dir():
+        kind = "a file" if path.is_file() else "a pipe" if path.is_fifo() else "a device or a socket"
+        raise ValueError(f"{path}: expected a folder to write to, got {kind}; choose another")
+
+
 def refuse_link(path: Path) -> None:
     """Refuse a symbolic link in a place where Dosimeter writes: the file that it points to is not ours."""
     if path.is_symlink():

@@ -156,6 +156,8 @@ def _audit(options: argparse.Namespace) -> int:
         _print_json({"verdicts": verdicts, "records": records, "report": str(path), "failures": failures, "untested": untested})
     else:
         print_audit(result, path)
+    if result.resumed and not conditions:
+        say(f"resumed: {result.resumed} of {len(result.records)} records were in {options.out} already")
     for sentence in (*failures, *filter(None, (caveat(condition, result.records) for condition in conditions))):
         say(sentence)
     if failures:

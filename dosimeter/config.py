@@ -16,7 +16,7 @@ from dosimeter.artefacts import fingerprint
 from dosimeter.files import read_text
 from dosimeter.interfaces import Method
 from dosimeter.options import OptionError, check_value, field_types, mismatch
-from dosimeter.registry import REGISTRY_OF, Registry, refuse_renamed, suggestion
+from dosimeter.registry import REGISTRY_OF, Registry, refuse_renamed, suggestion, with_article
 
 Config = TypeVar("Config")
 
@@ -135,7 +135,7 @@ def _build_method(registry: Registry[Any], data: Any, path: str) -> Any:
     if isinstance(data, str):
         data = {"name": data}
     if not isinstance(data, dict) or not isinstance(data.get("name"), str):
-        raise mismatch(path, f"the name of a {registry.kind}, or a table with its `name` and options", data)
+        raise mismatch(path, f"the name of {with_article(registry.kind)}, or a table with its `name` and options", data)
     options = {key: value for key, value in data.items() if key != "name"}
     return registry.construct(data["name"], options, path)
 

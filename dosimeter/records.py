@@ -18,7 +18,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
-from dosimeter.artefacts import CHECKPOINT_FOLDER, fingerprint, open_own_file, refuse_link
+from dosimeter.artefacts import CHECKPOINT_FOLDER, fingerprint, open_own_file, refuse_link, require_folder
 from dosimeter.files import read_file
 from dosimeter.record_schema import parse_record
 from dosimeter.stopping import stop_if_requested
@@ -65,6 +65,7 @@ def lock_folder(folder: str | Path | None, *, shared: bool = False) -> Iterator[
         yield
         return
     path = Path(folder) / LOCK_NAME
+    require_folder(path.parent)
     new = not path.parent.exists()
     path.parent.mkdir(parents=True, exist_ok=True)
     for name in (FILE_NAME, CHECKPOINT_FOLDER):

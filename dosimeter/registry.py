@@ -147,7 +147,7 @@ class Registry(Generic[Built]):
         if isinstance(method, str):
             return self.build(method, **options)
         if self.interface is not None and not isinstance(method, self.interface):
-            raise TypeError(f"expected the name of a {self.kind} or a {self.interface.__name__}, got {method!r}")
+            raise TypeError(f"expected the name of {with_article(self.kind)} or {with_article(self.interface.__name__)}, got {method!r}")
         if options:
             raise TypeError(f"options {sorted(options)} go with a name, not with a ready {self.kind}; use dataclasses.replace")
         return method
@@ -166,6 +166,10 @@ class Registry(Generic[Built]):
         package = importlib.import_module(self.where)
         for module in pkgutil.iter_modules(getattr(package, "__path__", []), self.where + "."):
             importlib.import_module(module.name)
+
+
+def with_article(noun: str) -> str:
+    return f"{'an' if noun[:1].lower() in 'aeiou' else 'a'} {noun}"
 
 
 def suggestion(name: str, known: Collection[str], introduction: str) -> str:

@@ -1,4 +1,5 @@
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -46,9 +47,10 @@ def test_audit_writes_records_and_report(tmp_path, capsys):
     assert [record["method"] for record in answer["records"]] == ["idlg", "ilrg", "inverting_gradients"]
     assert Path(answer["report"]).is_file()
     assert main(["audit", *words, "--out", str(tmp_path)]) == 0
-    shown = capsys.readouterr().out
-    assert "labels: leaked" in shown
-    assert "inverting_gradients" in shown
+    shown = capsys.readouterr()
+    assert "labels: leaked" in shown.out
+    assert "inverting_gradients" in shown.out
+    assert f"resumed: 3 of 3 records were in {tmp_path} already" in shown.err
 
 
 def test_list_names_everything(capsys):
@@ -129,6 +131,24 @@ def test_bad_input_gets_one_sentence_and_nothing_is_written(words, sentence, tmp
     assert output.err.count("\n") == 1
     assert output.out == ""
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("make", "kind"), [(os.mkfifo, "a pipe"), (Path.touch, "a file")])
+def test_what_is_no_folder_is_no_place_for_records(make, kind, tmp_path, capsys):
+    place = tmp_path / "place"
+    make(place)
+    for command in (["run", *FAST], ["audit", "data.name=digits", 'labels=["idlg"]', "features=[]", "maps=[]", "attacks=[]"]):
+        assert main([*command, "--out", str(place)]) == 2
+        assert capsys.readouterr().err == f"dosimeter: {place}: expected a folder to write to, got {kind}; choose another\n"
+
+
+def test_a_missing_decoder_is_a_refusal_of_its_attack_alone(tmp_path, capsys):
+    attacks = f'attacks=[{{name="fgla", decoder="{tmp_path}/none.safetensors"}}]'
+    words = ["data.name=digits", 'labels=["idlg"]', "features=[]", "maps=[]", attacks]
+    assert main(["audit", *words, "--out", str(tmp_path / "out"), "--json"]) == 0
+    _, record = json.loads(capsys.readouterr().out)["records"]
+    assert record["outcome"] == "not attempted"
+    assert record["reason"].startswith(f"decoder: no file {tmp_path}/none.safetensors")
 
 
 def test_words_may_stand_after_options(capsys):

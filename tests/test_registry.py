@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from dosimeter.registry import ATTACKS, LABELS, MODELS, SAMPLERS
+from dosimeter.registry import ATTACKS, DEFENSES, LABELS, MODELS, SAMPLERS
 
 SCRIPT = """
 import sys
@@ -44,3 +44,10 @@ def test_an_unknown_name_is_refused(name: str) -> None:
 def test_the_nearest_name_is_suggested() -> None:
     with pytest.raises(ValueError, match="did you mean 'posterior'"):
         LABELS.entry("posteriors")
+
+
+def test_articles_fit_their_nouns():
+    with pytest.raises(TypeError, match="expected the name of an attack or an Attack, got 3"):
+        ATTACKS.resolve(3)
+    with pytest.raises(TypeError, match="expected the name of a defense or a Defense, got 3"):
+        DEFENSES.resolve(3)

@@ -12,11 +12,14 @@ from contextvars import ContextVar
 from difflib import get_close_matches
 from pathlib import Path
 from types import FunctionType, ModuleType
-from typing import Any
+from typing import Any, get_type_hints
 
 from torch import nn
 
 from dosimeter.options import OptionError
+
+NO_MODELS = frozenset({"torch", "numpy", "scipy", "safetensors", "pip", "setuptools", "pkg_resources", "pytest"})
+"""Packages whose functions build no model. Some of them load, compile or run code that an option names."""
 
 _allowed: ContextVar[frozenset[str]] = ContextVar("allowed modules", default=frozenset())
 _announce: ContextVar[Callable[[str], None] | None] = ContextVar("announcement of imports", default=None)
@@ -105,7 +108,20 @@ def _checked(found: Any, module_name: str, name: str) -> Callable[..., Any]:
     home = str(found.__module__)
     if home.partition(".")[0] != module_name.partition(".")[0]:
         raise OptionError("model", f"{name!r} is a function of {home!r}; name and allow that module, or wrap the function in one of yours")
+    if home.partition(".")[0] in NO_MODELS:
+        raise OptionError("model", f"{name!r} is a function of {home!r}, which builds no model; name a class of torch.nn.Module")
+    promised = _promised(found)
+    if isinstance(promised, type) and promised is not object and not issubclass(promised, nn.Module):
+        raise OptionError("model", f"expected {name!r} to return a torch.nn.Module, but it is declared to return {promised.__name__}")
     return found
+
+
+def _promised(function: FunctionType) -> Any:
+    """What a function is declared to return; `object` where it does not say, or says what cannot be looked up."""
+    try:
+        return get_type_hints(function).get("return", object)
+    except Exception:
+        return object
 
 
 def first_sentence(error: BaseException) -> str:

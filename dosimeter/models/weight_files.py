@@ -26,6 +26,8 @@ def read_tensors(path: Path) -> Any:
     """What a weights file holds, on the CPU; nothing in the file is ever run."""
     check_path(path)
     if not path.is_file():
+        if path.exists() and not path.is_dir():
+            open_regular(path).close()  # says that a pipe or a device is none
         raise FileNotFoundError(f"weights: no file {path}")
     if path.suffix != SAFETENSORS_SUFFIX and path.suffix not in TORCH_SUFFIXES:
         raise ValueError(f"weights: expected a file ending in {SAFETENSORS_SUFFIX}, {', '.join(TORCH_SUFFIXES)}, got {path}")

@@ -57,7 +57,7 @@ def run(
             found = _attack(exposure, measurement, client.batch.targets)
             if refusal := refusal_of(found):
                 raise refusal
-        except Refused as refusal:
+        except (Refused, FileNotFoundError) as refusal:  # a file that the method names, such as a decoder's
             if raise_refusals:
                 raise
             return refusal_record(client, measurement, refusal)
@@ -172,7 +172,7 @@ def _details(found: Estimate, scores: Scores) -> dict[str, Any]:
     return {"message": found.message} | scores.details | unavailable | premises
 
 
-def refusal_record(client: AuditedClient, measurement: Measurement, refusal: Refused) -> Record:
+def refusal_record(client: AuditedClient, measurement: Measurement, refusal: Refused | FileNotFoundError) -> Record:
     """The record of a method that does not run here, or of a proof that none can."""
     if isinstance(refusal, Impossible):
         return failure_record(client, measurement, Outcome.IMPOSSIBLE, str(refusal), refusal.theorem)

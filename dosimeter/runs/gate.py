@@ -28,8 +28,8 @@ STATISTICS = ("median", "min", "max")
 ANSWERS = (Verdict.LEAKED, Verdict.NOT_SHOWN, Verdict.IMPOSSIBLE)  # verdicts that rest on a method that ran, or on a theorem
 REASONS_SHOWN = 3  # in the sentence on what nothing measured
 
-_LEAKED = re.compile(r"\s*(?:(\w+)\.)?leaked\s*")
-_CONDITION = re.compile(r"\s*(\w+)\.(\w+)\.(\w+)\s*(>=|<=|>|<)\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*")
+_LEAKED = re.compile(r"\s*(?:(\w+)\.)?leaked\s*", re.ASCII)
+_CONDITION = re.compile(r"\s*(\w+)\.(\w+)\.(\w+)\s*(>=|<=|>|<)\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*", re.ASCII)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,8 +176,8 @@ def _why_absent(record: Record, metric: str) -> str:
 
 
 def caveat(condition: Condition | LeakCondition, records: Sequence[Record]) -> str:
-    """A sentence where a condition is not met and attacks on its surface were under-optimised; else an empty text."""
-    if condition.failure(records):
+    """A sentence where a tested condition is not met and attacks on its surface were under-optimised; else an empty text."""
+    if condition.failure(records) or condition.why_untested(records):
         return ""
     surfaces = surface_names() if condition.surface is None else [condition.surface]
     short = dict.fromkeys(

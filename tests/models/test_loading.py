@@ -175,6 +175,8 @@ def test_missing_files_and_other_suffixes_are_refused(tiny: nn.Module, tmp_path:
         load_weights(tiny, tmp_path / "absent.pt")
     with pytest.raises(FileNotFoundError, match=r"weights: no file"):
         load_weights(tiny, tmp_path)
+    with pytest.raises(ValueError, match="/dev/zero: expected a file, got a device"):
+        load_weights(tiny, Path("/dev/zero"))
     (tmp_path / "model.onnx").write_bytes(b"")
     with pytest.raises(ValueError, match=r"expected a file ending in .*model\.onnx"):
         load_weights(tiny, tmp_path / "model.onnx")

@@ -28,6 +28,18 @@ def build(width=4):
 def command(text="touch called"):
     return system(text)
 
+def count(text: str = "touch called") -> int:
+    return system(text)
+
+def nothing(text: str = "touch called") -> None:
+    system(text)
+
+def annotated(width: int = 4) -> nn.Module:
+    return Net(width)
+
+def unknown(width: "Width" = 4) -> "Network":
+    return Net(width)
+
 half_built = partial(build, 3)
 """
 
@@ -50,7 +62,8 @@ def test_a_named_module_stays_shut_until_it_is_allowed(network, tmp_path):
         assert not (tmp_path / "trace").exists()
     with allow_code([network]):
         assert load_model(f"{network}:build", {"width": 7}, None, seed=0).in_features == 7
-        assert load_model(f"{network}:Net", {"width": 5}, None, seed=0).in_features == 5
+        for name in ("Net", "annotated", "unknown"):
+            assert load_model(f"{network}:{name}", {"width": 5}, None, seed=0).in_features == 5
     with pytest.raises(OptionError, match="--allow-code"):
         load_model(f"{network}:build", {}, None, seed=0)
 
@@ -62,6 +75,15 @@ def test_the_standard_library_is_refused_even_where_it_is_allowed(name):
 
 
 @pytest.mark.parametrize(
+    "name",
+    ["torch.hub:load", "torch:load", "torch.jit:load", "torch.utils.cpp_extension:load_inline", "numpy.testing:runstring", "pip:main"],
+)
+def test_functions_that_take_code_by_its_name_are_refused_even_where_their_module_is_allowed(name):
+    with allow_code([name.partition(":")[0]]), pytest.raises(OptionError, match=r"which builds no model|is a function of"):
+        find_function(name)
+
+
+@pytest.mark.parametrize(
     ("function", "message"),
     [
         ("system", "expected 'strangers_network:system' to be a class of torch.nn.Module or a Python function .*, got builtin_function"),
@@ -69,6 +91,8 @@ def test_the_standard_library_is_refused_even_where_it_is_allowed(name):
         ("load", "is a function of 'torch.hub'"),
         ("Path", "got type"),
         ("half_built", "got partial"),
+        ("count", "declared to return int"),
+        ("nothing", "declared to return NoneType"),
         ("missing", "has no 'missing'"),
         ("Net.forward", "expected a registered name or module:function"),
     ],

@@ -77,6 +77,8 @@ def test_costs_can_be_gated_too():
         ("inputs.psnr.median > twenty", "expected leaked"),
         ("inputs.psnr.median > 20 or 1", "expected leaked"),
         ("leaked > 1", "expected leaked"),
+        ("inputs.psnr.median > ٣", "expected leaked"),
+        ("inputs.psnr.median > ２０", "expected leaked"),
         ("inputs.psnr.max > 1e999", "expected a finite number"),
         ("pictures.leaked", "expected a surface out of labels, features"),
         ("pictures.psnr.median > 20", "expected a surface out of labels, .*, utility, got 'pictures'"),
@@ -180,3 +182,4 @@ def test_a_pass_of_under_optimised_attacks_is_said_to_be_one():
         assert said == f"not failed on {text}, but dlg under-optimised: more steps may show more"
     assert caveat(parse_condition("inputs.psnr.median > 5"), [short]) == ""
     assert caveat(parse_condition("labels.insacc.median > 0.5"), [short]) == ""
+    assert caveat(parse_condition("inputs.lpips.median < 0.5"), [short]) == ""  # nothing measured it: that is said instead
