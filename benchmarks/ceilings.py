@@ -53,7 +53,7 @@ class Result:
     @property
     def gap(self) -> float:
         """In decibels, between ceiling and attacker."""
-        return 10 * math.log10(self.shown / self.bound)
+        return 10 * math.log10(self.shown / self.bound) if self.bound > 0 else math.inf
 
 
 def measure(seed: int) -> Result:
