@@ -27,6 +27,7 @@ from dosimeter.network.leftovers import nothing_kept
 from dosimeter.network.model_state import copy_of
 from dosimeter.network.token_inputs import are_tokens, blank_of, tensors_of
 from dosimeter.options import check_value
+from dosimeter.precision import tf32
 from dosimeter.randomness import generator, global_seed, secret_of
 from dosimeter.registry import DEFENSES, TRAININGS
 from dosimeter.types import Batch, Impossible, NamedInputs, Normalization, Refused, Update
@@ -98,7 +99,7 @@ def _send(client: Client, defenses: Sequence[Defense], seed: int) -> tuple[Clien
     secret = secret_of(*tensors_of(client.batch.inputs), client.batch.targets)
     for position, defense in enumerate(defenses):
         client = _defend(client, defense, seed, f"defense {position} {defense.name}", secret)
-    with global_seed(seed, "training", secret):
+    with global_seed(seed, "training", secret), tf32(allowed=False):
         update = _train(client)
     for transform in client.outgoing:
         update = transform(update)

@@ -10,6 +10,7 @@ from torch import Tensor
 from dosimeter.client.checks import check_exposure, check_soft_labels
 from dosimeter.engines.needs import check_needs
 from dosimeter.interfaces import Attack, Exposure, FeatureRecovery, LabelRecovery, MapRecovery, Public, Recovery, TokenRecovery
+from dosimeter.precision import tf32
 from dosimeter.randomness import generator, global_seed
 from dosimeter.registry import ATTACKS, FEATURES, LABELS, MAPS, TOKENS, Registry
 from dosimeter.surfaces.surface import Surface, surface_of_method
@@ -64,7 +65,7 @@ def run_method(exposure: Exposure, method: Recovery, labels: Labels, seed: int) 
     known = as_label_estimate(labels, exposure.public)
     check_needs(method, exposure, known)
     role = f"{surface.key} {method.name}"
-    with global_seed(seed, role):
+    with global_seed(seed, role), tf32(allowed=False):
         found = surface.recover(method, exposure, known, _rng(exposure, seed, role))
     return without_vain_proof(surface, found, exposure.public)
 

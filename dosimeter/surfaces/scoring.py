@@ -9,6 +9,7 @@ from typing import Any
 from dosimeter.client.checks import check_tensors
 from dosimeter.interfaces import Exposure, Metric
 from dosimeter.network.leftovers import nothing_kept
+from dosimeter.precision import tf32
 from dosimeter.surfaces.scores import Comparison, Scores
 from dosimeter.surfaces.surface import surface_of
 from dosimeter.types import Batch, Normalization
@@ -65,7 +66,8 @@ def score(
 
 def score_against(found: Any, comparison: Comparison) -> Scores:
     """The scores of an estimate by its surface; they name every null that could not be made."""
-    scores = surface_of(found).score(found, comparison)
+    with tf32(allowed=False):
+        scores = surface_of(found).score(found, comparison)
     if not comparison.refused:
         return scores
     said = tuple(f"the null {name!r} could not be made: {why}" for name, why in comparison.refused.items())

@@ -13,7 +13,6 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from dosimeter.engines.matching.objective import Objective, Terms
 from dosimeter.engines.matching.paths import Evaluation, Functional
-from dosimeter.engines.matching.recipe import Precision
 
 Function = Callable[..., tuple[Tensor | None, ...]]
 
@@ -144,14 +143,3 @@ def _tensors(value: object) -> list[Tensor]:
     if isinstance(value, dict):
         return [tensor for item in value.values() for tensor in _tensors(item)]
     return []
-
-
-@contextmanager
-def precision(wanted: Precision) -> Iterator[None]:
-    """TF32 for "tf32" and "bf16", full single precision for "fp32". The caller's setting is restored."""
-    matmul, convolution = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = wanted != "fp32"
-    try:
-        yield
-    finally:
-        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = matmul, convolution

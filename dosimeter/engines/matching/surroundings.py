@@ -8,14 +8,14 @@ from contextlib import contextmanager
 import torch
 from torch import Generator
 
-from dosimeter.engines.matching.compiled import precision
 from dosimeter.engines.matching.differentiable import twice_differentiable
 from dosimeter.engines.matching.problem import Problem
+from dosimeter.precision import tf32
 
 
 @contextmanager
 def surroundings(problem: Problem, rng: Generator) -> Iterator[None]:
-    with _own_random_numbers(rng, problem.device), precision(problem.recipe.precision), twice_differentiable():
+    with _own_random_numbers(rng, problem.device), tf32(problem.recipe.precision != "fp32"), twice_differentiable():
         yield
 
 
