@@ -9,10 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from dosimeter.network.probing import record_inputs
+from dosimeter.network.reads import Reads, Side, reads_of_module
 from dosimeter.normalization import from_pixels
 from dosimeter.randomness import generator
 from dosimeter.types import Normalization
 
+SPARE_EQUATIONS = 1.2  # equations of a position over its unknowns, at least
 PROBES = 4  # random images on which a layer's input must never be negative
 
 
@@ -46,15 +48,31 @@ class LayerShape:
         return min(self.weight.shape[:2])
 
     @property
-    def most_samples(self) -> int:
-        """The largest batch whose positions the channels can hold."""
-        return self.channels // self.positions
+    def reads(self) -> Reads:
+        """Which position each output reads, for each offset of the kernel."""
+        return reads_of_module(self.module, self.height, self.width)
 
     @property
-    def offsets(self) -> list[tuple[int, int]]:
-        """The shifts of the kernel, rows first."""
-        reach = [side // 2 for side in self.kernel]
-        return [(dy, dx) for dy in range(-reach[0], reach[0] + 1) for dx in range(-reach[1], reach[1] + 1)]
+    def most_samples(self) -> int:
+        """The largest batch whose positions the channels can hold: those of the inputs, or those of the outputs."""
+        return max(self.most_on("inputs"), self.most_on("outputs"))
+
+    def most_on(self, side: Side) -> int:
+        """The largest batch whose positions on one side its channels can hold, with enough equations from the other side."""
+        outputs, inputs = self.weight.shape[:2]
+        if self.obstacle or self.positions == 1:
+            return self.channels // self.positions
+        output_area = math.prod(
+            (size + sum(pads) - (kernel - 1) * spread - 1) // step + 1
+            for size, pads, kernel, spread, step in zip((self.height, self.width), *_geometry(self.module))
+        )
+        area, room, other_area, other = (self.positions, inputs, output_area, outputs)
+        if side == "outputs":
+            area, room, other_area, other = other_area, other, area, room
+        if area > room or not (plans := self.reads.plans(side)):
+            return 0
+        told = min(plan.fewest for plan in plans) / SPARE_EQUATIONS
+        return min(room // area, int(told * other / area)) if told * other_area >= area else 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +96,11 @@ def largest_batch(model: nn.Module, input_shape: tuple[int, ...], normalization:
 def _limit(shape: LayerShape) -> BatchLimit:
     if shape.obstacle:
         return BatchLimit(layer=shape.name, limit=0, reason=shape.obstacle)
-    reason = f"{shape.height} x {shape.width} positions a sample, {shape.channels} channels on the narrower side"
+    if shape.most_samples and shape.most_samples > shape.most_on("inputs"):
+        reads = shape.reads
+        reason = f"{reads.output_height} x {reads.output_width} output positions a sample, {shape.weight.shape[0]} output channels"
+    else:
+        reason = f"{shape.height} x {shape.width} positions a sample, {shape.channels} channels on the narrower side"
     if not shape.non_negative and shape.most_samples > 1:
         reason += "; its inputs can be negative, so that it takes the head's proved samples to tell more than one sample apart"
     return BatchLimit(layer=shape.name, limit=shape.most_samples, reason=reason)
@@ -108,7 +130,7 @@ def _shape(name: str, module: nn.Module, inputs: list[Tensor]) -> LayerShape:
         height=grid[0],
         width=grid[1],
         non_negative=bool((first >= 0).all()) and bool((first == 0).any()),
-        obstacle=_obstacle(module, math.prod(grid), len(inputs)),
+        obstacle=_obstacle(module, (grid[0], grid[1]), len(inputs)),
     )
 
 
@@ -117,24 +139,35 @@ def as_kernel(weight: Tensor) -> Tensor:
     return weight if weight.ndim == 4 else weight[:, :, None, None]
 
 
-def _obstacle(module: nn.Conv2d | nn.Linear, positions: int, calls: int) -> str:
-    """Why the gradient is not Dᵀ S_o A with shifts of one grid."""
+def _obstacle(module: nn.Conv2d | nn.Linear, grid: tuple[int, int], calls: int) -> str:
+    """Why the gradient does not show the place of each position."""
+    positions = math.prod(grid)
     if calls > 1:
         return "the layer runs more than once in a pass, and its gradient is the sum"
     if isinstance(module, nn.Linear):
         return "" if positions == 1 else "a linear layer on several positions has no shifts that tell their places"
     if module.groups > 1:
         return f"{module.groups} groups: each holds {module.in_channels // module.groups} channels only"
-    if any(stride > 1 for stride in module.stride):
-        return "a stride above 1 leaves positions out"
     if math.prod(module.kernel_size) == 1:
-        return "" if positions == 1 else "a kernel of 1 by 1 has no shifts"
-    if any(side % 2 == 0 for side in module.kernel_size):
-        return "an even kernel has no centre"
-    if module.padding_mode != "zeros":
-        return f"{module.padding_mode} padding drops nothing at the edge"
+        return "" if positions == 1 and math.prod(module.stride) == 1 else "a kernel of 1 by 1 has no shifts"
     if any(dilation > 1 for dilation in module.dilation):
-        return "a dilated kernel shifts by more than one"
-    if module.padding != "same" and any(pad != side // 2 for pad, side in zip(module.padding, module.kernel_size)):
-        return "the padding does not keep the grid's size"
+        return f"a dilated kernel moves {math.prod(module.dilation)} interleaved grids, and nothing in its gradient ties them together"
+    if module.padding_mode == "circular":
+        return "circular padding drops nothing at the edge, so that no position stands out"
+    if positions > 2 * math.prod(module.stride) * max(module.in_channels, module.out_channels):
+        return ""  # too many positions for the channels, which is said elsewhere
+    reads = reads_of_module(module, *grid)
+    if not reads.all_read:
+        return "the stride leaves positions out"
+    if positions > 1 and not (reads.plans("inputs") or reads.plans("outputs")):
+        strided = any(stride > 1 for stride in module.stride)
+        return f"{'a stride above 1' if strided else 'its padding'} leaves moved copies of the maps mixed with them"
     return ""
+
+
+def _geometry(module: nn.Conv2d | nn.Linear) -> tuple[list[tuple[int, int]], tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    """Padding before and behind, kernel, dilation and stride, each for rows and columns."""
+    if isinstance(module, nn.Linear):
+        return [(0, 0), (0, 0)], (1, 1), (1, 1), (1, 1)
+    left, right, above, below = module._reversed_padding_repeated_twice
+    return [(above, below), (left, right)], module.kernel_size, module.dilation, module.stride

@@ -43,7 +43,14 @@ def test_each_kind_of_layer_says_why_it_shows_nothing():
         nn.Linear(20, 10),
     )
     limits = {one.layer: (one.limit, one.reason) for one in largest_batch(model, (1, 4, 4))}
-    for layer, word in (("2", "8 groups"), ("4", "dilated"), ("6", "circular padding"), ("8", "1 by 1"), ("10", "even"), ("12", "size")):
+    for layer, word in (
+        ("2", "8 groups"),
+        ("4", "dilated"),
+        ("6", "circular padding"),
+        ("8", "1 by 1"),
+        ("10", "padding"),
+        ("12", "3 x 3 positions"),
+    ):
         assert limits[layer][0] == 0
         assert word in limits[layer][1]
     assert limits["15"][0] == 8
@@ -51,3 +58,13 @@ def test_each_kind_of_layer_says_why_it_shows_nothing():
     assert "head's proved samples" in limits["17"][1]
     assert limits["19"][0] == 20
     assert "21" not in limits
+
+
+def test_one_side_with_room_is_enough():
+    """32 positions of two samples fit the 40 outputs of the second layer, and its 20 inputs say enough of them."""
+    model = nn.Sequential(
+        nn.Conv2d(1, 20, 3, padding=1), nn.ReLU(), nn.Conv2d(20, 40, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(640, 10)
+    )
+    limit = largest_batch(model, (1, 4, 4))[1]
+    assert limit.limit == 2
+    assert "4 x 4 output positions a sample, 40 output channels" in limit.reason

@@ -7,12 +7,12 @@ from typing import cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import conv2d, pad, unfold
+from torch.nn.functional import unfold
 
 from dosimeter.network.chain import Link
+from dosimeter.network.convolving import convolve, padded
 
 LEAST_SINGULAR = 1e-6  # over the largest: float32 gradients say nothing of directions below
-MODES = {"zeros": "constant", "circular": "circular", "reflect": "reflect", "replicate": "replicate"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +48,7 @@ def slope_equations(link: Link, slopes: Tensor, gradient: Tensor) -> Equations:
     module = cast(nn.Conv2d, link.module)
     channels, area = link.shape[0], link.shape[1] * link.shape[2]
     pixels = torch.eye(area, dtype=torch.float64, device=slopes.device).reshape(area, 1, *link.shape[1:])
-    patches = unfold(_padded(pixels, module), module.kernel_size, dilation=module.dilation, stride=module.stride)  # (area, k·k, places)
+    patches = unfold(padded(pixels, module), module.kernel_size, dilation=module.dilation, stride=module.stride)  # (area, k·k, places)
     own = torch.einsum("ol,pkl->okp", slopes.reshape(len(link.weight), -1), patches).flatten(0, 1)  # (out·k·k, area)
     wanted = gradient.double().permute(0, 2, 3, 1).flatten(0, 2)  # (out·k·k, in)
     if len(own) > area:  # as many equations as unknowns say the same
@@ -63,11 +63,6 @@ def output_matrix(link: Link) -> Tensor:
     unknowns = link.shape[0] * link.shape[1] * link.shape[2]
     pixels = torch.eye(unknowns, dtype=torch.float64, device=link.weight.device).reshape(unknowns, *link.shape)
     return convolve(module, pixels).flatten(1).T
-
-
-def convolve(module: nn.Conv2d, maps: Tensor) -> Tensor:
-    """The convolution without its bias, in the dtype of `maps`."""
-    return conv2d(_padded(maps, module), module.weight.detach().to(maps), stride=module.stride, dilation=module.dilation)
 
 
 def stack(*parts: Equations) -> Equations:
@@ -94,8 +89,3 @@ def solve(equations: Equations) -> Solution:
     kept = values > LEAST_SINGULAR * values[0]
     value = vectors[kept].T @ ((left[:, kept].T @ wanted) / values[kept])
     return Solution(value=value, rank=int(kept.sum()))
-
-
-def _padded(maps: Tensor, module: nn.Conv2d) -> Tensor:
-    widths = list(module._reversed_padding_repeated_twice)  # what torch itself pads with, left and right, above and below
-    return pad(maps, widths, mode=MODES[module.padding_mode])

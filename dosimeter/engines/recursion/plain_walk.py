@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from dosimeter.engines.recursion.layer_equations import Solution, convolve
+from dosimeter.engines.recursion.layer_equations import Solution
 from dosimeter.network.chain import Link
+from dosimeter.network.convolving import carry_back
 
 SOLVED_ZERO = 1e-4  # over the largest: a solved output below is taken for one of the ReLU's zeros
 
@@ -64,19 +65,8 @@ def walk_plain(links: Sequence[Link], update: Mapping[str, Tensor], slopes: Tens
             ranks.insert(0, LayerRank(name=link.name, unknowns=len(received), rank=found.rank))
         if link.before is not None and link.before.has_zeros:
             received = torch.where(received > SOLVED_ZERO * received.max(), received, 0)
-        slopes, outputs = _carried_back(link, slopes), received
+        slopes, outputs = carry_back(link.module, link.shape, slopes[None]).flatten(), received
         if link.before is not None:
             slopes, outputs = slopes * link.before.slope(received), link.before.inverse(received)
             outputs = torch.where(outputs.isfinite(), outputs, torch.nan)
     return Walk(inputs=received, ranks=tuple(ranks))
-
-
-def _carried_back(link: Link, slopes: Tensor) -> Tensor:
-    """The slopes at a layer's input: (n,)."""
-    module = link.module
-    if isinstance(module, nn.Linear):
-        return module.weight.detach().double().T @ slopes
-    maps = torch.zeros(1, *link.shape, dtype=torch.float64, device=slopes.device, requires_grad=True)
-    with torch.enable_grad():
-        outputs = convolve(module, maps)
-    return torch.autograd.grad(outputs, maps, slopes.reshape(outputs.shape))[0].flatten()

@@ -1,37 +1,43 @@
 """The maps of a whole batch, up to one mixing of its samples, from the gradient of one convolution.
 
-The gradient at kernel offset o is G_o = Dᵀ S_o A. A (n, in) holds the layer's inputs at all n = B·H·W positions of the batch, D (n, out)
-the slopes behind the layer. S_o shifts the grid by o and drops what leaves it. Where n is at most the number of channels on either side,
-the common row space of the G_o is that of A. In its coordinates a position q is a vector v_q, and R_o v_q = R_c v_(q−o), with c the centre.
+The gradient at kernel offset o is G_o = Dᵀ S_o A. A (n, in) holds the layer's inputs at all positions of the batch, D (n', out) the
+slopes behind the layer. S_o says which input position each output position reads at offset o; what lies outside of the grid is dropped.
+Where the rows of A are independent, the common row space of the G_o is that of A. In its coordinates a position q is a vector v_q, and
+R_o v_q is the sum of the vectors u_p of the outputs p that read q at offset o. Where the rows of D are independent instead, the same holds
+with the roles of inputs and outputs exchanged, and A follows from D by least squares.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from dosimeter.engines.subspace.spectrum import NOISE_SLACK, ROUNDING_SLACK, noise_edge
+from dosimeter.network.reads import Plan, Reads, Side
 
-Offset = tuple[int, int]
+T = TypeVar("T")
+SIDES: tuple[Side, ...] = ("inputs", "outputs")
 
-CENTRE: Offset = (0, 0)
 LEAST_GAP = 10.0  # between the last singular value of the signal and the first of the noise
 CLEAR_GAP = 100.0  # behind which a value near the edge is rounding too
 STRUCTURED_ROUNDING = 4.0  # rounding errors of one sign add up to more than white noise does
 LEAST_TAIL = 12  # singular values that must look like white noise, where nothing is known of the noise
 DECOMPOSITION_SLACK = 20.0  # rounding units of the largest singular value
 LEAST_CORNER_GAP = 10.0  # between the corners' kernel and the rest
+SPARE_EQUATIONS = 1.2  # equations of a position's vector over its unknowns, at least
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rank:
     """How many positions a gradient holds, and how clearly that shows."""
 
-    positions: int  # n = B·H·W
-    left: int  # n, or n − 1 behind a batch norm in train mode, whose slopes sum to zero
+    positions: int  # n = B·H·W, on the side that is read
+    left: int  # independent rows on the other side: n − 1 slopes behind a batch norm in train mode, which sum to zero
     largest: float  # singular value
     smallest_kept: float  # singular value, over the largest
     largest_dropped: float  # singular value, over the largest; 0 where none is left
@@ -50,36 +56,88 @@ class Layout:
     disagreement: Tensor  # (B, H·W, in) between the maps spread from opposite corners, in the same mixing
     rank: Rank
     corner_gap: float  # singular values around the kernel of the shifts that drop a corner
+    side: Side = "inputs"  # whose positions were told apart
 
 
 class NoLayout(ValueError):
     """Why a gradient does not show its maps: too many positions, no gap in its spectrum, or no grid."""
 
 
-def read_rank(gradient: Tensor, area: int, *, unit: float, noise: float = 0.0, batch_size: int | None = None) -> Rank:
+def read_rank(gradient: Tensor, reads: Reads, *, unit: float, noise: float = 0.0, batch_size: int | None = None) -> Rank:
     """How many positions a layer's gradient (out, in, k, k) holds; refuses where its spectrum does not show it."""
-    check_capacity(gradient, area, batch_size)
-    gradient = gradient.to(torch.float64)
-    return find_rank(_Spectrum.of(gradient), gradient, area, unit=unit, noise=noise, batch_size=batch_size)
+    return _first(lambda side: _rank_of(gradient, reads, side, unit=unit, noise=noise, batch_size=batch_size), reads)[1]
 
 
-def read_layout(gradient: Tensor, height: int, width: int, *, unit: float, noise: float = 0.0, batch_size: int | None = None) -> Layout:
-    """(out, in, k, k) -> the maps of the layer's input, for an odd kernel with stride 1 that keeps the grid's size.
+def read_layout(gradient: Tensor, reads: Reads, *, unit: float, noise: float = 0.0, batch_size: int | None = None) -> Layout:
+    """(out, in, k, k) -> the maps of the layer's input.
 
-    Two passes spread from the top left and from the bottom right corner. Their errors grow away from where they begin,
-    so each position takes more from the nearer one.
+    Two walks begin at opposite corners where both stand out. Their errors grow away from where they begin, so each position takes more
+    from the nearer one. Where one corner stands out, the second walk takes the gradient with more noise of the size that it has.
     """
-    check_capacity(gradient, height * width, batch_size)
-    gradient = gradient.to(torch.float64)
+    return _first(lambda side: _layout_of(gradient, reads, side, unit=unit, noise=noise, batch_size=batch_size), reads)
+
+
+def _first(read: Callable[[Side], T], reads: Reads) -> T:
+    """What the inputs' side shows, else the outputs' side; where neither does, the refusal of the first that could have."""
+    refusals = []
+    for side in SIDES:
+        try:
+            return read(side)
+        except NoLayout as refusal:
+            refusals.append(refusal)
+    able = [refusal for refusal, side in zip(refusals, SIDES) if reads.plans(side)]
+    raise (able or refusals)[0]
+
+
+def _rank_of(
+    gradient: Tensor, reads: Reads, side: Side, *, unit: float, noise: float, batch_size: int | None
+) -> tuple[Tensor, Rank, _Spectrum]:
+    """The float64 gradient with the unknowns' side last, its rank and its spectrum."""
+    area, single = reads.positions(side), reads.inputs == reads.outputs == 1
+    if single and side == "outputs":
+        raise NoLayout("a grid of one position has one side")
+    gradient = gradient.to(torch.float64) if side == "inputs" else gradient.to(torch.float64).transpose(0, 1)
+    check_capacity(gradient, area, min(gradient.shape[:2]) if single else gradient.shape[1], batch_size)
+    if not single and not reads.plans(side):
+        raise NoLayout("no position stands out that certain offsets of the kernel alone would drop")
     spectrum = _Spectrum.of(gradient)
-    rank = find_rank(spectrum, gradient, height * width, unit=unit, noise=noise, batch_size=batch_size)
-    if height * width == 1:
+    rank = find_rank(spectrum, gradient, area, unit=unit, noise=noise, batch_size=batch_size)
+    equations = rank.left if single else rank.left * min(plan.fewest for plan in reads.plans(side)) / SPARE_EQUATIONS
+    if equations < (rank.positions - 1 if single else rank.positions):
+        other = "slopes behind" if side == "inputs" else "inputs of"
+        raise NoLayout(f"the {other} the layer have rank {rank.left}, too few for {rank.positions} positions")
+    return gradient, rank, spectrum
+
+
+def _layout_of(gradient: Tensor, reads: Reads, side: Side, *, unit: float, noise: float, batch_size: int | None) -> Layout:
+    turned, rank, spectrum = _rank_of(gradient, reads, side, unit=unit, noise=noise, batch_size=batch_size)
+    if reads.inputs == reads.outputs == 1:
         return _single_position(spectrum, rank)
-    first, corner_gap = _spread(gradient, spectrum, rank, height, width)
-    turned, _ = _spread(gradient.flip((2, 3)), spectrum, rank, height, width)  # the spaces of a turned kernel are the same
-    second = _in_mixing_of(first, turned.flip(1))
-    nearer = torch.linspace(1, 0, height * width, dtype=first.dtype, device=first.device)[None, :, None]
-    return Layout(maps=nearer * first + (1 - nearer) * second, disagreement=first - second, rank=rank, corner_gap=corner_gap)
+    plans = reads.plans(side)
+    first, corner_gap = _spread(turned, spectrum, rank, reads, side, plans[0])
+    if len(plans) == 1:
+        rng = torch.Generator(device=turned.device).manual_seed(0)
+        turned = turned + rank.noise * torch.randn(turned.shape, generator=rng, dtype=turned.dtype, device=turned.device)
+        spectrum = _Spectrum.of(turned)
+    second, _ = _spread(turned, spectrum, rank, reads, side, plans[-1])
+    if side == "outputs":
+        first, second = (_inputs_of(gradient.to(first), reads, slopes) for slopes in (first, second))
+    second = _in_mixing_of(first, second)
+    ahead = 1.0 if len(plans) == 1 else 0.0
+    nearer = torch.linspace(1, ahead, first.shape[1], dtype=first.dtype, device=first.device)[None, :, None]
+    nearer = nearer if side == "inputs" or len(plans) == 1 else torch.full_like(nearer, 0.5)
+    return Layout(maps=nearer * first + (1 - nearer) * second, disagreement=first - second, rank=rank, corner_gap=corner_gap, side=side)
+
+
+def _inputs_of(gradient: Tensor, reads: Reads, slopes: Tensor) -> Tensor:
+    """The inputs (B, H·W, in) that belong to slopes (B, H'·W', out), by least squares over all offsets."""
+    samples, wanted = len(slopes), gradient.permute(2, 3, 0, 1).flatten(0, 2)  # (k·k·out, in)
+    table = torch.tensor(reads.table, device=slopes.device)  # (k·k, H'·W')
+    read = slopes.new_zeros(len(table), samples, reads.inputs + 1, slopes.shape[2])  # the last position takes what lies outside
+    places = torch.where(table >= 0, table, reads.inputs)[:, None, :, None].expand(-1, samples, -1, slopes.shape[2])
+    read.scatter_add_(2, places, slopes[None].expand(len(table), -1, -1, -1))
+    system = read[:, :, :-1].flatten(1, 2).transpose(1, 2).flatten(0, 1)  # (k·k·out, B·H·W)
+    return torch.linalg.lstsq(system, wanted, driver="gels").solution.reshape(samples, reads.inputs, -1)
 
 
 def _single_position(spectrum: _Spectrum, rank: Rank) -> Layout:
@@ -115,15 +173,15 @@ def _right_singular(matrix: Tensor) -> tuple[Tensor, Tensor]:
     return values, right
 
 
-def check_capacity(gradient: Tensor, area: int, batch_size: int | None) -> None:
+def check_capacity(gradient: Tensor, area: int, room: int, batch_size: int | None) -> None:
     """Refuse a layer whose channels are fewer than the positions, which shapes alone tell."""
     outputs, inputs = gradient.shape[:2]
-    if area > min(outputs, inputs):
-        raise NoLayout(f"one map has {area} positions, more than the {min(outputs, inputs)} that this layer's channels can hold")
-    if batch_size is not None and batch_size * area > min(outputs, inputs):
+    if area > room:
+        raise NoLayout(f"one map has {area} positions, more than the {room} that this layer's channels can hold")
+    if batch_size is not None and batch_size * area > room:
         raise NoLayout(
             f"{batch_size} samples have {batch_size * area} positions, and a gradient of {inputs} by {outputs} channels holds at most "
-            f"{min(outputs, inputs)}"
+            f"{room}"
         )
 
 
@@ -133,7 +191,7 @@ def find_rank(spectrum: _Spectrum, gradient: Tensor, area: int, *, unit: float, 
     Entries were rounded to `unit`, relative, and have added noise of the standard deviation `noise`.
     """
     outputs, inputs = gradient.shape[:2]
-    most = min(outputs, inputs) // area
+    most = inputs // area
     values, left = spectrum.right_values, spectrum.left_values
     if float(values[0]) == 0:
         raise NoLayout("the layer's gradient is zero")
@@ -156,8 +214,6 @@ def find_rank(spectrum: _Spectrum, gradient: Tensor, area: int, *, unit: float, 
         raise NoLayout(f"no gap in the spectrum behind {above} directions: {kept:.2g} and then {dropped:.2g} of the largest")
     left_edge = noise_edge(spoilt, gradient.numel() // outputs, outputs)
     left_rank = min(int((left > left_edge).sum()), above)
-    if left_rank < above - 1:
-        raise NoLayout(f"the slopes behind the layer have rank {left_rank}, fewer than its {above} positions")
     tail = values[above:]
     spare = (rows - above) * len(tail)
     noise = max(rounding / 4, noise, float((tail.square().sum() / max(spare, 1)).sqrt()))
@@ -177,60 +233,64 @@ def _white_behind(values: Tensor, rows: int, area: int) -> int:
     return 0
 
 
-def _spread(gradient: Tensor, spectrum: _Spectrum, rank: Rank, height: int, width: int) -> tuple[Tensor, float]:
-    """The maps that follow from the top left corners, row by row: (B, H·W, in), and the gap of the corners' kernel."""
-    n, samples = rank.positions, rank.positions // (height * width)
+def _spread(gradient: Tensor, spectrum: _Spectrum, rank: Rank, reads: Reads, side: Side, plan: Plan) -> tuple[Tensor, float]:
+    """What follows from the corners along a plan: (B, positions, channels), and the gap of the corners' kernel."""
+    n, area = rank.positions, reads.positions(side)
     values, right = spectrum.right_values[:n], spectrum.right[:n]
     left = spectrum.left[:, : rank.left].T  # not whitened: every row has the same noise
-    reach = gradient.shape[2] // 2, gradient.shape[3] // 2
-    offsets = [(dy, dx) for dy in range(-reach[0], reach[0] + 1) for dx in range(-reach[1], reach[1] + 1)]
-    along = right.T / values * values[0]  # (in, n)
-    moved = {o: left @ gradient[:, :, o[0] + reach[0], o[1] + reach[1]] @ along for o in offsets}  # R_o (r, n)
-    corner, gap = _corners(moved, samples)
-    place = _walk_the_grid(moved, corner, height, width)
-    basis = torch.cat([place[y, x] for y in range(height) for x in range(width)], 1)  # (n, n): position by position, B columns each
-    maps = torch.linalg.solve(basis, (values / values[0])[:, None] * right)  # (H·W·B, in)
-    return maps.reshape(height * width, samples, -1).transpose(0, 1).contiguous(), gap
+    along = right.T / values * values[0]  # (channels, n)
+    moved = [left @ offset @ along for offset in gradient.flatten(2).unbind(2)]  # R_o (r, n)
+    corner, gap = _corners(moved, plan, n // area)
+    place = _walk(moved, corner, reads.targets(side), plan)
+    basis = torch.cat([place[position] for position in range(area)], 1)  # (n, n): position by position, B columns each
+    maps = torch.linalg.solve(basis, (values / values[0])[:, None] * right)  # (positions·B, channels)
+    return maps.reshape(area, n // area, -1).transpose(0, 1).contiguous(), gap
 
 
-def _corners(moved: dict[Offset, Tensor], samples: int) -> tuple[Tensor, float]:
-    """The top left corners of the samples: what every shift towards larger y or x drops. (n, B) and the kernel's gap."""
-    dropping = torch.cat([operator for offset, operator in moved.items() if offset[0] > 0 or offset[1] > 0])
-    sizes, right = _right_singular(dropping)
+def _corners(moved: Sequence[Tensor], plan: Plan, samples: int) -> tuple[Tensor, float]:
+    """The start of the plan in all samples: what the offsets that do not see it drop. (n, B) and the kernel's gap."""
+    sizes, right = _right_singular(torch.cat([moved[offset] for offset in plan.unseen_by]))
     n = right.shape[1]
+    if len(sizes) < n:
+        raise NoLayout("the offsets that drop a corner have too few equations to tell it")
     gap = float(sizes[n - samples - 1] / sizes[n - samples]) if samples < n else math.inf
     if gap < LEAST_CORNER_GAP:
         raise NoLayout("the shifts of the kernel show no corner: the gradient is not that of such a grid")
     return right[n - samples :].T, gap
 
 
-def _walk_the_grid(moved: dict[Offset, Tensor], corner: Tensor, height: int, width: int) -> dict[Offset, Tensor]:
-    """Every position's vectors (n, B), each by least squares from the neighbours that are known and from those outside the grid.
+def _walk(moved: Sequence[Tensor], corner: Tensor, targets: Sequence[dict[int, list[int]]], plan: Plan) -> dict[int, Tensor]:
+    """Every position's vectors (n, B), each by least squares from the targets that are known and from the offsets that drop it."""
+    square = [operator.T @ operator for operator in moved]
+    place = {plan.start: corner}
+    sums: dict[int, Tensor] = {}  # of all that is known of a target's vector
+    counts: dict[int, int] = {}
+    factors: dict[tuple[tuple[int, int], ...], tuple[Tensor, Tensor]] = {}
 
-    R_o v_q = R_c v_(q−o) for each known neighbour q − o, the same with the roles exchanged, and R_o v_q = 0 for each
-    neighbour outside.
-    """
-    square = {offset: operator.T @ operator for offset, operator in moved.items()}
-    onto_centre = {offset: operator.T @ moved[CENTRE] for offset, operator in moved.items()}
-    place, factors = {CENTRE: corner}, {}
-    for position in ((y, x) for y in range(height) for x in range(width)):
-        if position == CENTRE:
-            continue
-        outside, known, right_side = [], [], torch.zeros_like(corner)
-        for offset in moved:
-            neighbour = position[0] - offset[0], position[1] - offset[1]
-            if not (0 <= neighbour[0] < height and 0 <= neighbour[1] < width):
-                outside.append(offset)
-            elif neighbour in place:
-                known.append(offset)
-                opposite = -offset[0], -offset[1]
-                right_side = right_side + onto_centre[offset] @ place[neighbour] + onto_centre[opposite].T @ place[neighbour]
-        kind = tuple(outside), tuple(known)
+    def learn(position: int) -> None:
+        for operator, pairs in zip(moved, targets):
+            unknown = [target for target in pairs.get(position, ()) if target not in sums]
+            if len(pairs.get(position, ())) == 1 or len(unknown) == 1:
+                target = unknown[0] if unknown else pairs[position][0]
+                others = [sums[other] / counts[other] for other in pairs[position] if other != target]
+                sums[target] = sums.get(target, 0) + operator @ place[position] - sum(others)
+                counts[target] = counts.get(target, 0) + 1
+
+    learn(plan.start)
+    for step in plan.steps:
+        right_side, weights = torch.zeros_like(corner), []
+        for offset in step.offsets:
+            told = targets[offset].get(step.position, [])
+            weight = min([counts[target] for target in told], default=1)  # as often as it is known
+            weights.append((offset, weight))
+            if told:
+                right_side = right_side + weight * moved[offset].T @ sum(sums[target] / counts[target] for target in told)
+        kind = tuple(weights)
         if kind not in factors:
-            normal = sum(square[offset] for offset in (*outside, *known)) + len(known) * square[CENTRE]
-            factors[kind] = _scaled_factor(normal)
+            factors[kind] = _scaled_factor(sum((weight * square[offset] for offset, weight in kind), torch.zeros_like(square[0])))
         scale, triangle = factors[kind]
-        place[position] = scale[:, None] * torch.cholesky_solve(scale[:, None] * right_side, triangle)
+        place[step.position] = scale[:, None] * torch.cholesky_solve(scale[:, None] * right_side, triangle)
+        learn(step.position)
     return place
 
 

@@ -100,9 +100,7 @@ def _rank(exposure: Exposure, layer: ConvolutionLayer) -> Rank:
     if layer.obstacle:
         raise NoLayout(layer.obstacle)
     noise = declared_noise(layer.gradient, exposure.public)
-    return read_rank(
-        layer.gradient, layer.positions, unit=rounding_unit(layer.gradient), noise=noise, batch_size=exposure.public.batch_size
-    )
+    return read_rank(layer.gradient, layer.reads, unit=rounding_unit(layer.gradient), noise=noise, batch_size=exposure.public.batch_size)
 
 
 def declared_noise(change: Tensor, public: Public) -> float:
@@ -153,7 +151,7 @@ def recover_layer(exposure: Exposure, layer: ConvolutionLayer, *, batch_size: in
         raise NoLayout(layer.obstacle)
     unit = rounding_unit(layer.gradient)
     noise = declared_noise(layer.gradient, exposure.public)
-    layout = read_layout(layer.gradient, layer.height, layer.width, unit=unit, noise=noise, batch_size=batch_size)
+    layout = read_layout(layer.gradient, layer.reads, unit=unit, noise=noise, batch_size=batch_size)
     if not layer.non_negative and len(layout.maps) > 1:
         return _recover_by_head(exposure, layer, layout, batch_size=batch_size, seed=seed)
     mixtures, errors = layout.maps.flatten(1), layout.disagreement.flatten(1)
@@ -203,8 +201,8 @@ def _judge(
         bars = torch.hypot(bars, _hidden_difference(layer, maps, slopes, layout.rank))
     misfit = _misfit(layer, maps, slopes)
     return LayerMaps(
-        maps=_grid(maps, layer),
-        slopes=_grid(slopes, layer),
+        maps=_grid(maps, layer.height, layer.width),
+        slopes=_grid(slopes, layer.reads.output_height, layer.reads.output_width),
         certified=certain & (bars < LARGEST_ERROR_BAR) & (misfit < _largest_misfit(layer, layout.rank)),
         error_bars=bars,
         misfit=misfit,
@@ -244,6 +242,6 @@ def _hidden_difference(layer: ConvolutionLayer, maps: Tensor, slopes: Tensor, ra
     return MERGED_SLACK * (rank.largest_dropped * rank.largest * layer.positions**0.5 / own).sqrt()
 
 
-def _grid(values: Tensor, layer: ConvolutionLayer) -> Tensor:
+def _grid(values: Tensor, height: int, width: int) -> Tensor:
     """(B, H·W, channels) -> (B, channels, H, W)."""
-    return values.transpose(1, 2).reshape(len(values), -1, layer.height, layer.width)
+    return values.transpose(1, 2).reshape(len(values), -1, height, width)

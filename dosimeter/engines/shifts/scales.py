@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import conv_transpose2d
 
 from dosimeter.engines.shifts.convolutions import ConvolutionLayer
 from dosimeter.interfaces import Exposure
+from dosimeter.network.convolving import carry_back
 
 LARGEST_MISFIT = 1e-2  # deviation of the equations that agree, over their right side, up to which a system is taken to belong
 LEAST_WITNESSES = 12  # equations that agree beyond as many as there are unknowns
@@ -34,16 +34,18 @@ class Scales:
 
 
 def slopes_of(layer: ConvolutionLayer, maps: Tensor) -> Tensor:
-    """The slopes behind the layer that belong to maps (B, H·W, in), by least squares over all offsets: (B, H·W, out)."""
-    samples, area, _ = maps.shape
+    """The slopes behind the layer that belong to maps (B, H·W, in), by least squares over all offsets: (B, H'·W', out)."""
     shifted = shifted_maps(layer, maps)
     gradient = layer.gradient.to(maps).permute(2, 3, 1, 0).flatten(0, 2)  # (k·k·in, out)
-    return torch.linalg.solve(shifted @ shifted.T, shifted @ gradient).reshape(samples, area, -1)
+    return torch.linalg.solve(shifted @ shifted.T, shifted @ gradient).reshape(len(maps), layer.reads.outputs, -1)
 
 
 def shifted_maps(layer: ConvolutionLayer, maps: Tensor) -> Tensor:
-    """S_o A for every offset o, beside one another: (n, k·k·in)."""
-    return torch.cat([_shift(maps, layer, dy, dx) for dy, dx in layer.offsets], 2).flatten(0, 1)
+    """S_o A for every offset o, beside one another: (B·H'·W', k·k·in). Zero where an output reads outside of the grid."""
+    table = torch.tensor(layer.reads.table, device=maps.device)  # (k·k, H'·W')
+    outside = maps.new_zeros(len(maps), 1, maps.shape[2])
+    read = torch.cat([maps, outside], 1)[:, table]  # (B, k·k, H'·W', in): index −1 is the last row
+    return read.transpose(1, 2).flatten(2).flatten(0, 1)
 
 
 def find_scales(exposure: Exposure, layer: ConvolutionLayer, maps: Tensor, slopes: Tensor) -> Scales | None:
@@ -119,17 +121,6 @@ def _solve_robustly(system: Tensor, wanted: Tensor, floor: float) -> tuple[Tenso
 
 def _carried_back(layer: ConvolutionLayer, maps: Tensor, slopes: Tensor) -> Tensor:
     """The sum over positions of the slopes in front of the ReLU that made the maps: (B, in)."""
-    weight = layer.weight.to(slopes)
-    grid = slopes.transpose(1, 2).reshape(len(slopes), -1, layer.height, layer.width)
-    padding = weight.shape[2] // 2, weight.shape[3] // 2
-    back = conv_transpose2d(grid, weight, padding=padding).flatten(2).transpose(1, 2)  # (B, H·W, in)
-    return (back * (maps > 0)).sum(1)
-
-
-def _shift(maps: Tensor, layer: ConvolutionLayer, dy: int, dx: int) -> Tensor:
-    """(S_o A)_q = A_(q+o), zero where q + o leaves the grid."""
-    grid = maps.reshape(len(maps), layer.height, layer.width, -1)
-    rows, columns = (torch.arange(side, device=maps.device) + step for side, step in ((layer.height, dy), (layer.width, dx)))
-    inside = ((rows >= 0) & (rows < layer.height))[:, None] & ((columns >= 0) & (columns < layer.width))[None]
-    moved = grid[:, rows.clamp(0, layer.height - 1)][:, :, columns.clamp(0, layer.width - 1)]
-    return (moved * inside[None, :, :, None]).reshape(maps.shape)
+    grid = slopes.transpose(1, 2).reshape(len(slopes), -1, layer.reads.output_height, layer.reads.output_width)
+    back = carry_back(layer.module, (maps.shape[2], layer.height, layer.width), grid)
+    return (back.flatten(2).transpose(1, 2) * (maps > 0)).sum(1)

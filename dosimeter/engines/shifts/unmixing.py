@@ -19,7 +19,8 @@ Array = NDArray[np.float64]
 ZERO_NOISES = 30.0  # an entry counts as zero within as many standard deviations
 NEGATIVE_NOISES = 50.0  # an entry below zero by more refutes a direction
 LEAST_ZEROS = 4  # zeros for each sample of the batch, at least: a wrong edge has one less than there are samples
-LEAST_WITNESSES = 12  # zeros that fix a direction where it is weakest
+LEAST_WITNESSES = 12  # zeros that fix a direction where it is weakest, beyond the B − 1 that fix any edge, and beyond chance
+CHANCE_SLACK = 2.0  # zeros that chance explains, over the entries in a band of the same width beside zero
 VISIBLE_NOISES = 100.0  # rows smaller than as many standard deviations say nothing
 LEAST_NOISE = 3e-7  # of an entry: a few units of single precision
 ERROR_SLACK = 4.0  # the errors are an estimate, and larger where entries are large
@@ -87,7 +88,8 @@ class _Mixed:
         weakest = vectors[:, 1]  # the first is the direction itself
         witnesses = int((np.abs(zero @ weakest) > VISIBLE_NOISES * self.noise(weakest)).sum())
         speaking = int((np.linalg.norm(zero, axis=1) > VISIBLE_NOISES * noise).sum())
-        enough = speaking >= LEAST_ZEROS * samples and witnesses >= LEAST_WITNESSES
+        beside = int(((np.abs(heights) >= ZERO_NOISES * noise) & (np.abs(heights) < 2 * ZERO_NOISES * noise)).sum())
+        enough = speaking >= LEAST_ZEROS * samples and witnesses >= samples + LEAST_WITNESSES + CHANCE_SLACK * beside
         return _Direction(zeros=speaking, witnesses=witnesses, certain=fair and enough)
 
     def sharpen(self, direction: Array) -> Array:

@@ -1,8 +1,9 @@
 """Samples out of their mixtures: exact where maps have zeros, none where they have not."""
 
+import numpy as np
 import torch
 
-from dosimeter.engines.shifts.unmixing import unmix
+from dosimeter.engines.shifts.unmixing import _Mixed, unmix
 
 
 def test_unmixing_finds_sparse_maps_and_no_others():
@@ -16,3 +17,21 @@ def test_unmixing_finds_sparse_maps_and_no_others():
     assert torch.allclose((directions @ wanted.T).max(1).values, torch.ones(4, dtype=torch.float64), atol=1e-9)
     dense = torch.randn(4, 4, generator=rng, dtype=torch.float64) @ (truth + 1)
     assert len(unmix(dense, torch.zeros_like(dense)).mixing) == 0
+
+
+def test_an_edge_that_mixes_many_samples_is_not_certain():
+    """A wrong edge has one zero less than it mixes samples, and all the zeros of the samples that it leaves out: none of these fixes it."""
+    rng = np.random.default_rng(2)
+    samples, mixed = 20, 15
+    others = np.repeat(np.eye(samples)[mixed:], 100, 0)  # entries in which one of the samples left out is active
+    inside = np.zeros((700, samples))
+    inside[:, :mixed] = rng.standard_normal((700, mixed))
+    direction = np.zeros(samples)
+    direction[:mixed] = 1 / np.sqrt(mixed)
+    inside[: mixed - 1] -= np.outer(inside[: mixed - 1] @ direction, direction)  # balanced: as many as a vertex has
+    inside[mixed - 1 :] *= np.sign(inside[mixed - 1 :] @ direction)[:, None]
+    rows = np.concatenate([others, inside])
+    found = _Mixed(rows=rows, errors=np.zeros_like(rows)).describe(direction)
+    assert found.zeros >= 500
+    assert found.witnesses < samples
+    assert not found.certain

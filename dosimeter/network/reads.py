@@ -1,0 +1,184 @@
+"""Which position of its input a convolution reads for each output and each offset of its kernel, and what order tells all positions.
+
+The gradient at offset o is G_o = Dᵀ S_o A, and S_o holds a one where an output position reads an input position. Positions of one side,
+the inputs' or the outputs', are the unknowns of a walk; those of the other side are its targets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+import torch
+from torch import nn
+from torch.nn.functional import pad
+
+from dosimeter.network.convolving import MODES
+
+Side = Literal["inputs", "outputs"]
+MOST_PLANNED = 1024  # positions of a grid that is worth a plan: as many channels would have to hold one sample
+LEAST_EIGENVALUE = 1e-6  # of the squares of zeros and ones
+
+
+@dataclass(frozen=True)
+class Step:
+    """One position of a walk. Its vector v has R_o v = the sum of the targets' vectors, for every offset whose targets are known."""
+
+    position: int
+    offsets: tuple[int, ...]  # that tell it
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A walk over all positions, from one that certain offsets alone do not see."""
+
+    start: int
+    unseen_by: tuple[int, ...]  # offsets that drop the start, and no other position together
+    steps: tuple[Step, ...]
+
+    @property
+    def fewest(self) -> int:
+        """The fewest offsets that tell a position."""
+        return min([len(self.unseen_by), *(len(step.offsets) for step in self.steps)])
+
+
+@dataclass(frozen=True)
+class Reads:
+    """S_o for one sample, for all offsets of a kernel, rows of the kernel first."""
+
+    table: tuple[tuple[int, ...], ...]  # by offset and output position: the input position, −1 where it lies outside
+    height: int  # of the input grid
+    width: int
+    output_height: int
+    output_width: int
+
+    @property
+    def inputs(self) -> int:
+        return self.height * self.width
+
+    @property
+    def outputs(self) -> int:
+        return len(self.table[0])
+
+    @property
+    def all_read(self) -> bool:
+        """Whether every input position is read at all."""
+        return len({given for row in self.table for given in row} - {-1}) == self.inputs
+
+    def positions(self, side: Side) -> int:
+        return self.inputs if side == "inputs" else self.outputs
+
+    def targets(self, side: Side) -> list[dict[int, list[int]]]:
+        """For each offset: the targets of each position that has some."""
+        found: list[dict[int, list[int]]] = []
+        for row in self.table:
+            pairs: dict[int, list[int]] = {}
+            for output, given in enumerate(row):
+                if given >= 0:
+                    position, target = (given, output) if side == "inputs" else (output, given)
+                    pairs.setdefault(position, []).append(target)
+            found.append(pairs)
+        return found
+
+    def plans(self, side: Side) -> tuple[Plan, ...]:
+        """Walks from one or two ends of the grid; none where no position stands out, or a walk does not reach all of them."""
+        return _plans(self, side)
+
+
+@lru_cache(maxsize=256)
+def reads_of(
+    kernel: tuple[int, int],
+    stride: tuple[int, int],
+    dilation: tuple[int, int],
+    padding: tuple[int, int, int, int],
+    mode: str,
+    height: int,
+    width: int,
+) -> Reads:
+    """`padding` is left, right, above, below, as torch's `pad` takes it."""
+    grid = torch.arange(height * width, dtype=torch.float64).reshape(1, 1, height, width)
+    options = {"value": -1.0} if mode == "zeros" else {}
+    grid = pad(grid, list(padding), mode=MODES[mode], **options)[0, 0].long()
+    places = [side - (size - 1) * spread for side, size, spread in zip(grid.shape, kernel, dilation)]
+    table = tuple(
+        tuple(
+            grid[dy * dilation[0] : dy * dilation[0] + places[0] : stride[0], dx * dilation[1] : dx * dilation[1] + places[1] : stride[1]]
+            .flatten()
+            .tolist()
+        )
+        for dy in range(kernel[0])
+        for dx in range(kernel[1])
+    )
+    down, across = (-(-side // step) for side, step in zip(places, stride))
+    return Reads(table=table, height=height, width=width, output_height=down, output_width=across)
+
+
+def reads_of_module(module: nn.Conv2d | nn.Linear, height: int, width: int) -> Reads:
+    if isinstance(module, nn.Linear):
+        return reads_of((1, 1), (1, 1), (1, 1), (0, 0, 0, 0), "zeros", height, width)
+    kernel, stride, dilation = ((pair[0], pair[1]) for pair in (module.kernel_size, module.stride, module.dilation))
+    left, right, above, below = module._reversed_padding_repeated_twice  # what torch itself pads with
+    return reads_of(kernel, stride, dilation, (left, right, above, below), module.padding_mode, height, width)
+
+
+@lru_cache(maxsize=256)
+def _plans(reads: Reads, side: Side) -> tuple[Plan, ...]:
+    count = reads.positions(side)
+    if count > MOST_PLANNED:
+        return ()
+    targets = reads.targets(side)
+    seen_by = [frozenset(offset for offset, pairs in enumerate(targets) if position in pairs) for position in range(count)]
+    kinds = set(seen_by)
+    alone = [
+        position
+        for position, offsets in enumerate(seen_by)
+        if offsets and not any(other <= offsets for other in kinds - {offsets}) and seen_by.count(offsets) == 1
+    ]
+    whole = _Determined(reads, side)
+    found = (_plan(targets, seen_by, start, whole) for start in dict.fromkeys(alone[:1] + alone[-1:]))
+    return tuple(plan for plan in found if plan is not None)
+
+
+class _Determined:
+    """Whether a position's vector follows from what some offsets say of it: their S_o, stacked, drop no mixture of positions."""
+
+    def __init__(self, reads: Reads, side: Side) -> None:
+        self.operators = [_operator(row, reads, side) for row in reads.table]
+        self.known: dict[tuple[int, ...], bool] = {}
+
+    def __call__(self, offsets: tuple[int, ...]) -> bool:
+        if offsets not in self.known:
+            normal = sum((self.operators[offset].T @ self.operators[offset] for offset in offsets), torch.zeros(()))
+            self.known[offsets] = bool(offsets) and float(torch.linalg.eigvalsh(normal)[0]) > LEAST_EIGENVALUE
+        return self.known[offsets]
+
+
+def _operator(row: Sequence[int], reads: Reads, side: Side) -> torch.Tensor:
+    """S_o (H'·W', H·W), or its transpose where the outputs are the unknowns."""
+    operator = torch.zeros(reads.outputs, reads.inputs, dtype=torch.float64)
+    seen = [(output, given) for output, given in enumerate(row) if given >= 0]
+    if seen:
+        operator[tuple(torch.tensor(seen).T)] = 1
+    return operator if side == "inputs" else operator.T
+
+
+def _plan(targets: Sequence[dict[int, list[int]]], seen_by: Sequence[frozenset[int]], start: int, whole: _Determined) -> Plan | None:
+    """The walk row by row from `start`, towards larger positions or towards smaller ones."""
+    count = len(seen_by)
+    order = [*range(start, count), *range(start)] if start < count / 2 else [*range(start, -1, -1), *range(start + 1, count)]
+    known: set[int] = set()
+    steps = []
+    for position in order:
+        usable = tuple(offset for offset, pairs in enumerate(targets) if known.issuperset(pairs.get(position, ())))
+        if position != start:
+            if not whole(usable):
+                return None
+            steps.append(Step(position=position, offsets=usable))
+        for offset in seen_by[position]:
+            new = [target for target in targets[offset][position] if target not in known]
+            if len(new) == 1:
+                known.add(new[0])
+    unseen = tuple(offset for offset in range(len(targets)) if offset not in seen_by[start])
+    return Plan(start=start, unseen_by=unseen, steps=tuple(steps)) if unseen else None
