@@ -6,7 +6,7 @@ A pass leaves the caller's model as it was. Hooks are removed, modes restored, a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -139,6 +139,72 @@ def record_inputs(model: nn.Module, inputs: Any, selected: Selection) -> tuple[A
     ]
     with _remove_after(hooks):
         return output_of(model, inputs), received
+
+
+@dataclass(frozen=True)
+class Received:
+    """What a layer with a matrix received in one pass."""
+
+    name: str
+    weight: Tensor
+    bias: Tensor | None
+    vectors: Tensor
+    given: Tensor | None  # None: attention of PyTorch, whose output is no product with its matrix
+
+
+def record_received(model: nn.Module, inputs: Any) -> list[Received]:
+    """What every layer with a matrix, or attention of PyTorch with one for all projections, receives; without gradients, in run order."""
+    calls: list[Received] = []
+
+    def recorder(name: str) -> Callable[[nn.Module, tuple[Any, ...], Any], None]:
+        def record(module: nn.Module, arguments: tuple[Any, ...], output: Any) -> None:
+            attention = isinstance(module, nn.MultiheadAttention)
+            weight = module.in_proj_weight if attention else getattr(module, "weight", None)
+            bias = None if attention else getattr(module, "bias", None)
+            if isinstance(weight, Tensor) and weight.ndim == 2 and arguments and isinstance(arguments[0], Tensor):
+                given = output.detach() if isinstance(output, Tensor) and not attention else None
+                if attention or given is not None:
+                    calls.append(Received(name, weight, bias, arguments[0].detach(), given))
+
+        return record
+
+    def chosen(module: nn.Module) -> bool:
+        return not isinstance(module, nn.Embedding)
+
+    hooks = [module.register_forward_hook(recorder(name)) for name, module in model.named_modules() if chosen(module)]
+    with _remove_after(hooks), _slow_attention():
+        output_of(model, inputs)
+    return calls
+
+
+def received_at(model: nn.Module, name: str, inputs: Any) -> Tensor:
+    """What the module `name` receives first; the pass ends there. Without gradients."""
+    received: list[Tensor] = []
+
+    def stop(_: nn.Module, arguments: tuple[Any, ...]) -> None:
+        received.append(arguments[0].detach())
+        raise _Stopped
+
+    hook = model.get_submodule(name).register_forward_pre_hook(stop)
+    with _remove_after([hook]), _slow_attention():
+        with suppress(_Stopped):
+            output_of(model, inputs)
+    return received[0]
+
+
+class _Stopped(Exception):
+    """Ends a forward pass whose rest nobody asks for."""
+
+
+@contextmanager
+def _slow_attention() -> Iterator[None]:
+    """PyTorch's fast path of its encoder layers calls no module inside of them, so that no hook would see anything."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
 
 
 class InputWatch:

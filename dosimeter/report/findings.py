@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from dosimeter.report.settings import group_by_setting
 from dosimeter.report.words import NOT_MEASURED, enumeration
 from dosimeter.surfaces.judging import gravity, judge_surfaces
-from dosimeter.surfaces.surface import surfaces
+from dosimeter.surfaces.surface import Surface, surfaces
 from dosimeter.surfaces.verdicts import Verdict
 from dosimeter.types import Outcome, Record
 
@@ -32,7 +33,7 @@ def findings(records: Sequence[Record]) -> list[Finding]:
     settings = group_by_setting(records)
     verdicts = {verdict.surface: verdict for verdict in judge_surfaces(records)}
     found = []
-    for surface in surfaces():
+    for surface in _fitting_surfaces(records):
         judged = verdicts.get(surface.name)
         measured = [record for record in records if record.surface == surface.name]
         if judged is None:
@@ -54,6 +55,14 @@ def findings(records: Sequence[Record]) -> list[Finding]:
             )
         )
     return found
+
+
+def _fitting_surfaces(records: Sequence[Record]) -> list[Surface[Any]]:
+    """The surfaces that the audited clients can have: a model over pixels has no tokens."""
+    texts = [record.threat_model.get("inputs") == "token ids" for record in records]
+    kinds = {"texts", "positions"} if any(texts) else set()
+    kinds |= {"numbers"} if not all(texts) or not texts else set()
+    return [surface for surface in surfaces() if kinds & set(surface.reads)]
 
 
 def headline(found: Sequence[Finding]) -> str:

@@ -21,6 +21,7 @@ THREAT_MODEL = {
     "data": ("Data", "where the private batch was drawn"),
     "classes": ("Classes", "kinds of sample that the model tells apart"),
     "input_shape": ("Shape of an input", ""),
+    "inputs": ("Kind of inputs", ""),
     "batch_size": ("Batch size", "private samples behind one update; the fewer, the easier an attack"),
     "training": ("Client’s training", ""),
     "loss": ("Loss", ""),

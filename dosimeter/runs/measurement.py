@@ -13,6 +13,7 @@ from dosimeter.client.losses import CrossEntropy
 from dosimeter.client.training import FedSGD
 from dosimeter.config import Surfaced, describe, digest
 from dosimeter.interfaces import Defense, LabelRecovery, Loss, Recovery, Tampering, Training
+from dosimeter.network.token_inputs import are_tokens
 from dosimeter.options import OptionError, check_fields
 from dosimeter.surfaces.surface import Surface, surface_of_method, surfaces
 from dosimeter.types import Batch, Normalization
@@ -118,6 +119,7 @@ def facts_of(client: AuditedClient, protocol: Protocol) -> dict[str, Any]:
         **client.description,
         "mode": "train" if client.model.training else "eval",
         "input_shape": list(client.batch.inputs.shape[1:]),
+        **({"inputs": "token ids"} if are_tokens(client.batch.inputs) else {}),
         "batch_size": len(client.batch.inputs),
         "batch_size_declared": protocol.declare_batch_size,
         "training": describe(protocol.training),

@@ -1,6 +1,7 @@
 """Foreign batches: the client's own one first, then other samples with the private labels."""
 
 import torch
+from torch import nn
 
 import dosimeter as dm
 from dosimeter.runs.audited_client import client_from
@@ -25,11 +26,11 @@ def test_further_batches_are_other_samples_with_the_private_labels(classifier, b
 def test_known_samples_are_taken_where_there_are_enough(digits):
     images, labels = digits
     batch, known = dm.Batch(images[:4], labels[:4]), dm.Batch(images[50:60], labels[50:60])
-    rng = torch.Generator().manual_seed(1)
-    taken = other_samples(batch, known, dm.Normalization(), rng)
+    model, rng = nn.Flatten(), torch.Generator().manual_seed(1)
+    taken = other_samples(model, batch, known, dm.Normalization(), rng)
     assert len(taken.flatten(1).unique(dim=0)) == 4
     assert bool((torch.cdist(taken.flatten(1), known.inputs.flatten(1)).amin(1) == 0).all())
-    drawn = other_samples(batch, dm.Batch(images[50:53], labels[50:53]), dm.Normalization(mean=(0.5,), std=(0.5,)), rng)
+    drawn = other_samples(model, batch, dm.Batch(images[50:53], labels[50:53]), dm.Normalization(mean=(0.5,), std=(0.5,)), rng)
     assert drawn.shape == batch.inputs.shape
     assert float(drawn.min()) < 0
     assert float(drawn.abs().max()) <= 1

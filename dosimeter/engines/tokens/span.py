@@ -25,6 +25,7 @@ class Span:
     unit: float  # relative rounding of what the layer received
     columns: int  # d
     gap: float  # the last singular value that counts, over the largest that noise explains
+    noise_is_large: bool = False  # noise was declared, so that vectors of the span may be far from it
 
     @property
     def rank(self) -> int:
@@ -52,9 +53,10 @@ class Span:
         return outside / length, bars / length
 
 
-def span_of(gradient: Tensor, unit: float, *, declared: float = 0.0) -> Span:
+def span_of(gradient: Tensor, unit: float, *, declared: float = 0.0, rounding: float = 0.0) -> Span:
     """The row space of a (m, d) gradient whose entries were rounded to `unit`, relative, after noise of size `declared` was added.
 
+    `rounding` is the rounding of an entry that does not depend on its size, as that of a difference of weights.
     The rank is the number of singular values above the edge of the noise's spectrum (Marchenko & Pastur 1967).
     """
     matrix = gradient.to(torch.float64)
@@ -65,7 +67,7 @@ def span_of(gradient: Tensor, unit: float, *, declared: float = 0.0) -> Span:
     if rows > 2 * columns:
         matrix = torch.linalg.qr(matrix, mode="r").R
     _, values, right = torch.linalg.svd(matrix, full_matrices=False)
-    rounding = unit * float(gradient.double().square().mean().sqrt())
+    rounding = math.hypot(rounding, unit * float(gradient.double().square().mean().sqrt()))
     edge = max(
         ROUNDING_SLACK * noise_edge(rounding, rows, columns),
         NOISE_SLACK * noise_edge(declared, rows, columns),
@@ -80,5 +82,6 @@ def span_of(gradient: Tensor, unit: float, *, declared: float = 0.0) -> Span:
         noise=max(tail, declared, rounding),
         unit=unit,
         columns=columns,
+        noise_is_large=declared > 0,
         gap=float(values[rank - 1]) / max(largest, edge) if rank else 0.0,
     )

@@ -1,0 +1,180 @@
+"""Which vectors a layer of a model over texts received: a test against the row space of its gradient, with error bars."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from scipy.stats import beta
+from torch import Tensor, nn
+
+from dosimeter.client.training import FedAvg, sends_one_gradient
+from dosimeter.engines.sample_share import training_of_one_client
+from dosimeter.engines.subspace.distortion import distortion_of, unmodelled
+from dosimeter.engines.tokens.span import Span, span_of
+from dosimeter.interfaces import Exposure
+from dosimeter.network.copies import deep_copy
+from dosimeter.network.position_layers import PositionLayer, find_position_layers
+from dosimeter.network.probing import received_at
+from dosimeter.network.token_inputs import with_ids
+from dosimeter.types import Refused
+
+PASS = 6.0  # error bars that a vector of the span may be away from it
+HELD_BYTES = 2**26  # of the vectors that are tested at once
+SCREENS = 32  # random directions outside of the span, in which a vector is looked at first
+SCREEN = 0.05  # relative size in these directions, beyond which a vector is far from the span
+
+
+@dataclass(frozen=True, kw_only=True)
+class Level:
+    """One layer, or several that receive the same vectors, with the span of their gradients."""
+
+    layer: PositionLayer
+    span: Span
+    model: nn.Module
+    trained: nn.Module | None  # with the weights after the client's local steps; None where it took one
+    blank: Any
+
+    def vectors(self, ids: Tensor, trained: bool = False) -> Tensor:
+        """What the layer receives for texts (n, t): (n, t, d)."""
+        model = self.trained if trained and self.trained is not None else self.model
+        return received_at(model, self.layer.name, with_ids(self.blank, ids))
+
+    def ratios(self, ids: Tensor, positions: Sequence[int] | None = None) -> Tensor:
+        """How many error bars each vector of texts (n, t) is away from the span; at some positions only: (n, t or fewer)."""
+        size = ids.shape[1] * self.span.columns * 8
+        chosen = list(range(ids.shape[1])) if positions is None else list(positions)
+        return torch.cat([self._ratios(piece, chosen)[0] for piece in ids.split(max(1, HELD_BYTES // size))])
+
+    def distances(self, ids: Tensor, positions: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """The relative distances from the span, and the same in error bars: (n, k) each."""
+        size = ids.shape[1] * self.span.columns * 8
+        pieces = [self._ratios(piece, list(positions)) for piece in ids.split(max(1, HELD_BYTES // size))]
+        return torch.cat([far for _, far in pieces]), torch.cat([ratio for ratio, _ in pieces])
+
+    def _ratios(self, ids: Tensor, positions: list[int]) -> tuple[Tensor, Tensor]:
+        vectors = self.vectors(ids)[:, positions]
+        flat = vectors.flatten(0, 1).double()
+        far, bars = self.span.distances(flat)
+        if self.trained is not None:
+            moved = self.vectors(ids, trained=True)[:, positions].flatten(0, 1).double()
+            bars = bars + (moved - flat).norm(dim=1) / flat.norm(dim=1).clamp_min(1e-300) / PASS  # the drift itself may be left over
+        return (far / bars).reshape(len(ids), -1), far.reshape(len(ids), -1)
+
+    def repeated(self, tokens: Tensor, length: int, rng: torch.Generator) -> Tensor:
+        """The ratios of tokens (n,) at each place of a text, for a layer whose vectors depend on token and place alone: (n, length).
+
+        A text of one token, repeated, shows the token's vectors at all places. A first look in a few directions outside of the span
+        spares the exact test of vectors that are far; these have an infinite ratio.
+        """
+        screens = self._screens(rng)
+        result = torch.full((len(tokens), length), torch.inf, dtype=torch.float64, device=tokens.device)
+        at_once = max(1, HELD_BYTES // (length * self.span.columns * 8))
+        for first in range(0, len(tokens), at_once):
+            ids = tokens[first : first + at_once, None].expand(-1, length)
+            vectors = self.vectors(ids)
+            seen = (vectors @ screens.to(vectors)).norm(dim=-1) / vectors.norm(dim=-1)
+            moved = torch.zeros_like(seen)
+            if self.trained is not None:
+                moved = (self.vectors(ids, trained=True) - vectors).norm(dim=-1) / vectors.norm(dim=-1)
+            near = (seen < SCREEN + 2 * moved).nonzero()
+            if len(near):
+                flat = vectors[near[:, 0], near[:, 1]].double()
+                far, bars = self.span.distances(flat)
+                bars = bars + moved[near[:, 0], near[:, 1]].double() / PASS
+                result[first + near[:, 0], near[:, 1]] = far / bars
+        return result
+
+    def _screens(self, rng: torch.Generator) -> Tensor:
+        """Random orthonormal directions outside of the span, scaled so that a random vector keeps its length: (d, k)."""
+        free = self.span.columns - self.span.rank
+        drawn = torch.randn(self.span.columns, min(SCREENS, free), generator=rng, dtype=torch.float64, device=rng.device)
+        right = self.span.right
+        drawn = drawn.to(right.device)
+        outside = torch.linalg.qr(drawn - right.T @ (right @ drawn)).Q
+        if self.span.noise_is_large:
+            return outside * 0  # nothing is screened: all vectors get the exact test
+        return outside * (free / outside.shape[1]) ** 0.5
+
+    def chance(self, bar: float, candidates: int) -> float:
+        """A bound on the chance that any of `candidates` random vectors lies within `PASS` bars of the span."""
+        free, rank = self.span.columns - self.span.rank, max(self.span.rank, 1)
+        return min(1.0, candidates * float(beta.cdf(min((PASS * bar) ** 2, 1.0), free / 2, rank / 2)))
+
+
+def find_levels(exposure: Exposure) -> tuple[Level | None, list[Level], str]:
+    """The level of tokens, the levels of contexts in run order, and why there is none of the first kind."""
+    public = exposure.public
+    layers = [layer for layer in find_position_layers(exposure.model, public.blank) if layer.rows(exposure.update) is not None]
+    groups: dict[int, list[PositionLayer]] = {}
+    for layer in layers:
+        groups.setdefault(layer.group, []).append(layer)
+    trained = _trained(exposure)
+    first = next((group for group in groups.values() if group[0].reach == "token"), None)
+    if first is None:
+        return None, [], "no layer whose gradient was sent receives vectors that depend on one token and its place alone"
+    contexts = [group for group in groups.values() if group[0].reach != "token"]
+    build = lambda group: _level(exposure, group, trained)  # noqa: E731
+    level = build(first)
+    if level.span.rank == 0:
+        return None, [], f"the gradient of {first[0].name} is zero, as that of a fresh LoRA adapter, whose second matrix is zero"
+    return level, [build(group) for group in contexts[:3]], ""
+
+
+def _level(exposure: Exposure, group: list[PositionLayer], trained: nn.Module | None) -> Level:
+    rows = torch.cat([change for layer in group if (change := layer.rows(exposure.update)) is not None])
+    unit = torch.finfo(rows.dtype).eps / 2
+    noise, rounding = 0.0, 0.0
+    for layer in group:
+        distortion = distortion_of(exposure.update[layer.parameter], exposure.public)
+        noise = max(noise, 0.0 if distortion is None else distortion.noise)
+    training = training_of_one_client(exposure.public.training)
+    if isinstance(training, FedAvg):  # a difference of weights has their rounding
+        weights = dict(exposure.model.named_parameters())
+        largest = max(float(weights[layer.parameter].detach().abs().max()) for layer in group)
+        steps = training.local_steps(exposure.public.batch_size or 1)
+        rounding = unit * largest / (training.learning_rate * steps)
+    span = span_of(rows, unit, declared=noise, rounding=rounding)
+    return Level(layer=group[0], span=span, model=exposure.model, trained=trained, blank=exposure.public.blank)
+
+
+def _trained(exposure: Exposure) -> nn.Module | None:
+    """The model with the client's weights after its local steps, where it takes several and sends all that it trains."""
+    training = training_of_one_client(exposure.public.training)
+    if sends_one_gradient(exposure.public.training) or not isinstance(training, FedAvg):
+        return None
+    scale = training.learning_rate * training.local_steps(exposure.public.batch_size or 1)
+    model = deep_copy(exposure.model)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name in exposure.update:
+                parameter.sub_(scale * exposure.update[name].to(parameter))
+    return model
+
+
+def doubt_of(exposure: Exposure, level: Level) -> str:
+    """Why nothing that lies in the span is certified, "" where it is."""
+    public = exposure.public
+    change = exposure.update[level.layer.parameter]
+    if names := unmodelled(change, public):
+        return f"{names} may change the gradient's entries, and does not say how"
+    distortion = distortion_of(change, public)
+    if distortion is not None and not bool(distortion.live.all()):
+        return "entries of the gradient were emptied or rounded by a defense"
+    training = training_of_one_client(public.training)
+    if isinstance(training, FedAvg) and not sends_one_gradient(public.training):
+        missing = [name for name, p in exposure.model.named_parameters() if p.requires_grad and name not in exposure.update]
+        if missing:
+            return f"the client trains {missing[0]} in its local steps and does not send it, so that the vectors' drift is unknown"
+    return ""
+
+
+def require_room(level: Level) -> None:
+    """Refuse a span that leaves no room for a vector outside of it."""
+    if level.span.full:
+        raise Refused(
+            f"dager needs fewer token vectors than the width of {level.layer.name}, {level.span.columns}, so that absent tokens show; "
+            f"its gradient has rank {level.span.rank}"
+        )

@@ -1,0 +1,139 @@
+"""Texts from the tokens that may stand at each place: every place of a right text passes the test of a layer that sees contexts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Generator, Tensor
+
+from dosimeter.engines.tokens.levels import PASS, Level
+
+Text = tuple[int, ...]
+MOST_BRANCHES = 1024  # unfinished texts of a decoder that are followed
+MOST_AT_ONCE = 2**16  # candidates that are built at once
+SWEEPS = 6  # over all places of an encoder's text
+RESTARTS = 4  # of a text of an encoder, from other tokens
+ANCHORS = 3  # places from which the texts of an encoder are searched
+NEARLY = 3.0  # times the distance of the nearest token, up to which others follow a text whose vectors drifted
+
+
+@dataclass(frozen=True)
+class FoundText:
+    """One text."""
+
+    tokens: Text
+    ratio: float  # the largest distance of its vectors from the span, in error bars
+
+    @property
+    def passes(self) -> bool:
+        return self.ratio <= PASS
+
+
+@dataclass(frozen=True)
+class FoundTexts:
+    """All texts, the surest first, and how clear the decisions were."""
+
+    texts: list[FoundText]
+    margin: float  # error bars of the nearest vector that did not pass, over those that may pass
+
+
+def follow(level: Level, choices: list[Tensor], batch_size: int | None) -> FoundTexts:
+    """Texts of a decoder, token by token: a vector depends on the tokens up to its place, so that a wrong token shows at once.
+
+    `choices` are the tokens that may stand at each place. A text ends where no token follows. Petrov et al., Algorithm 2. Where the
+    vectors drifted in local steps, only tokens nearly as near as the nearest one follow a text.
+    """
+    branches, worst = torch.zeros(1, 0, dtype=torch.int64, device=choices[0].device), torch.zeros(1, dtype=torch.float64)
+    ended: list[FoundText] = []
+    margin = float("inf")
+    for place, tokens in enumerate(choices):
+        if len(tokens) == 0:
+            break
+        grown, ratios, alive = [], [], torch.zeros(len(branches), dtype=torch.bool)
+        for rows in torch.arange(len(branches)).split(max(1, MOST_AT_ONCE // len(tokens))):
+            tried = torch.cat([branches[rows].repeat_interleave(len(tokens), 0), tokens.repeat(len(rows))[:, None]], 1)
+            far = level.ratios(tried, [place])[:, 0].cpu()
+            margin = min(margin, float(far[far > PASS].min()) / PASS if bool((far > PASS).any()) else margin)
+            passing = far <= PASS
+            if level.trained is not None and place:
+                nearest = far.reshape(len(rows), -1).amin(1).repeat_interleave(len(tokens))
+                passing &= far <= NEARLY * nearest
+            near = passing.nonzero().flatten()
+            grown.append(tried[near.to(tried.device)])
+            ratios.append(torch.maximum(far[near], worst[rows[near // len(tokens)]]))
+            alive[rows[near // len(tokens)]] = True
+        ended += [FoundText(tuple(branches[i].tolist()), float(worst[i])) for i in (~alive).nonzero().flatten().tolist() if place]
+        branches, worst = torch.cat(grown), torch.cat(ratios)
+        if len(branches) > MOST_BRANCHES:
+            kept = worst.argsort()[:MOST_BRANCHES]
+            branches, worst = branches[kept.to(branches.device)], worst[kept]
+        if len(branches) == 0:
+            break
+    found = ended + [FoundText(tuple(row), far) for row, far in zip(branches.tolist(), worst.tolist())]
+    return FoundTexts(_surest(found, batch_size if level.trained is not None else None), margin)
+
+
+def search(level: Level, choices: list[Tensor], batch_size: int | None, *, shorter: bool, rng: Generator) -> FoundTexts:
+    """Texts of an encoder, whose vectors depend on all tokens: for one anchor token, place by place the token that brings it nearest.
+
+    Ours, in place of the paper's enumeration. The anchor's vector is a sum over the places, so that each wrong token adds to its
+    distance from the span by itself, and a few sweeps find the text. An anchor is a place with about as many tokens as there are
+    texts. `shorter` texts than the longest are tried where fewer than the declared number are found.
+    """
+    length = max((place + 1 for place, tokens in enumerate(choices) if len(tokens)), default=0)
+    wanted = batch_size or max((len(tokens) for tokens in choices), default=0)
+    found: dict[Text, FoundText] = {}
+    for cut in range(length, 0 if shorter else length - 1, -1):
+        places = sorted(range(cut), key=lambda place: (abs(len(choices[place]) - wanted), place))
+        for anchor, restart in ((anchor, restart) for anchor in places[:ANCHORS] for restart in range(RESTARTS)):
+            passing = [text for text in found.values() if text.passes]
+            if len(passing) >= wanted:
+                return FoundTexts(_surest(list(found.values()), wanted), float("inf"))
+            left = _unexplained(choices[:cut], passing)
+            fresh = left if restart % 2 == 0 else choices[:cut]
+            for text in _descend(level, fresh, anchor, left[anchor], rng):
+                found[text.tokens] = text
+    return FoundTexts(_surest(list(found.values()), batch_size), float("inf"))
+
+
+def _unexplained(choices: list[Tensor], found: list[FoundText]) -> list[Tensor]:
+    """The tokens of each place that no text found so far has there; all where every one has a text."""
+    left = []
+    for place, tokens in enumerate(choices):
+        used = torch.tensor([text.tokens[place] for text in found if len(text.tokens) > place], dtype=torch.int64, device=tokens.device)
+        rest = tokens[~torch.isin(tokens, used)]
+        left.append(rest if len(rest) else tokens)
+    return left
+
+
+def _surest(texts: list[FoundText], count: int | None) -> list[FoundText]:
+    """The texts that pass, and as many others as are missing, no text twice."""
+    ordered = sorted({text.tokens: text for text in texts}.values(), key=lambda text: text.ratio)
+    return ordered if count is None else ordered[:count]
+
+
+def _descend(level: Level, choices: list[Tensor], anchor: int, tokens: Tensor, rng: Generator) -> list[FoundText]:
+    """One text for each of the anchor's tokens (n,): sweeps over the places, first by the anchor's distance, then by that of all."""
+
+    def draw(place: int) -> Tensor:
+        chosen = torch.randint(len(choices[place]), (len(tokens),), generator=rng, device=rng.device)
+        return choices[place][chosen.to(choices[place].device)]
+
+    ids = torch.stack([draw(place) for place in range(len(choices))], 1)  # (n, t)
+    ids[:, anchor] = tokens
+    for sweep in range(SWEEPS):
+        before = ids.clone()
+        for place in torch.randperm(len(choices), generator=rng, device=rng.device).tolist():
+            count = len(choices[place])
+            if place == anchor or count == 1:
+                continue
+            tried = ids.repeat_interleave(count, 0)
+            tried[:, place] = choices[place].repeat(len(ids))
+            watched = [anchor] if sweep < SWEEPS // 2 else range(len(choices))
+            far = level.distances(tried, watched)[0].square().sum(1).reshape(len(ids), count)
+            ids[:, place] = choices[place][far.argmin(1)]
+        if sweep and torch.equal(ids, before):
+            break
+    ratios = level.ratios(ids).amax(1)
+    return [FoundText(tuple(row), far) for row, far in zip(ids.tolist(), ratios.tolist())]

@@ -1,0 +1,127 @@
+"""Whole batches of texts from spans of gradients: decoders, encoders, local steps, LoRA, noise, and where there is no room."""
+
+import pytest
+import torch
+from torch import nn
+
+import dosimeter as dm
+from dosimeter.models.transformer import Transformer
+
+VOCABULARY = 500
+
+
+def model_of(kind="gpt2", seed=0, width=64, **options):
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return Transformer(kind, vocabulary=VOCABULARY, width=width, layers=2, heads=4, positions=16, **options).eval()
+
+
+def texts(seed=0, batch=3, length=6):
+    return torch.randint(VOCABULARY, (batch, length), generator=torch.Generator().manual_seed(seed))
+
+
+def lists(ids):
+    return sorted(map(tuple, ids.tolist()))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_decoders_batch_is_exact_and_certified(seed):
+    ids = texts(seed)
+    found = dm.recover_tokens(dm.observe(model_of(seed=seed), dm.Batch(ids, ids.roll(-1, 1))), "dager")
+    assert found.tokens == found.certified == set(ids.flatten().tolist())
+    assert sorted(found.sequences) == lists(ids)
+    assert all(found.certified_sequences)
+    assert max(found.error_bars.values()) <= 1e-6
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_an_encoders_batch_is_found_place_by_place(seed):
+    ids = texts(seed)
+    found = dm.recover_tokens(dm.observe(model_of("bert", classes=2), dm.Batch(ids, torch.tensor([0, 1, 0]))), "dager")
+    assert found.certified == set(ids.flatten().tolist())
+    assert sorted(found.sequences) == lists(ids)
+    assert all(found.certified_sequences)
+
+
+def test_texts_of_several_lengths_end_where_they_end():
+    ids, mask = texts(4), torch.ones(3, 6, dtype=torch.int64)
+    mask[1, 4:] = mask[2, 3:] = 0
+    for kind in ("gpt2", "bert"):
+        batch = dm.Batch({"input_ids": ids, "attention_mask": mask}, torch.tensor([0, 1, 0]))
+        found = dm.recover_tokens(dm.observe(model_of(kind, classes=2), batch), "dager")
+        assert sorted(found.sequences) == sorted(tuple(row[shown.bool()].tolist()) for row, shown in zip(ids, mask))
+
+
+@pytest.mark.parametrize("training", [dm.FedAvg(learning_rate=1e-3, steps=4), dm.FedAvg(learning_rate=1e-3, epochs=2, mini_batch=1)])
+def test_local_steps_put_the_drift_into_the_error_bars(training):
+    ids = texts(5)
+    found = dm.recover_tokens(dm.observe(model_of(), dm.Batch(ids, ids.roll(-1, 1)), training=training), "dager")
+    assert found.tokens == set(ids.flatten().tolist())
+    assert found.certified <= found.tokens
+    assert sorted(found.sequences) == lists(ids)
+
+
+class Adapted(nn.Module):
+    """LoRA by hand: W x + B A x, with W frozen."""
+
+    def __init__(self, layer, rank):
+        super().__init__()
+        self.layer = layer.requires_grad_(False)
+        self.lora_a, self.lora_b = nn.Linear(layer.in_features, rank, bias=False), nn.Linear(rank, layer.out_features, bias=False)
+
+    def forward(self, inputs):
+        return self.layer(inputs) + self.lora_b(self.lora_a(inputs))
+
+
+def adapted(rank, fresh=False):
+    model = model_of(classes=2)
+    model.requires_grad_(False)
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        for block in model.blocks:
+            block.attention.query, block.attention.value = Adapted(block.attention.query, rank), Adapted(block.attention.value, rank)
+            block.expand = Adapted(block.expand, rank)
+    if fresh:
+        for name, parameter in model.named_parameters():
+            if "lora_b" in name:
+                nn.init.zeros_(parameter)
+    return model
+
+
+def test_lora_gives_away_as_many_vectors_as_its_rank():
+    ids = texts(6, 2, 5)
+    found = dm.recover_tokens(dm.observe(adapted(16), dm.Batch(ids, torch.tensor([0, 1]))), "dager")
+    assert found.certified == set(ids.flatten().tolist())
+    assert sorted(found.sequences) == lists(ids)
+    with pytest.raises(dm.Refused, match="zero, as that of a fresh LoRA adapter"):
+        dm.recover_tokens(dm.observe(adapted(16, fresh=True), dm.Batch(ids, torch.tensor([0, 1]))), "dager")
+    few = dm.recover_tokens(dm.observe(adapted(2), dm.Batch(ids, torch.tensor([0, 1]))), "dager")
+    assert few.certified <= set(ids.flatten().tolist())  # 10 vectors do not fit into two matrices of rank 2
+
+
+def test_noise_takes_tokens_away_and_adds_none():
+    lost = 0
+    for seed in range(6):
+        ids = texts(seed)
+        noise = dm.defense("gaussian_noise", std=2e-4)
+        found = dm.recover_tokens(dm.observe(model_of(), dm.Batch(ids, ids.roll(-1, 1)), defenses=(noise,), seed=seed), "dager")
+        assert found.certified <= set(ids.flatten().tolist())
+        lost += len(set(ids.flatten().tolist()) - found.certified)
+    assert lost > 0
+
+
+def test_a_foreign_gradient_gives_foreign_tokens():
+    mine, foreign = texts(7), texts(8)
+    found = dm.recover_tokens(dm.observe(model_of(), dm.Batch(foreign, foreign)), "dager")
+    assert found.tokens == set(foreign.flatten().tolist())
+    assert dm.score(found, dm.Batch(mine, mine))["token_f1"] < 0.3
+
+
+def test_it_refuses_a_full_span_and_dropout():
+    ids = texts(9, 12, 8)
+    with pytest.raises(dm.Refused, match="needs fewer token vectors than the width"):
+        dm.recover_tokens(dm.observe(model_of(), dm.Batch(ids, ids)), "dager")
+    model = model_of()
+    model.head = nn.Sequential(nn.Dropout(0.5), model.head)
+    with pytest.raises(dm.Refused, match="drops units at random"):
+        dm.recover_tokens(dm.observe(model.train(), dm.Batch(texts(), texts())), "dager")
