@@ -186,9 +186,8 @@ def received_at(model: nn.Module, name: str, inputs: Any) -> Tensor:
         raise _Stopped
 
     hook = model.get_submodule(name).register_forward_pre_hook(stop)
-    with _remove_after([hook]), _slow_attention():
-        with suppress(_Stopped):
-            output_of(model, inputs)
+    with _remove_after([hook]), _slow_attention(), suppress(_Stopped):
+        output_of(model, inputs)
     return received[0]
 
 
