@@ -75,3 +75,18 @@ def test_no_false_certificate_in_a_few_draws_of_every_kind(campaign):
     summary = campaign.summarise((campaign.run_draw(name, seed, None, 120) for name in kinds for seed in (7001,)), {})
     assert summary["notes"] == []
     assert all(counts["false"] == 0 for counts in summary["kinds"].values())
+
+
+@pytest.mark.parametrize(
+    ("name", "seed"),
+    [
+        ("claims/imprint: no size declared", 5005),  # two samples share the bins of two functionals
+        ("claims/imprint: behind clipping", 5005),
+        ("claims/imprint: alike samples, tiny head", 5011),  # the labels of others cancel
+        ("claims/linear_recursion: labels that cancel", 5010),
+        ("claims/trap_weights: labels that cancel", 5026),
+    ],
+)
+def test_draws_that_once_gave_a_false_claim_give_none(campaign, name, seed):
+    result = campaign.run_draw(name, seed, None, 100)
+    assert (result["false"], result["excused"], result.get("note")) == (0, 0, None)

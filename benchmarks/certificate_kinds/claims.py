@@ -24,6 +24,7 @@ DARK = 0.05  # root mean square below which a sample's error is relative to this
 ATTACKS = ("linear_recursion", "trap_weights", "imprint")
 ACTIVATIONS = (nn.ReLU, nn.ReLU, nn.ReLU6, nn.Tanh, partial(nn.LeakyReLU, 0.01), partial(nn.LeakyReLU, 0.1))
 SHAPES = ((1, 8, 8), (3, 8, 8))
+TINY_HEADS = (1e-5, 1e-4, 1e-3)  # the model predicts nearly the same for all inputs, so that the gradients of several samples can cancel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +34,9 @@ class Setting:
     classes: tuple[int, ...] = (2, 3, 5, 10, 100)
     activations: tuple[Callable[[], nn.Module], ...] = ACTIVATIONS
     pictures: tuple[str, ...] = ("float", "float", "coarse", "8-bit", "binary")
-    twist: str = ""  # black, duplicate or alike
+    twist: str = ""  # black, duplicate, alike or faint
+    heads: tuple[float, ...] = (0.2, 1.0, 1.0, 5.0)  # factors of the last layer's weight
+    unbiased: bool = False  # the last layer's bias is zero
     trained: bool = False  # on the batch itself
     convolution: bool = False
     protocol: tuple[tuple[str, Any], ...] = ()  # options of `observe`
@@ -66,6 +69,8 @@ def settings() -> dict[str, Setting]:
         "a black image": Setting(twist="black"),
         "a duplicate": Setting(twist="duplicate"),
         "alike samples": Setting(twist="alike"),
+        "labels that cancel": Setting(classes=(2, 2, 3), heads=TINY_HEADS, unbiased=True, pictures=("float",), twist="faint"),
+        "alike samples, tiny head": Setting(classes=(2, 2, 3), heads=TINY_HEADS, unbiased=True, twist="alike"),
         "trained on the batch": Setting(trained=True),
         "before a convolution": Setting(convolution=True),
         "behind clipping": behind("clipping", max_norm=0.05),
@@ -149,11 +154,14 @@ def _draw(setting: Setting, rng: Generator, seed: int) -> tuple[dm.Batch, nn.Mod
         targets[1] = pick((targets[0], targets[1]))
     elif setting.twist == "alike":
         inputs = 0.8 * inputs[:1] + 0.2 * inputs
+    elif setting.twist == "faint":  # so that sums and differences of samples stay within the range of pixels
+        inputs = 0.4 + 0.2 * inputs
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = _network(setting.convolution, shape, pick((30, 100, 300)), pick((1, 1, 2)), activation, classes)
         with torch.no_grad():
-            model[-1].weight.mul_(pick((0.2, 1.0, 1.0, 5.0)))
+            model[-1].weight.mul_(pick(setting.heads))
+            model[-1].bias.mul_(not setting.unbiased)
         if setting.trained:
             _train(model, inputs, targets)
     return dm.Batch(inputs, targets), model.eval()

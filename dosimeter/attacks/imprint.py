@@ -88,10 +88,10 @@ def read_inserted_layer(exposure: Exposure, layer: InsertedLayer, labels: torch.
     if hidden:
         return exposure.without_inputs(Outcome.SINGULAR, f"{hidden} changes the update in ways that it does not declare: nothing is proved")
     replay = replayer_for(exposure, layer, labels)
-    found = decode_bins(layer, weight, bias, public.normalization, public.input_shape, replay, _blur(exposure, layer))
+    found = decode_bins(layer, weight, bias, public.normalization, public.input_shape, replay, _blur(exposure, layer), count)
     inputs = found.inputs.reshape(-1, *public.input_shape).to(weight)
     guessed = torch.full((len(inputs),), -1, device=inputs.device)
-    if replay is not None and len(inputs):
+    if replay is not None and replay.shares and len(inputs):
         guessed = replay.find_labels(found.inputs, found.weights)
     if count is not None and len(inputs) > count:
         message = f"{len(inputs)} inputs pass for samples, more than the {count} that there are: a premise is wrong, and nothing is claimed"

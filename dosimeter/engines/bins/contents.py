@@ -18,7 +18,7 @@ from dosimeter.types import Normalization
 SAME_CONTENT = 2e-3  # relative difference up to which two bins hold the same sample
 CLAIM_MARGIN = 300.0  # times the rounding noise that a claimed sample must exceed: some 50 dB
 WEIGHT_ROUNDINGS = 3.0  # times the rounding noise that the weight of one sample may miss the model's; mixtures miss it by hundreds
-ENOUGH_AGREEING = 2  # other functionals, that no two samples share by chance
+CLEAR_RANK = 30.0  # times the rounding noise that a direction of the contents must exceed to count
 SAME_SAMPLE = 0.01  # relative distance up to which two recovered samples are one
 EMPTY_BIN = 8.0  # times the rounding noise below which a bin counts as empty
 LEVEL_REACH = 0.5  # levels by which a defense may have moved a pixel: with more, another level is shown
@@ -54,21 +54,24 @@ def decode_bins(
     shape: tuple[int, ...],
     replay: Replayer | None,
     blur: Blur = SHARP,
+    samples: int | None = None,
 ) -> DecodedBins:
     """Read samples off the layer's gradient. A sample is claimed only if something besides its own bin confirms it.
 
     A bin holds (U, S) = Σ δ_i (x_i, 1). If it holds one sample, x = U/S. Any of these confirms x:
 
     - Its pixels lie on many of a picture's 256 levels, unlike mixtures.
+    - Bins of all functionals have the same content, so that their samples share all bins; and there are as many independent contents as
+      `samples`, so that no two samples do.
     - The model gives x exactly the weight S (`replay`), and x lies in bins that one sample can lie in (`possible_places`), or the weight
-      fits better still.
-    - Without a replay: another functional's bin has the same content, and x lies in such bins; or two more bins have the same content.
+      fits better still. Where the labels of several samples can cancel, the weight confirms nothing: a mixture of them and one more has
+      the weight of one sample too.
 
     If some samples lie on levels, one off them is a mixture, unless noise hides its levels. Confirmed samples are subtracted from all
     bins. `separate_shared_bins` separates those that share all bins. Only levels or the exact weight confirm these. What the client's
     rounding and its defenses may have changed (`blur`) confirms nothing.
     """
-    bins = _Bins(layer, weight_gradient, bias_gradient, normalization, shape, blur)
+    bins = _Bins(layer, weight_gradient, bias_gradient, normalization, shape, blur, samples)
     whole = float(bins.contents.norm())
     found: list[Tensor] = []
     while True:
@@ -101,7 +104,9 @@ class _Bins:
         normalization: Normalization,
         shape: tuple[int, ...],
         blur: Blur,
+        samples: int | None,
     ) -> None:
+        self.samples = samples
         self.layer, self.shape, self.normalization, self.blur = layer, shape, normalization, blur
         self.agreement_counts = blur.norm < math.inf
         self.few_levels = False  # whether the pictures are seen to use few levels
@@ -113,6 +118,9 @@ class _Bins:
         occupied = (sizes > self.noise).nonzero().flatten()
         self.contents = torch.cat([inner[occupied].double(), outer[occupied, None].double()], 1)  # (m, d + 1)
         self.null = null_vectors(self.contents, self.noise)
+        self.rank = (
+            int((torch.linalg.svdvals(self.contents) > CLEAR_RANK * self.noise).sum()) if len(self.contents) else 0
+        )  # at most the number of samples
         self.row_of = torch.full((sum(layer.bins),), -1, device=occupied.device)
         self.row_of[occupied] = torch.arange(len(occupied), device=occupied.device)
         starts = torch.tensor([0, *layer.bins], device=occupied.device).cumsum(0)
@@ -135,22 +143,19 @@ class _Bins:
         confirmed = self._are_single_pictures(contents)
         self.pictures |= bool(self._are_near_levels(contents).any())
         if not bool(confirmed.any()) and len(rows):
-            possible = possible_places(self.null, places)
-            if replay is not None:
-                confirmed = self._have_replayed_weights(contents, possible, replay)
-            elif self.agreement_counts:
-                agreeing = self._count_agreeing_functionals(rows, places)
-                confirmed = ((agreeing >= 1) & possible) | (agreeing >= ENOUGH_AGREEING)
-                confirmed &= self._are_clear(contents)
-                if self.pictures:
-                    confirmed &= ~self._are_off_levels(contents)
+            alike = self._count_agreeing_functionals(rows, places) == places.shape[1] - 1
+            confirmed = alike & self._is_shared_by_none() & self._confirmable(contents)
+            if replay is not None and not replay.labels_can_cancel():
+                if not replay.shares and bool(alike.any()):
+                    self._calibrate(replay, contents[alike & self._are_clear(contents)])
+                confirmed |= self._have_replayed_weights(contents, possible_places(self.null, places), replay)
         return contents, places, confirmed
 
     def confirm_shared_samples(self, replay: Replayer | None) -> tuple[Tensor, Tensor, Tensor]:
         """The same of samples that share all their bins with others."""
         contents, places = self._separate_shared()
         confirmed = self._are_single_pictures(contents)
-        if replay is not None and not bool(confirmed.any()):
+        if replay is not None and not replay.labels_can_cancel() and not bool(confirmed.any()):
             confirmed = self._have_replayed_weights(contents, torch.zeros(len(contents), dtype=torch.bool, device=contents.device), replay)
         return contents, places, confirmed
 
@@ -201,6 +206,20 @@ class _Bins:
         same = torch.stack([(self.contents[column] - own).norm(dim=1) <= tolerance for column in places.T], 1)
         return (same & (places != rows[:, None])).sum(1)
 
+    def _is_shared_by_none(self) -> bool:
+        """Whether no two samples share all bins, so that bins of all functionals with the same content hold one sample.
+
+        Bins with the same content hold the same samples. Samples that share all bins add one direction to the contents together, so that
+        their rank falls short of the number of samples.
+        """
+        return self.agreement_counts and self.samples is not None and self.rank >= self.samples
+
+    def _calibrate(self, replay: Replayer, contents: Tensor) -> None:
+        """Let the replay find its unknown share in bins of all functionals with the same content (n, d + 1)."""
+        if len(contents) and (self._is_shared_by_none() or (self.agreement_counts and replay.batch_size is None)):
+            first = contents[_are_first_copies(_quotients(contents))]
+            replay.calibrate(_quotients(first), first[:, -1], self._rounding(first).clamp_min(replay.least))
+
     def _are_single_pictures(self, contents: Tensor) -> Tensor:
         """Whether the quotients of contents (n, d + 1) are pictures by their levels: (n,)."""
         inputs = _quotients(contents).reshape(-1, *self.shape)
@@ -216,8 +235,12 @@ class _Bins:
         """Whether the quotients of contents (n, d + 1) lie off levels that their rounding noise cannot hide: (n,)."""
         return ~self._are_near_levels(contents) & levels_are_visible(self._errors(contents), self.low, self.high)
 
-    def _confirmable_by_weight(self, contents: Tensor) -> Tensor:
-        """Which contents (n, d + 1) their weight may confirm: all that no defense blurs, or among pictures those on levels."""
+    def _rounding(self, contents: Tensor) -> Tensor:
+        """By how much, relatively, the weights of contents (n, d + 1) may be off: (n,)."""
+        return WEIGHT_ROUNDINGS * (self.noise + self.blur.norm) / contents[:, -1].abs()
+
+    def _confirmable(self, contents: Tensor) -> Tensor:
+        """Which contents (n, d + 1) something besides levels may confirm: all that no defense blurs, or among pictures those on levels."""
         return (self._are_near_levels(contents) | (not self.pictures)) & self._are_clear(contents)
 
     def _are_clear(self, contents: Tensor) -> Tensor:
@@ -230,11 +253,15 @@ class _Bins:
         Where dependences between bins do not show the places to be `possible` (n,), the weight must fit so well that no label fits a
         mixture by chance.
         """
-        confirmed, chosen = torch.zeros_like(possible), self._confirmable_by_weight(contents)
-        if bool(chosen.any()):
+        confirmed, chosen = torch.zeros_like(possible), self._confirmable(contents)
+        if replay.shares and bool(chosen.any()):
             weights = contents[chosen, -1]
-            rounding = WEIGHT_ROUNDINGS * (self.noise + self.blur.norm) / weights.abs()
-            allowed = torch.where(possible[chosen], rounding.clamp(replay.least, replay.exact), rounding.clamp_max(replay.surest))
+            rounding, exact, surest = (
+                self._rounding(contents[chosen]),
+                replay.exact / len(replay.shares),
+                replay.surest / len(replay.shares),
+            )
+            allowed = torch.where(possible[chosen], rounding.clamp(min(replay.least, exact), exact), rounding.clamp_max(surest))
             confirmed[chosen] = replay(_quotients(contents[chosen]), weights) <= allowed
         return confirmed
 

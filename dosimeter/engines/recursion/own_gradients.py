@@ -8,14 +8,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from dosimeter.engines.cancelling_labels import every_label, labels_can_cancel, relative_change
 from dosimeter.engines.matching.differentiable import twice_differentiable
 from dosimeter.engines.sample_share import mixes_samples, share_of_one_sample
 from dosimeter.interfaces import Exposure
 from dosimeter.network.probing import copied_buffers, forward
 
 SAME_GRADIENT = 2e-5  # relative difference up to which a gradient is the input's own; single precision gives 1e-6, mixtures some 1e-3
-CONSTANT_CHANGE = 2e-3  # relative, of the derivative at the logits: with less, samples whose labels cancel add no weight that shows
-LABELS_CANCEL = 1e-4  # distance from a mean of labels up to which a prediction is one
 SAMPLES_APART = 0.05  # relative distance of two samples, from which on their mixture is neither
 MOST_SAMPLES = 64  # in a batch of undeclared size, whose labels may cancel
 NOISE_REACH = 3.0  # standard deviations that the noise in a sum may exceed its own size by
@@ -97,7 +96,7 @@ class OwnGradients:
         self.model, self.loss, self.shape, self.biases = exposure.model, public.loss, public.input_shape, biases
         self.share = share_of_one_sample(public, exposure.update, biases)
         self.most_samples = public.batch_size or MOST_SAMPLES
-        hard = torch.eye(public.classes, dtype=torch.float64) if public.classes > 1 else torch.tensor([[0.0], [1.0]], dtype=torch.float64)
+        hard = every_label(public.classes)
         self.labels = hard if soft is None else torch.cat([hard, soft.double().cpu()])
 
     def respond(self, inputs: Tensor, rows: Tensor) -> Response:
@@ -151,27 +150,16 @@ class OwnGradients:
 
     def _change(self, response: Response) -> float:
         """By how much the derivative at the logits differs from that of an empty input, relative to it."""
-        with torch.no_grad():
-            logits = self._forward(torch.zeros_like(response.inputs))[0].double()
-        here, there = self._errors(response.logits)[0], self._errors(logits)[0]
-        return float((here - there).norm() / here.norm().clamp_min(torch.finfo(here.dtype).tiny))
+        return relative_change(self._errors(response.logits), self._errors_of_nothing(response))
 
     def _others_cancel(self, response: Response) -> bool:
-        """Whether other samples can share all rows with one sample and add no weight to them.
+        errors = self._errors(response.logits)
+        return labels_can_cancel(errors, self._errors_of_nothing(response), self.labels, self.most_samples)
 
-        Where the model predicts the same p for all inputs, k samples add Σ (p − y_i). This is zero if p is the mean of their labels: for
-        p = 1/C, one sample of each class. A mixture of these and one more then has the weight of one sample.
-        """
-        change = self._change(response)
-        if change >= CONSTANT_CHANGE:
-            return False
-        predictions = self._errors(response.logits) + self.labels.to(response.logits)  # (labels, C): all p, if the error is p − y
-        if bool((predictions - predictions[0]).abs().max() > LABELS_CANCEL):
-            return True
-        counts = torch.arange(1, self.most_samples, device=predictions.device)[:, None]  # of other samples
-        sums = counts * predictions[0]
-        off = ((sums - sums.round()).abs() / counts).amax(1)
-        return bool((off <= LABELS_CANCEL + change).any())
+    def _errors_of_nothing(self, response: Response) -> Tensor:
+        """The derivative at the logits of an empty input: (labels, C)."""
+        with torch.no_grad():
+            return self._errors(self._forward(torch.zeros_like(response.inputs))[0].double())
 
     def _forward(self, inputs: Tensor) -> tuple[Tensor, list[Tensor]]:
         """The logits of one input (1, C), and the biases that they depend on."""

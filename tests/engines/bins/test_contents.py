@@ -60,13 +60,15 @@ def test_pictures_in_crowded_bins_come_back_exactly(functionals, rng):
 def test_without_levels_another_functional_must_agree(functionals, rng):
     inputs, weights = torch.rand(4, SIZE, generator=rng, dtype=torch.float64), torch.ones(4, dtype=torch.float64)
     layer = layer_with(edges_of(functionals, inputs, 60), functionals)
-    found = decode_bins(layer, *gradients(layer, inputs, weights), PIXELS, SHAPE, None)
+    assert len(decode_bins(layer, *gradients(layer, inputs, weights), PIXELS, SHAPE, None).inputs) == 0  # two samples may share all bins
+    found = decode_bins(layer, *gradients(layer, inputs, weights), PIXELS, SHAPE, None, samples=4)
     assert sorted(torch.cdist(found.inputs, inputs).argmin(1).tolist()) == [0, 1, 2, 3]
     assert float(torch.cdist(found.inputs, inputs).min(1).values.max()) < 1e-8
     assert found.occupied == 0
     assert found.residual == 0.0
-    alone = layer_with(edges_of(functionals[:1], inputs, 60), functionals[:1])
-    assert len(decode_bins(alone, *gradients(alone, inputs, weights), PIXELS, SHAPE, None).inputs) == 0
+    for count, proved in ((4, 4), (5, 0)):  # as many bins as samples: each has its own
+        alone = layer_with(edges_of(functionals[:1], inputs, 60), functionals[:1])
+        assert len(decode_bins(alone, *gradients(alone, inputs, weights), PIXELS, SHAPE, None, samples=count).inputs) == proved
 
 
 def test_a_mixture_is_not_claimed(functionals, rng):
@@ -85,7 +87,10 @@ def test_a_replay_confirms_or_refutes(functionals, rng, tolerated):
     layer = layer_with(edges_of(functionals[:1], inputs, 8), functionals[:1])
 
     class Replay:
-        least, exact, surest = 3e-6, 1e-3, 1e-5
+        least, exact, surest, shares = 3e-6, 1e-3, 1e-5, (0.5,)
+
+        def labels_can_cancel(self):
+            return False
 
         def __call__(self, inputs, weights):
             return torch.full_like(weights, 0.0 if tolerated else 1.0)
@@ -99,9 +104,9 @@ def test_what_a_defense_may_have_changed_confirms_nothing(functionals, rng):
     for inputs in (pictures(rng, 4), torch.rand(4, SIZE, generator=rng, dtype=torch.float64)):
         layer = layer_with(edges_of(functionals, inputs, 12), functionals)
         sent = gradients(layer, inputs, torch.ones(4, dtype=torch.float64))
-        assert len(decode_bins(layer, *sent, PIXELS, SHAPE, None).inputs) == 4
-        assert len(decode_bins(layer, *sent, PIXELS, SHAPE, None, Blur(norm=0.1, entry=0.01)).inputs) == 0
-        mild = decode_bins(layer, *sent, PIXELS, SHAPE, None, Blur(norm=1e-6, entry=1e-6))
+        assert len(decode_bins(layer, *sent, PIXELS, SHAPE, None, samples=4).inputs) == 4
+        assert len(decode_bins(layer, *sent, PIXELS, SHAPE, None, Blur(norm=0.1, entry=0.01), samples=4).inputs) == 0
+        mild = decode_bins(layer, *sent, PIXELS, SHAPE, None, Blur(norm=1e-6, entry=1e-6), samples=4)
         assert len(mild.inputs) == 4
 
 
@@ -113,7 +118,7 @@ def test_two_samples_that_share_two_bins_are_no_sample(functionals, rng):
     inputs[1] = inputs[0] + (inputs[1] - inputs[0]) @ torch.linalg.svd(functionals[:2])[2][2:].T @ torch.linalg.svd(functionals[:2])[2][2:]
     assert torch.allclose((inputs[1] @ functionals[:2].T), values[0, :2])
     layer = layer_with(edges_of(functionals, inputs, 40), functionals)
-    found = decode_bins(layer, *gradients(layer, inputs + near, torch.ones(6, dtype=torch.float64)), PIXELS, SHAPE, None)
+    found = decode_bins(layer, *gradients(layer, inputs + near, torch.ones(6, dtype=torch.float64)), PIXELS, SHAPE, None, samples=6)
     distance = torch.cdist(found.inputs, inputs).min(1).values
     assert float(distance.max()) < 1e-4
     assert len(found.inputs) >= 4

@@ -68,7 +68,31 @@ def test_what_depends_on_other_samples_is_not_replayed(inputs):
     assert replayer_for(fixed, fixed.model) is not None
     for exposure in (
         exposed(inputs, labels, normed.train()),
-        exposed(inputs, labels, declare_batch_size=False),
         exposed(inputs, labels, training=dm.FedAvg(steps=2, learning_rate=0.1)),
     ):
         assert replayer_for(exposure, exposure.model) is None
+
+
+@pytest.mark.parametrize("options", [{"declare_batch_size": False}, {"defenses": (dm.defense("clipping", max_norm=1e-3),)}])
+def test_an_unknown_share_is_found_in_samples_that_lie_alone(inputs, options):
+    """Reference: the share that the client's own gradient shows, 1/3 times clipping's factor."""
+    labels = torch.tensor([0, 3, 5])
+    known, unknown = exposed(inputs, labels), exposed(inputs, labels, **options)
+    replay = replayer_for(unknown, unknown.model)
+    assert replay is not None
+    assert replay.shares == []
+    factor = float(unknown.update["rows.bias"].norm() / known.update["rows.bias"].norm())
+    weights = replayer_for(known, known.model)._weights_of_one(inputs.flatten(1).double())[torch.arange(3), labels] * factor / 3
+    replay.calibrate(inputs.flatten(1).double(), weights, torch.full((3,), 1e-5).double())
+    assert replay.shares == pytest.approx([factor / 3], rel=1e-4)
+    assert float(replay(inputs.flatten(1).double(), weights).max()) < 1e-4
+    assert unknown.public.batch_size is None or factor < 0.9
+
+
+def test_a_share_of_no_whole_size_and_a_vote_of_one_sample_prove_no_size(inputs):
+    exposure = exposed(inputs, torch.tensor([0, 3, 5]), declare_batch_size=False)
+    for scale, count in ((0.31, 3), (1 / 3, 1)):
+        replay = replayer_for(exposure, exposure.model)
+        weights = replay._weights_of_one(inputs.flatten(1).double())[torch.arange(3), torch.tensor([0, 3, 5])] * scale
+        replay.calibrate(inputs.flatten(1).double()[:count], weights[:count], torch.full((count,), 1e-6).double())
+        assert replay.shares == []

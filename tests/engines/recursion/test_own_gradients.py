@@ -73,20 +73,6 @@ def test_no_gradient_tells_two_alike_samples_from_two_copies_of_their_mean() -> 
         assert len(dm.reconstruct(exposure, "linear_recursion").inputs) == 0
 
 
-@pytest.mark.parametrize(("labels", "explained"), [([0, 1, 1], False), ([1, 1, 1], False), ([1], True)])
-def test_samples_whose_labels_cancel_do_not_hide_in_a_mixture(labels, explained) -> None:
-    """A model that predicts 1/2 for all inputs gives x_1 + x_2 − x_3 the weight of one sample."""
-    model = network(2)
-    with torch.no_grad():
-        model[-1].weight.mul_(1e-5)
-        model[-1].bias.zero_()
-    exposure = dm.observe(model, dm.Batch(batch(len(labels)).inputs, torch.tensor(labels)))
-    own, gradient = OwnGradients(exposure, ["1.bias"]), exposure.update["1.bias"].double()
-    row = int(gradient.abs().argmax())
-    mixture = (exposure.update["1.weight"][row] / exposure.update["1.bias"][row]).double()
-    assert own.compare(own.respond(mixture, torch.tensor([row])), gradient[row : row + 1]).explains(1 / len(labels)) is explained
-
-
 def test_a_constant_prediction_that_is_no_mean_of_labels_still_proves_a_sample() -> None:
     model = network(2)
     with torch.no_grad():
