@@ -1,54 +1,86 @@
-"""The peak memory of single methods against classes, batch and parameters, each point in a process of its own.
+"""The peak memory of methods against classes, batch and parameters, and of a whole audit; each point in a process of its own.
 
     python benchmarks/memory.py --jobs 2 --out memory.json
-    python benchmarks/memory.py --most-classes 21000
+    python benchmarks/memory.py --methods audit --most-classes 21000
+    python benchmarks/memory.py --resnet50 --seconds 600
 
-Prints the peak beyond what the process holds before the method runs, and the exponent of its growth along each axis.
+A point is the peak beyond what the process holds when the method begins. The method has run once before on a small model, so that what
+libraries load and keep is not counted. The floor, which is the point of that small model itself, is subtracted. The exponent is the
+slope of log(peak − floor) against log(size) by least squares, and its residual is how far a point lies from the line. Points less than
+twice the floor are left out of the line. `audit` stands for all label and feature recoveries with their scores, as an audit runs them.
+`--resnet50` runs a whole quick audit of ResNet-50 with 1,000 classes, 224 pixels, a batch of 4 and 64 auxiliary images, all drawn, and
+prints the peak of the process.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import math
+import os
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 LABEL_METHODS = ("subspace", "llg_star", "ilrg", "posterior")
-ATTACK = "inverting_gradients"
-AXES = {"classes": (1000, 2000, 4000, 10_000, 21_000), "batch": (4, 8, 16), "width": (128, 256, 512)}
-MOST_CLASSES = 4000  # by default, which takes minutes on one core
-USUAL = {"classes": 100, "batch": 8, "width": 64}
+ATTACK, AUDIT = "inverting_gradients", "audit"
+SMALL = {"classes": 10, "batch": 2, "width": 16}
+AXES = {  # sizes, and what the other axes stand at
+    "classes": ((1000, 2000, 4000, 8000, 16_000, 21_000), {"batch": 8, "width": 256}),
+    "batch": ((32, 64, 128, 256), {"classes": 1000, "width": 512}),
+    "width": ((512, 1024, 2048, 4096), {"classes": 100, "batch": 8}),
+}
+MOST_CLASSES = 8000  # by default, which takes minutes on one core
+SIDE, CHANNELS = 16, 8
 
 
 def measure(method: str, classes: int, batch: int, width: int, seed: int) -> dict[str, Any]:
-    """The peak of one method in this process."""
+    """The peak of one method in this process, beyond what it holds after the method has run on a small model."""
+    import torch
+
+    torch.set_num_threads(1)
+    _run(method, **SMALL, seed=seed)
+    return _run(method, classes, batch, width, seed)
+
+
+def _run(method: str, classes: int, batch: int, width: int, seed: int) -> dict[str, Any]:
     import torch
     from torch import nn
 
     import dosimeter as dm
 
-    torch.set_num_threads(1)
     torch.manual_seed(seed)
+    flat = CHANNELS * SIDE * SIDE
     model = nn.Sequential(
-        nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(2048, width), nn.ReLU(), nn.Linear(width, classes)
+        nn.Conv2d(3, CHANNELS, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(flat, width), nn.ReLU(), nn.Linear(width, classes)
     )
-    truth, other = (dm.Batch(torch.rand(n, 3, 16, 16), torch.randint(0, classes, (n,))) for n in (batch, 64))
+    truth, other = (dm.Batch(torch.rand(n, 3, SIDE, SIDE), torch.randint(0, classes, (n,))) for n in (batch, 64))
     exposure = dm.observe(model.eval(), truth, auxiliary=other)
     before = _field("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # starts the high-water mark anew
+    refused = ""
     try:
-        if method == ATTACK:
+        if method == AUDIT:
+            records = dm.audit(model, truth, auxiliary=other, attacks=[], maps=[]).records
+            refused = "; ".join(f"{record.method} crashed" for record in records if record.outcome == "crashed")
+        elif method == ATTACK:
             dm.reconstruct(exposure, method, labels=truth.targets, steps=3)
         else:
             dm.recover_labels(exposure, method)
-        refused = ""
     except dm.Refused as error:
         refused = str(error)
-    return {"bytes": max(1, _field("VmHWM") - before), "parameters": sum(p.numel() for p in model.parameters()), "refused": refused}
+    peak = _field("VmHWM")
+    return {
+        "bytes": max(1, peak - before),
+        "whole": peak,
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "refused": refused,
+    }
 
 
 def _field(name: str) -> int:
@@ -56,53 +88,122 @@ def _field(name: str) -> int:
     return int(line.split()[1]) * 1024
 
 
-def exponent(points: list[tuple[float, float]]) -> float:
-    """The slope of log y against log x by least squares."""
+def exponent(points: list[tuple[float, float]]) -> tuple[float, float]:
+    """The slope of log y against log x by least squares, and the root mean square of what the line leaves, as a share of y."""
     logs = [(math.log(x), math.log(y)) for x, y in points]
     centre = tuple(sum(column) / len(logs) for column in zip(*logs))
-    return sum((x - centre[0]) * (y - centre[1]) for x, y in logs) / sum((x - centre[0]) ** 2 for x, _ in logs)
+    slope = sum((x - centre[0]) * (y - centre[1]) for x, y in logs) / sum((x - centre[0]) ** 2 for x, _ in logs)
+    left = [y - centre[1] - slope * (x - centre[0]) for x, y in logs]
+    return slope, math.expm1(math.sqrt(sum(part**2 for part in left) / len(left)))
 
 
 def _in_process(method: str, point: dict[str, int], seed: int) -> dict[str, Any]:
     words = [sys.executable, __file__, "--seed", str(seed), "--point", json.dumps({"method": method, **point})]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
-    return json.loads(done.stdout) if done.returncode == 0 else {"bytes": 1, "parameters": 1, "refused": done.stderr[-200:]}
+    trimmed = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}  # what is freed goes back at once
+    done = subprocess.run(words, capture_output=True, text=True, check=False, env=os.environ | trimmed)
+    return json.loads(done.stdout) if done.returncode == 0 else {"bytes": 1, "whole": 1, "parameters": 1, "refused": done.stderr[-200:]}
+
+
+def describe_axis(method: str, axis: str, rows: list[dict[str, Any]], floor: int) -> dict[str, Any]:
+    """The exponent along one axis with its residual, the points, and the peak of the whole process at the largest."""
+    name = "parameters" if axis == "width" else axis
+    own = [row for row in rows if row["method"] == method and row["axis"] == axis and not row["refused"]]
+    points = [(row["parameters"] if axis == "width" else row["value"], row["bytes"]) for row in own]
+    fitted = [(value, peak - floor) for value, peak in points if peak > 2 * floor]
+    slope, residual = exponent(fitted) if len(fitted) > 2 else (None, None)
+    largest = {"largest": points[-1][0], "peak_mb": points[-1][1] / 1e6, "process_gb": own[-1]["whole"] / 1e9} if own else {}
+    return {"method": method, "axis": name, "exponent": slope, "residual": residual, "fitted": len(fitted), "points": points, **largest}
+
+
+def resnet50(seconds: float | None, seed: int) -> dict[str, Any]:
+    """A whole quick audit of ResNet-50 in this process: its peak, its seconds, and what became of each method."""
+    import torch
+
+    import dosimeter as dm
+    from dosimeter.models.loading import load_model
+    from dosimeter.randomness import generator
+    from dosimeter.surfaces.inputs import Inputs
+    from dosimeter.surfaces.stand_ins import draw_stand_ins
+
+    if importlib.util.find_spec("PIL") is None:
+        Inputs.evidence = lambda *_: []  # pyright: ignore[reportAttributeAccessIssue]
+    model = load_model("resnet50", {"stem": "imagenet", "classes": 1000, "channels": 3}, None, seed).eval()
+    rng = generator(seed, "memory benchmark")
+    images = draw_stand_ins((3, 224, 224), 4 + 4 + 64, rng)
+    labels = torch.randint(0, 1000, (len(images),), generator=rng)
+    batch, foreign, auxiliary = (dm.Batch(x, y) for x, y in zip(images.split([4, 4, 64]), labels.split([4, 4, 64])))
+    limit: dict[str, Any] = {} if seconds is None else {"max_seconds": seconds}
+    began, spent = time.monotonic(), time.process_time()
+    records = dm.audit(model, batch, foreign=foreign, auxiliary=auxiliary, progress=_log(began), seed=seed, **limit).records
+    taken = {"seconds": time.monotonic() - began, "cpu_seconds": time.process_time() - spent}
+    names = ("surface", "method", "outcome", "verdict", "seconds", "reason")
+    methods = [{name: getattr(record, name) for name in names} for record in records]
+    return {"peak": _field("VmHWM"), **taken, "threads": torch.get_num_threads(), "methods": methods}
+
+
+def _log(began: float) -> Callable[[Any], None]:
+    """Prints a line where a method begins: the seconds so far, its name, and the peak so far."""
+    seen: set[tuple[int, str]] = set()
+
+    def show(where: Any) -> None:
+        if (where.position, where.method) not in seen:
+            seen.add((where.position, where.method))
+            sys.stderr.write(f"{time.monotonic() - began:7.0f} s  {where.method:22} peak so far {_field('VmHWM') / 1e9:.2f} GB\n")
+            sys.stderr.flush()
+
+    return show
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--methods", nargs="*", default=[*LABEL_METHODS, ATTACK])
+    parser.add_argument("--methods", nargs="*", default=[*LABEL_METHODS, AUDIT, ATTACK])
+    parser.add_argument("--axes", nargs="*", default=list(AXES))
     parser.add_argument("--most-classes", type=int, default=MOST_CLASSES)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=1, help="processes")
+    parser.add_argument("--resnet50", action="store_true", help="run a whole quick audit instead")
+    parser.add_argument("--seconds", type=float, help="limit of that audit's time (default: none)")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--point", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.point:
         sys.stdout.write(json.dumps(measure(**json.loads(options.point), seed=options.seed)))
         return
+    if options.resnet50:
+        result: Any = resnet50(options.seconds, options.seed)
+        for method in result["methods"]:
+            said = "{surface:10} {method:22} {seconds:8.1f} s  {outcome:14} {verdict}".format(**method)
+            sys.stdout.write(f"{said}  {method['reason'][:90]}\n")
+        spent = f"{result['seconds']:.0f} s, {result['cpu_seconds']:.0f} s of CPU on {result['threads']} threads"
+        sys.stdout.write(f"{len(result['methods'])} records, {spent}, peak {result['peak'] / 1e9:.2f} GB\n")
+    else:
+        result = fit_all(options)
+    if options.out:
+        options.out.write_text(json.dumps(result, indent=2))
+
+
+def fit_all(options: argparse.Namespace) -> list[dict[str, Any]]:
     points = [
         (method, axis, value)
         for method in options.methods
-        for axis, values in AXES.items()
-        for value in values
+        for axis in options.axes
+        for value in AXES[axis][0]
         if axis != "classes" or value <= options.most_classes
     ]
     with ThreadPoolExecutor(options.jobs) as pool:
-        found = list(pool.map(lambda p: _in_process(p[0], USUAL | {p[1]: p[2]}, options.seed), points))
+        floors = dict(zip(options.methods, pool.map(lambda method: _in_process(method, SMALL, options.seed)["bytes"], options.methods)))
+        found = list(pool.map(lambda p: _in_process(p[0], AXES[p[1]][1] | {p[1]: p[2]}, options.seed), points))
     rows = [{"method": m, "axis": a, "value": v, **result} for (m, a, v), result in zip(points, found)]
-    for method in options.methods:
-        for axis in AXES:
-            own = [row for row in rows if row["method"] == method and row["axis"] == axis and not row["refused"]]
-            if len(own) < 2:
-                sys.stdout.write(f"{method:20} {axis:8} not measured\n")
-                continue
-            known = [(row["parameters"] if axis == "width" else row["value"], row["bytes"]) for row in own]
-            peaks = ", ".join(f"{value}: {peak / 1e6:.0f} MB" for value, peak in known)
-            name = "parameters" if axis == "width" else axis
-            sys.stdout.write(f"{method:20} {name:10} exponent {exponent(known):5.2f}  ({peaks})\n")
-    if options.out:
-        options.out.write_text(json.dumps(rows, indent=2))
+    for row in rows:
+        if row["refused"]:
+            sys.stdout.write(f"{row['method']:20} {row['axis']} {row['value']}: {row['refused']}\n")
+    fits = [describe_axis(method, axis, rows, floors[method]) for method in options.methods for axis in options.axes]
+    for fit in fits:
+        peaks = ", ".join(f"{value}: {peak / 1e6:.0f} MB" for value, peak in fit["points"])
+        slope = f"{fit['exponent']:5.2f} ± {fit['residual']:4.0%}" if fit["exponent"] is not None else "below its floor"
+        said = f"{fit['method']:20} {fit['axis']:10} exponent {slope}, floor {floors[fit['method']] / 1e6:.0f} MB"
+        sys.stdout.write(f"{said} ({peaks}); process {fit.get('process_gb', 0):.2f} GB\n")
+    return fits
 
 
 if __name__ == "__main__":
