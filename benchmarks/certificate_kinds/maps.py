@@ -30,6 +30,10 @@ def kinds(data: Path | None) -> list[Kind]:
         *(_kind(f"{norm} norm, {mode}", partial(small, norm=norm, train=mode == "train")) for norm in NORMS for mode in ("eval", "train")),
         _kind("float64", partial(small, dtype=torch.float64)),
         _kind("kernels of 5 by 5", partial(small, kernel=5)),
+        _kind("fewer inputs than positions", one_sided),
+        _kind("dead channels", partial(one_sided, dead=True)),
+        _kind("kernels of 4 by 4", partial(one_sided, even=True, kernel_size=4)),
+        *(_kind(f"{mode} padding", partial(one_sided, even=True, padding_mode=mode)) for mode in ("reflect", "replicate")),
         _kind("residual blocks, eval", residual),
         _kind("residual blocks, train", partial(residual, train=True)),
         _kind("fully connected", fully_connected),
@@ -46,6 +50,7 @@ def kinds(data: Path | None) -> list[Kind]:
         _kind("mixup", partial(small, defenses=(dm.defense("mixup"),)), breaks="trained on the batch"),
         *(_kind(f"rounded to {str(dtype).removeprefix('torch.')}", partial(rounded, dtype)) for dtype in (torch.bfloat16, torch.float16)),
         *(_kind(f"resnet18 {mode}", partial(resnet, data, train=mode == "train"), skipped=absent) for mode in ("eval", "train")),
+        _kind("resnet18 eval, many samples", partial(resnet, data, train=False, samples=(24, 32)), skipped=absent),
     ]
     for name, options in spoilt():
         defense = dm.defense(name, **options)
@@ -127,6 +132,26 @@ def small(
     return observed(model.train(train and samples > 1), inputs, rng, seed, **options)
 
 
+def one_sided(seed: int, *, dead: bool = False, even: bool = False, **options: Any) -> Case:
+    """A convolution whose outputs can hold the positions, while its inputs cannot: they are fewer, or many of them are dead.
+
+    With `even` both sides can, and `options` change the convolution.
+    """
+    rng = torch.Generator().manual_seed(seed)
+    outputs, height, width = 4 * _draw(rng, 15, 31), _draw(rng, 3, 5), _draw(rng, 3, 5)
+    samples = max(outputs // ((height + even) * (width + even)) - _draw(rng, 0, 2), 1)
+    inputs = outputs if dead or even else max(int(0.75 * samples * height * width), 24)
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        stem = nn.Conv2d(3, inputs, 3, 2, 1)
+        if dead:
+            nn.init.constant_(stem.bias[: inputs - int(0.75 * samples * height * width)], -10.0)  # pyright: ignore[reportOptionalSubscript]
+        read = nn.Conv2d(inputs, outputs, **{"kernel_size": 3, "padding": 1} | options)
+        tail = (nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(outputs, 10))
+        model = nn.Sequential(stem, nn.ReLU(), read, *tail).eval()
+    return observed(model, pictures(samples, (3, 2 * height, 2 * width), rng), rng, seed)
+
+
 def residual(seed: int, *, train: bool = False) -> Case:
     """Blocks with a shortcut, written otherwise than ours: functional ReLUs, one channel, 28 pixels."""
     rng = torch.Generator().manual_seed(seed)
@@ -167,12 +192,12 @@ def fully_connected(seed: int) -> Case:
     return observed(model, pictures(samples, (3, 8, 8), rng), rng, seed)
 
 
-def resnet(data: Path | None, seed: int, *, train: bool) -> Case:
+def resnet(data: Path | None, seed: int, *, train: bool, samples: tuple[int, int] = (1, 17)) -> Case:
     """The registry's ResNet-18 on photographs of 32 pixels."""
     assert data is not None
     rng = torch.Generator().manual_seed(seed)
     images = np.load(data / "cifar100.npz")["test_images"]
-    chosen = torch.randperm(len(images), generator=rng)[: _draw(rng, 1, 17)]
+    chosen = torch.randperm(len(images), generator=rng)[: _draw(rng, *samples)]
     inputs = torch.from_numpy(images[chosen.numpy()]).permute(0, 3, 1, 2).float() / 255
     with torch.random.fork_rng():
         torch.manual_seed(seed)

@@ -237,7 +237,7 @@ def _hidden_difference(layer: ConvolutionLayer, maps: Tensor, slopes: Tensor, ra
     gradient, which the noise hides where it is small. This takes slopes to differ as much as maps do. The smallest batch that has the
     update, a premise of the certificate, has no such samples.
     """
-    shifted = shifted_maps(layer, maps).reshape(len(maps), layer.positions, -1)
+    shifted = shifted_maps(layer, maps).reshape(len(maps), layer.reads.outputs, -1)
     own = torch.linalg.matrix_norm(slopes.transpose(1, 2) @ shifted)  # (B,) of each sample's gradient
     return MERGED_SLACK * (rank.largest_dropped * rank.largest * layer.positions**0.5 / own).sqrt()
 

@@ -19,6 +19,7 @@ from dosimeter.network.convolving import carry_back
 
 LARGEST_MISFIT = 1e-2  # deviation of the equations that agree, over their right side, up to which a system is taken to belong
 LEAST_WITNESSES = 12  # equations that agree beyond as many as there are unknowns
+SILENT = 1e-9  # over the largest: below that a channel is dead, and its equation says nothing
 INLIER_DEVIATIONS = 4.0  # an equation agrees within as many
 REWEIGHTINGS = 12
 
@@ -85,6 +86,8 @@ def _gain(module: nn.Module, behind: bool, own: bool) -> Tensor | None:
 
 def _solve(sums: Tensor, wanted: Tensor, name: str) -> Scales | None:
     """1/s from Σ_b sums_b / s_b = wanted. A channel with one wrong ReLU slope is far off, so that channels vote."""
+    saying = (sums.abs() > SILENT * sums.abs().max()).any(0) | (wanted.abs() > SILENT * wanted.abs().max())  # 0 = 0 agrees with any factor
+    sums, wanted = sums[:, saying], wanted[saying]
     channels, samples = len(wanted), len(sums)
     if float(wanted.norm()) == 0 or channels < samples + LEAST_WITNESSES:
         return None

@@ -26,3 +26,15 @@ def test_a_system_that_does_not_belong_tells_nothing():
     assert _solve(sums, wanted.flip(0), "norm") is None
     assert _solve(sums, torch.zeros_like(wanted), "norm") is None
     assert _solve(sums[:, :18], wanted[:18], "norm") is None  # 7 unknowns and too few channels beyond them to agree
+
+
+def test_dead_channels_say_nothing():
+    """Their equations read 0 = 0. If they counted, a wrong solution would have a majority."""
+    sums, factors, wanted = planted(96, 7)
+    sums[:, :60] = wanted[:60] = 0
+    wanted[60:64] += torch.linspace(0.5, 3, 4, dtype=torch.float64)
+    found = _solve(sums, wanted, "norm")
+    assert found is not None
+    assert torch.allclose(found.factors, factors, rtol=1e-8)
+    sums[:, :80] = wanted[:80] = 0  # 16 are left, too few for 7 unknowns and 12 witnesses
+    assert _solve(sums, wanted, "norm") is None
