@@ -29,7 +29,7 @@ def _run_command(options: argparse.Namespace) -> int:
         return options.command(options)
     from dosimeter.models.named_code import allow_code
 
-    with allow_code({*options.allow_code, *_modules_named(getattr(options, "words", ()))}, announce=functools.cache(say)):
+    with allow_code({*options.allow_code, *_modules_named(_with_model(options))}, announce=functools.cache(say)):
         return options.command(options)
 
 
@@ -71,6 +71,12 @@ def _parser() -> argparse.ArgumentParser:
     audit.add_argument(
         "--fail-on", action="append", default=[], metavar="CONDITION", help="exit 1 on 'leaked' or 'inputs.psnr.median > 20', say"
     )
+
+    audit.add_argument("--model", metavar="NAME", help="the model, as model=NAME says it")
+    audit.add_argument("--capture", metavar="FILE", help="audit what a client of a federation sent, from its capture")
+    audit.add_argument("--before", metavar="FILE", help="the weights that the server sent")
+    audit.add_argument("--after", metavar="FILE", help="audit what a client of a federation sent: its weights after training")
+    audit.add_argument("--truth", metavar="DATA", help="the private images behind a received update, to score what is recovered")
 
     run = _add(commands, "run", _run, "run one experiment")
     run.add_argument("words", nargs="+", metavar="CONFIG.toml | key=value", help="an experiment file, and options that override it")
@@ -137,13 +143,21 @@ def _audit(options: argparse.Namespace) -> int:
 
     _spare_cores()
     conditions = [parse_condition(text) for text in options.fail_on]
-    data = _read_words(options.words)
+    data = _read_words(_with_model(options))
+    received = {name: getattr(options, name) for name in ("capture", "before", "after", "truth")}
     if options.defenses is not None:
+        if any(received.values()):
+            raise ValueError("--defenses: expected no received update beside it; its client has sent what it sent")
         data |= {"grid": grid_of(options.defenses)}
-    config = construct(DefenseGrid if "grid" in data else AuditConfig, data)
     check_report_place(options.out)
-    with step_bar() as listener, listening(listener):
-        client = prepare(config.model, config.data, seed=config.seed, device=config.device)
+    if any(received.values()):
+        from dosimeter.runs.received_files import prepare_received
+
+        client, config = prepare_received(data, **received)
+    else:
+        config = construct(DefenseGrid if "grid" in data else AuditConfig, data)
+        with step_bar() as listener, listening(listener):
+            client = prepare(config.model, config.data, seed=config.seed, device=config.device)
     with progress_bar() as progress:
         settings = {"out": options.out, "progress": progress, "checkpoint_every": options.checkpoint_every}
         result = run_grid(client, config, **settings) if isinstance(config, DefenseGrid) else run_suite(client, config, **settings)
@@ -286,6 +300,13 @@ def _spare_cores() -> None:
 
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // 2))
+
+
+def _with_model(options: argparse.Namespace) -> list[str]:
+    """The words, and before them what `--model` names: an architecture, module:function, or a TOML file with a [model] table."""
+    model = getattr(options, "model", None)
+    named = [] if not model else [model] if model.endswith(".toml") else [f"model={model}"]
+    return [*named, *getattr(options, "words", ())]
 
 
 def _read_words(words: Sequence[str]) -> dict[str, Any]:

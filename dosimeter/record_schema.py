@@ -28,6 +28,7 @@ THREAT_MODEL: dict[str, Any] = {
     "batch_size_declared": bool | None,
     "defenses": Parts,
     "labels": str,
+    "truth": str,
     "needs": Texts,
 }
 DETAILS: dict[str, Any] = {

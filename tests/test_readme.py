@@ -15,12 +15,15 @@ def blocks(language: str) -> list[str]:
 
 def test_python_quick_start(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    observe, audit, _method = blocks("python")
+    observe, audit, receive, _method = blocks("python")
     names: dict = {}
     exec(compile(observe, "README.md, first example", "exec"), names)
     assert names["labels"].labels.tolist() == [1, 1, 3, 4]
     exec(compile(audit, "README.md, second example", "exec"), names)
     assert (tmp_path / "out/mine/report.html").is_file()
+    exec(compile(receive, "README.md, third example", "exec"), names)
+    assert (tmp_path / "out/received/report.html").is_file()
+    assert {verdict.surface: verdict.verdict for verdict in names["received"].verdicts}["labels"] == "proved"
     assert "labels" in capsys.readouterr().out
 
 
@@ -42,7 +45,7 @@ def test_adding_a_method(classifier, batch):
     from dosimeter.registry import LABELS
 
     names: dict = {"__name__": "largest_row"}
-    exec(compile(blocks("python")[2], "README.md, third example", "exec"), names)
+    exec(compile(blocks("python")[3], "README.md, fourth example", "exec"), names)
     try:
         assert "largest_row" in LABELS
         estimate = dm.recover_labels(dm.observe(classifier, batch), "largest_row")

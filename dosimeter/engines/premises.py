@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dosimeter.interfaces import Public
 
+OF_THE_AUDIT = "the client trained on the batch of the audit"
+
 
 def premises_of(public: Public, *, size_matters: bool = True) -> tuple[str, ...]:
     """The premises of a certificate under the declared protocol.
@@ -19,5 +21,5 @@ def premises_of(public: Public, *, size_matters: bool = True) -> tuple[str, ...]
         f"the update is one gradient of the declared loss ({public.loss.name}) at the weights that were sent",
         f"no defense but {defenses} changed the update" if defenses else "no defense changed the update",
         *((size,) if size_matters else ()),
-        "the client trained on the batch of the audit",
+        OF_THE_AUDIT,
     )

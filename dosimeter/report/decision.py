@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dosimeter.report.findings import Finding
+from dosimeter.report.findings import LEAK_STATES, Finding
 from dosimeter.report.settings import describe_part
 from dosimeter.report.tradeoff import Tradeoff
 from dosimeter.report.words import enumeration
@@ -14,13 +14,14 @@ from dosimeter.types import Record
 
 def in_plain_words(found: Sequence[Finding], records: Sequence[Record]) -> str:
     """What was shown, on what it rests, and what it does not say; for a reader who must answer for it."""
-    leaked = sorted((finding for finding in found if finding.state == "leaked"), key=lambda one: -surface_named(one.surface).position)
+    leaked = sorted((finding for finding in found if finding.state in LEAK_STATES), key=lambda one: -surface_named(one.surface).position)
     open_ = [finding.surface for finding in found if finding.state in ("not-shown", "not-attempted", "not-measured")]
     sizes = {record.threat_model.get("batch_size") for record in records}
     size = next(iter(sizes)) if len(sizes) == 1 else None
     samples = f"{size} private sample{'s' if size != 1 else ''}" if isinstance(size, int) else "private samples"
     sentences = [f"A client computed an update from {samples}, and every attack below saw the update and never the samples."]
-    if not leaked:
+    unverified = [finding.surface for finding in found if finding.state == "unverified"]
+    if not leaked and not unverified:
         sentences.append("None of the attacks recovered more than can be had without the update. That is no proof that nothing can.")
     sentences.extend(finding.meaning for finding in leaked)
     if leaked:
@@ -29,6 +30,9 @@ def in_plain_words(found: Sequence[Finding], records: Sequence[Record]) -> str:
         also = ", and with what can be had without the update" if scored else " from the update alone; the samples were not at hand"
         sentences.append(f"{shown}{also}. So an update is no anonymous statistic here: it can hold what the samples hold.")
         sentences.append("Whoever receives, stores or passes on such updates must protect them as the samples.")
+    if unverified:
+        answers = f"For {enumeration(unverified)} an attack gave an answer that nobody can check without the private samples"
+        sentences.append(f"{answers}: it may be right or invented, and it is no sign of safety.")
     if open_ and leaked:
         sentences.append(f"For {enumeration(open_)} no leak was shown, which does not mean safe.")
     sentences.append("All of this was measured on one model, one way of training and these samples; another setting can leak more or less.")
@@ -41,7 +45,7 @@ def what_to_do(found: Sequence[Finding], records: Sequence[Record], costs: Trade
         return costs.advice
     behind = {tuple(describe_part(part) for part in record.threat_model.get("defenses") or []) for record in records}
     defenses = next(iter(behind)) if len(behind) == 1 else ()
-    leaked = [finding.surface for finding in found if finding.state == "leaked"]
+    leaked = [finding.surface for finding in found if finding.state in LEAK_STATES]
     tried = f"Behind {enumeration(list(defenses))}, {enumeration(leaked) if leaked else 'nothing'} leaked. " if defenses else ""
     return (
         f"{tried}No defense’s price was measured, so there is nothing to advise yet. "

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dosimeter.report.findings import Finding
+from dosimeter.report.findings import LEAK_STATES, Finding
 from dosimeter.report.scores import score
 from dosimeter.report.words import higher_is_better, metric_name, null_name, unit
 from dosimeter.surfaces.judging import gravity
@@ -58,7 +58,7 @@ class Exhibit:
 def exhibits(found: Sequence[Finding], records: Sequence[Record]) -> list[Exhibit]:
     """One exhibit a surface with evidence: what leaked first, and among them what is closest to the sample itself."""
     shown = [exhibit for finding in found if (exhibit := _exhibit(finding, records))]
-    return sorted(shown, key=lambda one: (one.finding.state != "leaked", -surface_named(one.finding.surface).position))
+    return sorted(shown, key=lambda one: (one.finding.state not in LEAK_STATES, -surface_named(one.finding.surface).position))
 
 
 def pieces_of(record: Record) -> list[Piece]:
@@ -78,6 +78,8 @@ def _exhibit(finding: Finding, records: Sequence[Record]) -> Exhibit | None:
     closest = (
         f"the {len(worst)} of {scored} samples that leaked most" if scored > len(worst) else "all samples, those that leaked most first"
     )
+    if not telling.metrics:
+        closest = f"the first {len(worst)} of {scored} samples" if scored > len(worst) else "all samples"
     per_sample = telling.evidence[0].get("sample") is not None or len(pieces) > 1
     return Exhibit(finding=finding, pieces=[pieces[i] for i in worst], note=closest if per_sample and scored > 1 else "")
 

@@ -13,6 +13,8 @@ from dosimeter.surfaces.surface import Surface, surfaces
 from dosimeter.surfaces.verdicts import Verdict
 from dosimeter.types import Outcome, Record
 
+LEAK_STATES = ("leaked", "proved")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
@@ -20,7 +22,7 @@ class Finding:
 
     surface: str
     verdict: str
-    state: str  # leaked, not-shown, not-attempted, impossible or not-measured: what the style sheet colours by
+    state: str  # leaked, proved, unverified, not-shown, not-attempted, impossible or not-measured: what the style sheet colours by
     meaning: str
     reason: str = ""
     method: str = ""
@@ -83,6 +85,8 @@ def _phrases(found: Sequence[Finding]) -> list[str]:
         by_state.setdefault("under-optimised" if finding.under_optimised else finding.state, []).append(finding.surface)
     phrases = {
         "leaked": "{} leaked",
+        "proved": "{} proved from the update alone, without the private samples",
+        "unverified": "{} recovered by attacks whose answers are unverified",
         "not-attempted": "nothing tried on {}, which says nothing about safety",
         "under-optimised": "no leak of {} shown at this budget by attacks that were under-optimised, so more steps may show more",
         "not-shown": "no leak of {} shown at this budget",
@@ -114,6 +118,8 @@ def warnings(records: Sequence[Record]) -> list[tuple[str, list[str]]]:
 def state(verdict: str) -> str:
     return {
         Verdict.LEAKED: "leaked",
+        Verdict.PROVED: "proved",
+        Verdict.UNVERIFIED: "unverified",
         Verdict.NOT_SHOWN: "not-shown",
         Verdict.NOT_ATTEMPTED: "not-attempted",
         Verdict.IMPOSSIBLE: "impossible",

@@ -19,6 +19,7 @@ THREAT_MODEL = {
     "stage": ("Training stage", "updates of untrained and of trained models differ in what they give away"),
     "accuracy": ("Accuracy", "share of held-out samples that the model classifies rightly"),
     "data": ("Data", "where the private batch was drawn"),
+    "truth": ("Private samples", "what the answers can be compared with; without them nothing is scored"),
     "classes": ("Classes", "kinds of sample that the model tells apart"),
     "input_shape": ("Shape of an input", ""),
     "inputs": ("Kind of inputs", ""),

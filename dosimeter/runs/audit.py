@@ -29,6 +29,7 @@ from dosimeter.runs.audited_client import DataConfig, client_from
 from dosimeter.runs.experiment import failure_record, run
 from dosimeter.runs.exposures import Expose, Exposures
 from dosimeter.runs.measurement import AuditedClient, Measurement, Protocol, key_of
+from dosimeter.runs.received import protocol_of, received_client
 from dosimeter.surfaces.judging import SurfaceVerdict, judge_surfaces
 from dosimeter.surfaces.surface import Surface, surfaces
 from dosimeter.types import Batch, Knowledge, Normalization, Outcome, Record, Refused
@@ -122,9 +123,11 @@ class Audit:
 
 
 def audit(
-    model: nn.Module,
-    batch: Batch,
+    model: nn.Module | None = None,
+    batch: Batch | None = None,
     *,
+    exposure: Exposure | None = None,
+    truth: Batch | None = None,
     training: Training | str | None = None,
     loss: Loss | nn.Module | Callable[..., Tensor] | str | None = None,
     defenses: Sequence[Defense | str] = (),
@@ -142,11 +145,32 @@ def audit(
 ) -> Audit:
     """Run every method that fits on your own model and private batch, and say what leaked.
 
+    Of a real federation, pass `exposure`, what `dm.receive` made of an update, in place of model and batch; its protocol is then the
+    exposure's. Without the `truth`, the records say what is proved and show what else was recovered as unverified, and nothing is scored.
+
     `labels`, `features`, `maps` and `attacks` choose the methods of each surface: "all" (the default), names or methods.
     `foreign` is another client's batch, for the null "the same attack on a foreign gradient". Without it, auxiliary samples
     take its place, or noise where there are none. With `out`, each record is written as soon as it is made, and a killed audit
     resumes from there.
     """
+    run_options = {
+        "methods": _resolve_methods(methods),
+        "attack_labels": attack_labels,
+        "budget": budget,
+        "adaptive": adaptive,
+        "seed": seed,
+    }
+    if exposure is not None:
+        protocol = (training, loss, defenses or None, normalization, auxiliary, None if declare_batch_size else False)
+        if model is not None or batch is not None or any(one is not None for one in protocol):
+            said = "its model, training, loss, defenses, normalization, auxiliary data and batch size"
+            raise ValueError(f"exposure: expected no model, batch or protocol beside it; {said} are those of dm.receive")
+        client = received_client(exposure, truth, foreign=foreign)
+        return run_suite(client, Suite(**protocol_of(exposure.public), **run_options), out=out, progress=progress)
+    if truth is not None:
+        raise ValueError("truth: expected it beside an exposure alone; the batch is the truth of a simulated client")
+    if model is None or batch is None:
+        raise TypeError("audit: expected a model and a batch, or an exposure")
     check_model(model)
     with nothing_kept(model, loss):
         own = loss_for(copy_of(model), batch, loss)
@@ -155,11 +179,7 @@ def audit(
         loss=own,
         defenses=tuple(DEFENSES.resolve(defense) for defense in defense_list(defenses)),
         declare_batch_size=declare_batch_size,
-        seed=seed,
-        methods=_resolve_methods(methods),
-        attack_labels=attack_labels,
-        budget=budget,
-        adaptive=adaptive,
+        **run_options,
     )
     client = client_from(model, batch, normalization=normalization, auxiliary=auxiliary, foreign=foreign, loss=own)
     return run_suite(client, suite, out=out, progress=progress)
@@ -179,6 +199,8 @@ def run_suite(
     Long attacks save a checkpoint there every `checkpoint_every` seconds, and resume from it. The folder may also hold records
     of the clients `beside` this one. Records of any other client are refused.
     """
+    if suite.attack_labels == "given" and not client.has_truth:
+        raise ValueError("attack_labels: 'given' needs the private labels, which are not at hand; choose 'recovered'")
     exposing = Exposures()
     exposure = exposing(client, suite, client.batch)  # a client that cannot be audited is refused here, before anything is written
     kind = exposure.public.kind

@@ -94,7 +94,7 @@ def prepare(model_config: ModelConfig, data_config: DataConfig, *, seed: int = 0
     return AuditedClient(
         model=model,
         batch=private_batch,
-        foreign=batch(foreign) if len(foreign) else _stand_in(model, private_batch, None, normalization),
+        foreign=batch(foreign) if len(foreign) else stand_in(model, private_batch, None, normalization),
         auxiliary=granted,
         reference=batch(public[:MOST_ACCURACY_IMAGES]) if granted is None and len(public) else None,
         pool=batch(public[:MOST_POOL_IMAGES]) if len(public) else None,
@@ -134,7 +134,7 @@ def client_from(
     return AuditedClient(
         model=model,
         batch=batch,
-        foreign=foreign or _stand_in(trial, batch, auxiliary, normalization),
+        foreign=foreign or stand_in(trial, batch, auxiliary, normalization),
         auxiliary=auxiliary,
         normalization=normalization,
         description={
@@ -156,7 +156,7 @@ def check_device(device: str) -> None:
         raise ValueError(f"device: {device!r} cannot be used here: {reason}") from None
 
 
-def _stand_in(model: nn.Module, batch: Batch, auxiliary: Batch | None, normalization: Normalization) -> Batch:
+def stand_in(model: nn.Module, batch: Batch, auxiliary: Batch | None, normalization: Normalization) -> Batch:
     """A foreign batch where the caller gives none: auxiliary samples, or drawn ones with the labels shifted by one sample."""
     size = len(batch.inputs)
     if auxiliary is not None and len(auxiliary.inputs) >= size:

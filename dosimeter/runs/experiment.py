@@ -11,6 +11,7 @@ from torch import Tensor
 
 from dosimeter.engines.adaptation import adapt
 from dosimeter.engines.needs import check_possible
+from dosimeter.engines.premises import OF_THE_AUDIT
 from dosimeter.interfaces import Exposure, LabelRecovery
 from dosimeter.network.leftovers import nothing_kept
 from dosimeter.runs.exposures import Expose, expose
@@ -23,6 +24,7 @@ from dosimeter.surfaces.surface import Surface
 from dosimeter.surfaces.verdicts import Verdict, refusal_of, verdict_of_failure
 from dosimeter.types import Batch, Estimate, Impossible, Outcome, Record, Refused
 
+UNVERIFIED = "the private samples are not at hand, so nothing tells whether this is right"
 FOREIGN_SEED_OFFSET = 1_000_003  # between the seed of a client and that of the foreign one
 
 
@@ -53,7 +55,8 @@ def run(
         started = time.perf_counter()
         try:
             check_possible(exposure)
-            surface.check_scorable(client.batch)
+            if client.has_truth:
+                surface.check_scorable(client.batch)
             found = _attack(exposure, measurement, client.batch.targets)
             if refusal := refusal_of(found):
                 raise refusal
@@ -64,6 +67,8 @@ def run(
         if found.outcome is Outcome.CRASHED:
             return failure_record(client, measurement, Outcome.CRASHED, found.message)
         seconds = time.perf_counter() - started
+        if not client.has_truth:
+            return _unscored_record(client, measurement, exposure, found, seconds, _said(caught))
         foreign, refused = _attack_foreign(client, measurement, surface, found, exposing) if surface.has_foreign_null else (None, {})
         comparison = Comparison(
             truth=client.batch,
@@ -86,7 +91,6 @@ def run(
     if verdict is Verdict.NOT_SHOWN:
         reason = "; ".join([reason, *short])
     metrics, nulls = scores.as_lists()
-    said = [str(warning.message) for warning in caught if issubclass(warning.category, UserWarning)]
     return Record(
         **identity_of(client, measurement),
         metrics=metrics,
@@ -94,11 +98,39 @@ def run(
         outcome=found.outcome.value,
         verdict=verdict.value,
         reason=reason,
-        warnings=list(dict.fromkeys([*said, *scores.warnings, *short])),
+        warnings=list(dict.fromkeys([*_said(caught), *scores.warnings, *short])),
         seconds=seconds,
         details=details,
         evidence=[asdict(shown) for shown in surface.evidence(found, comparison, scores)],
     )
+
+
+def _unscored_record(
+    client: AuditedClient, measurement: Measurement, exposure: Exposure, found: Estimate, seconds: float, said: list[str]
+) -> Record:
+    """The record where the private samples are not at hand: what is proved, what else the method gave, and no score."""
+    surface = measurement.surface
+    premises = [premise for premise in found.premises if premise != OF_THE_AUDIT]  # the batch is whatever the client trained on
+    known = {"message": found.message} | ({"premises": premises} if premises else {})
+    details = known | surface.details(found, exposure, client.batch) | _counters(measurement, exposure)
+    short = _shortfalls(surface, found, details)
+    proof = surface.proof(found)
+    return Record(
+        **identity_of(client, measurement),
+        metrics={},
+        nulls={},
+        outcome=found.outcome.value,
+        verdict=(Verdict.PROVED if proof else Verdict.UNVERIFIED).value,
+        reason=proof or "; ".join([UNVERIFIED, *filter(None, [found.message])]),
+        warnings=list(dict.fromkeys([*said, *short])),
+        seconds=seconds,
+        details=details,
+        evidence=[asdict(shown) for shown in surface.evidence(found)],
+    )
+
+
+def _said(caught: list[warnings.WarningMessage]) -> list[str]:
+    return [str(warning.message) for warning in caught if issubclass(warning.category, UserWarning)]
 
 
 def _attack(exposure: Exposure, measurement: Measurement, given: Tensor) -> Estimate:

@@ -14,14 +14,21 @@ from dosimeter.config import describe, digest
 from dosimeter.interfaces import Exposure
 from dosimeter.network.model_state import state_of
 from dosimeter.runs.measurement import AuditedClient, Measurement, Protocol
-from dosimeter.types import Batch
+from dosimeter.types import Batch, Refused
 
 Expose = Callable[[AuditedClient, Protocol, Batch], Exposure]
 MOST_KEPT = 4  # exposures; each holds a copy of the model and an update
 
 
 def expose(client: AuditedClient, protocol: Protocol, batch: Batch) -> Exposure:
-    """What the server gets from a batch under this protocol. An active attack changes the model first."""
+    """What the server gets from a batch under this protocol. An active attack changes the model first.
+
+    Of a real client's own batch, the server has what it received, and nobody simulates it.
+    """
+    if client.received is not None and batch is client.batch:
+        if isinstance(protocol, Measurement) and protocol.tampering is not None:
+            raise Refused("a received update cannot be attacked by changing the model: it was sent before")
+        return client.received
     return observe(
         _model_to_send(client, protocol),
         batch,

@@ -16,7 +16,7 @@ from dosimeter.registry import METRICS
 from dosimeter.surfaces.intervals import summarize
 from dosimeter.surfaces.judging import is_under_optimised, judge_surfaces
 from dosimeter.surfaces.surface import surface_names, surfaces
-from dosimeter.surfaces.verdicts import UTILITY, Verdict, verdict_of
+from dosimeter.surfaces.verdicts import LEAKS, UTILITY, Verdict, verdict_of
 from dosimeter.types import Record
 
 GRAMMAR = "leaked, surface.leaked, or surface.metric.statistic OP number, such as 'inputs.psnr.median > 20'"
@@ -25,7 +25,7 @@ COSTS |= {"time_ratio": False, "epsilon": False}  # metrics of utility records, 
 OPERATORS: dict[str, Callable[[float, float], bool]] = {">": operator.gt, ">=": operator.ge, "<": operator.lt, "<=": operator.le}
 STATISTICS = ("median", "min", "max")
 
-ANSWERS = (Verdict.LEAKED, Verdict.NOT_SHOWN, Verdict.IMPOSSIBLE)  # verdicts that rest on a method that ran, or on a theorem
+ANSWERS = (*LEAKS, Verdict.NOT_SHOWN, Verdict.IMPOSSIBLE)  # verdicts that rest on a method that ran, or on a theorem
 REASONS_SHOWN = 3  # in the sentence on what nothing measured
 
 _LEAKED = re.compile(r"\s*(?:(\w+)\.)?leaked\s*", re.ASCII)
@@ -88,8 +88,8 @@ class LeakCondition:
     def failure(self, records: Sequence[Record]) -> str | None:
         """A sentence on the surface that leaked, or None."""
         for verdict in judge_surfaces(records):
-            if verdict.verdict == Verdict.LEAKED and self.surface in (None, verdict.surface):
-                return f"failed on {self}: {verdict.surface} leaked ({verdict.method}): {verdict.reason}"
+            if verdict.verdict in LEAKS and self.surface in (None, verdict.surface):
+                return f"failed on {self}: {verdict.surface} {verdict.verdict} ({verdict.method}): {verdict.reason}"
         return None
 
     def why_untested(self, records: Sequence[Record]) -> str | None:

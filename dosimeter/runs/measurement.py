@@ -12,7 +12,7 @@ from torch import nn
 from dosimeter.client.losses import CrossEntropy
 from dosimeter.client.training import FedSGD
 from dosimeter.config import Surfaced, describe, digest
-from dosimeter.interfaces import Defense, LabelRecovery, Loss, Recovery, Tampering, Training
+from dosimeter.interfaces import Defense, Exposure, LabelRecovery, Loss, Recovery, Tampering, Training
 from dosimeter.network.token_inputs import are_tokens
 from dosimeter.options import OptionError, check_fields
 from dosimeter.surfaces.surface import Surface, surface_of_method, surfaces
@@ -22,10 +22,14 @@ from dosimeter.version import __version__
 
 @dataclass(frozen=True, kw_only=True)
 class AuditedClient:
-    """The client under audit: its model and private batch, other samples for the nulls, and facts for the records."""
+    """The client under audit: its model and private batch, other samples for the nulls, and facts for the records.
+
+    A client of a real federation has sent its update already. Its private batch is empty where nobody hands it over.
+    """
 
     model: nn.Module
     batch: Batch
+    received: Exposure | None = None  # what a real client sent; None: the client is simulated
     foreign: Batch | None = None  # another client's batch, for the null
     auxiliary: Batch | None = None  # what the threat model grants the server
     reference: Batch | None = None  # images for the nulls alone, where the server is granted none
@@ -33,6 +37,11 @@ class AuditedClient:
     held_out: Batch | None = None  # samples on which that training's accuracy is measured
     normalization: Normalization = field(default_factory=Normalization)
     description: dict[str, Any] = field(default_factory=dict)  # model, data, accuracy, fingerprints: plain JSON
+
+    @property
+    def has_truth(self) -> bool:
+        """Whether the private batch is at hand, so that what is recovered can be scored."""
+        return len(self.batch.inputs) > 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,7 +129,7 @@ def facts_of(client: AuditedClient, protocol: Protocol) -> dict[str, Any]:
         "mode": "train" if client.model.training else "eval",
         "input_shape": list(client.batch.inputs.shape[1:]),
         **({"inputs": "token ids"} if are_tokens(client.batch.inputs) else {}),
-        "batch_size": len(client.batch.inputs),
+        "batch_size": client.received.public.batch_size if client.received and not client.has_truth else len(client.batch.inputs),
         "batch_size_declared": protocol.declare_batch_size,
         "training": describe(protocol.training),
         "loss": describe(protocol.loss),

@@ -65,6 +65,10 @@ class Features(Surface[FeatureEstimate]):
     def proves(self, found: FeatureEstimate) -> bool:
         return bool(found.certified.any())
 
+    def proof(self, found: FeatureEstimate) -> str:
+        certified = int(found.certified.sum())
+        return f"{certified} of {len(found.features)} feature vectors certified from the update alone" if certified else ""
+
     def without_proof(self, found: FeatureEstimate, message: str) -> FeatureEstimate:
         return replace(found, certified=torch.zeros_like(found.certified), premises=(), message=message)
 

@@ -28,6 +28,7 @@ GUESSED_BATCHES = (1_000, 10_000)  # label batches drawn for the null of label c
 LABEL_MASS_SLACK = 1e-2  # by which the entries of a soft label may miss a sum of 1
 LARGEST_CERTIFIED_ERROR = 1e-2  # distance (L1) of a certified soft label from the true one
 MOST_CLASSES = 8  # in the table of evidence
+LEAST_TRUST = 1e6  # every scored record says more than one without scores
 DOUBTFUL_SHARE = 0.25  # from this agreement on, between guessing (0) and perfect (1), the report says that luck may explain it
 
 
@@ -79,6 +80,16 @@ class Labels(Surface[LabelEstimate]):
     def proves(self, found: LabelEstimate) -> bool:
         return found.certified or "proved" in found.details
 
+    def proof(self, found: LabelEstimate) -> str:
+        least = found.counts if found.certified else found.details.get("proved", found.counts.new_zeros(1))
+        proved, size = int(least.sum()), int(found.counts.sum())
+        if not proved:
+            return ""
+        largest = least.argsort(descending=True, stable=True)[:MOST_CLASSES].tolist()
+        classes = ", ".join(f"class {label} ({int(least[label])})" for label in largest if least[label] > 0)
+        more = int((least > 0).sum()) - len(largest)
+        return f"{proved} of {size} labels proved from the update alone: {classes}" + (f" and {more} more classes" if more > 0 else "")
+
     def without_proof(self, found: LabelEstimate, message: str) -> LabelEstimate:
         computed = {name: value for name, value in found.details.items() if name != "proved"}
         return replace(found, certified=False, premises=(), details=computed, message=message)
@@ -113,6 +124,11 @@ class Labels(Surface[LabelEstimate]):
         if isinstance(details.get("confidence"), (int, float)):
             facts.append(f"the method’s own confidence {100 * details['confidence']:.1f}{THIN}%")
         return facts
+
+    def advantage(self, record: Record) -> float:
+        """Without scores, the answer of the recovery that is trusted most says most."""
+        trust = getattr(LABELS.entry(record.method), "trust", 0) if not record.metrics and record.method in LABELS else 0
+        return super().advantage(record) if record.metrics else trust - LEAST_TRUST
 
     def share(self, record: Record) -> float:
         """The agreement, between guessing (0) and perfect (1)."""

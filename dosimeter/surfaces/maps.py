@@ -60,6 +60,10 @@ class Maps(Surface[MapEstimate]):
     def proves(self, found: MapEstimate) -> bool:
         return bool(found.certified.any())
 
+    def proof(self, found: MapEstimate) -> str:
+        certified, where = int(found.certified.sum()), f"at the input of {found.layer}"
+        return f"the maps of {certified} of {len(found.maps)} samples {where} certified from the update alone" if certified else ""
+
     def without_proof(self, found: MapEstimate, message: str) -> MapEstimate:
         return replace(found, certified=torch.zeros_like(found.certified), premises=(), message=message)
 

@@ -51,6 +51,10 @@ class Surface(ABC, Generic[Estimate]):
     description: ClassVar[str]  # what it is, for a newcomer
     if_leaked: ClassVar[str]  # what each verdict means for the client
     if_not_shown: ClassVar[str]
+    if_unverified: ClassVar[str] = (
+        "A method gave an answer, and the private samples that would tell whether it is right are not at hand. "
+        "It is neither a leak that was shown nor a sign of safety."
+    )
     if_not_attempted: ClassVar[str] = (
         "None of the methods that were asked for runs in this setting, so nothing was tried. "
         "That says nothing about safety: a method that is not here may well succeed."
@@ -101,6 +105,8 @@ class Surface(ABC, Generic[Estimate]):
         """What a verdict on the surface means for the client."""
         return {
             Verdict.LEAKED: self.if_leaked,
+            Verdict.PROVED: self.if_leaked,
+            Verdict.UNVERIFIED: self.if_unverified,
             Verdict.NOT_SHOWN: self.if_not_shown,
             Verdict.NOT_ATTEMPTED: self.if_not_attempted,
             Verdict.IMPOSSIBLE: self.if_impossible,
@@ -113,6 +119,10 @@ class Surface(ABC, Generic[Estimate]):
     def proves(self, found: Any) -> bool:
         """Whether the method claims to have proved any of it."""
         return bool(found.premises)
+
+    def proof(self, found: Any) -> str:
+        """What the method proves, as a sentence; "" where it proves nothing."""
+        return "proved from the update alone" if self.proves(found) else ""
 
     def without_proof(self, found: Any, message: str) -> Any:
         """The estimate without its proofs and premises."""

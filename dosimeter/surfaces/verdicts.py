@@ -1,4 +1,4 @@
-"""What a record can mean: leaked, not shown at this budget, not attempted, impossible here, or not measured."""
+"""What a record can mean: leaked, not shown, not attempted, impossible or not measured; without truth, proved or unverified."""
 
 from __future__ import annotations
 
@@ -14,10 +14,15 @@ class Verdict(StrEnum):
     """The gravest for the client first."""
 
     LEAKED = "leaked"
+    PROVED = "proved"  # from the update alone, under premises; the private samples are not at hand
+    UNVERIFIED = "unverified"  # a method gave an answer, and the private samples that would score it are not at hand
     NOT_SHOWN = "not shown at this budget"
     NOT_ATTEMPTED = "not attempted"  # the method does not run here, which says nothing about other methods
     IMPOSSIBLE = "impossible here"  # a theorem forbids it to every method
     NOT_MEASURED = "not measured"  # an error stopped the method, so it says nothing about its surface
+
+
+LEAKS = (Verdict.LEAKED, Verdict.PROVED)
 
 
 def verdict_of(record: Record) -> Verdict:

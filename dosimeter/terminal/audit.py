@@ -15,7 +15,7 @@ from dosimeter.report.words import display_name
 from dosimeter.runs.audit import Audit
 from dosimeter.surfaces.judging import gravity
 from dosimeter.surfaces.surface import surface_named, surface_names
-from dosimeter.surfaces.verdicts import Verdict, premises_sentence, verdict_of
+from dosimeter.surfaces.verdicts import LEAKS, Verdict, premises_sentence, verdict_of
 from dosimeter.terminal.console import plain_console
 from dosimeter.terminal.record import COLOURS, short, summary_of, verdict_line
 from dosimeter.types import Record
@@ -46,14 +46,16 @@ def _print_methods(console: Console, surface: str, records: list[Record]) -> Non
     """The methods of one surface, the gravest finding first."""
     table = Table(box=None, padding=(0, 2, 0, 2))
     table.add_column("method", no_wrap=True)
-    for heading in (surface_named(surface).headline, "best null", "s"):
+    scored = any(record.metrics for record in records)
+    for heading in (*((surface_named(surface).headline, "best null") if scored else ()), "s"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("", overflow="fold")
     for record in sorted(records, key=gravity, reverse=True):
-        remark = record.verdict if verdict_of(record) is Verdict.LEAKED else f"{verdict_of(record)}: {record.reason}"
+        remark = record.verdict if verdict_of(record) in LEAKS else f"{verdict_of(record)}: {record.reason}"
         for null, why in record.details.get("refused_nulls", {}).items():
             remark += f"; without the null {null!r}: {why}"
-        table.add_row(display_name(record), *_figures(record), f"{record.seconds:.1f}", Text(remark, COLOURS[verdict_of(record)]))
+        figures = _figures(record) if scored else ()
+        table.add_row(display_name(record), *figures, f"{record.seconds:.1f}", Text(remark, COLOURS[verdict_of(record)]))
     console.print(table)
     console.print()
 

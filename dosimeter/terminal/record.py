@@ -13,6 +13,8 @@ from dosimeter.types import Record
 
 COLOURS = {
     Verdict.LEAKED: "bold red",
+    Verdict.PROVED: "bold red",
+    Verdict.UNVERIFIED: "bold magenta",
     Verdict.NOT_SHOWN: "yellow",
     Verdict.NOT_ATTEMPTED: "bold magenta",
     Verdict.IMPOSSIBLE: "dim",
@@ -39,7 +41,7 @@ def print_record(record: Record) -> None:
 
 
 def verdict_line(surface: str, verdict: Verdict, method: str, reason: str) -> Text:
-    warning = ", which says nothing about safety" if verdict is Verdict.NOT_ATTEMPTED else ""
+    warning = ", which says nothing about safety" if verdict in (Verdict.NOT_ATTEMPTED, Verdict.UNVERIFIED) else ""
     return Text.assemble((f"{surface}: {verdict}{warning}", COLOURS[verdict]), f" ({method}): {reason}" if method else f": {reason}")
 
 
