@@ -114,6 +114,26 @@ def solve_input(layers: Sequence[Layer], slopes: Mapping[int, Tensor], shape: tu
     )
 
 
+def read_slopes(layer: Layer, maps: Tensor) -> Tensor | None:
+    """The slopes (B, out, positions) at a layer's output from its input (B, C, H, W), by least squares: G = Dᵀ P, with P the patches.
+
+    None where the patches are not linearly independent.
+    """
+    patches = layer.patches(maps)  # (B, in·k·k, positions)
+    samples, _, positions = patches.shape
+    rows = patches.permute(0, 2, 1).flatten(0, 1)  # (n, in·k·k)
+    if len(rows) > rows.shape[1]:
+        return None
+    gram = rows @ rows.T
+    factor, failed = torch.linalg.cholesky_ex(gram)
+    if int(failed) or not _condition(gram, factor) < LARGEST_CONDITION:
+        return None
+    flat = layer.gradient.flatten(1).T  # (in·k·k, out)
+    slopes = torch.cholesky_solve(rows @ flat, factor)
+    slopes = slopes + torch.cholesky_solve(rows @ (flat - rows.T @ slopes), factor)
+    return slopes.reshape(samples, positions, -1).transpose(1, 2)  # (B, out, positions)
+
+
 def _rows(layer: Layer, slopes: Tensor, shape: tuple[int, int, int, int]) -> tuple[list[Tensor], list[Tensor]]:
     """For each offset of the kernel: D_oᵀ (out, n) and G_o (out, in)."""
     samples, _, height, width = shape

@@ -8,10 +8,12 @@ from dataclasses import dataclass
 import torch
 from torch import Generator, Tensor
 
+from dosimeter.engines.downward.equations import read_slopes
 from dosimeter.engines.downward.inversion import Inversion, MapTargets, invert, narrowest
-from dosimeter.engines.downward.layers import Layer, find_layers
+from dosimeter.engines.downward.layers import Layer, as_grid, find_layers
 from dosimeter.engines.downward.slopes import Backward, Gate
 from dosimeter.engines.downward.walk import LARGEST_MISFIT, KnownMap, walk_down
+from dosimeter.engines.matching.compiled import precision
 from dosimeter.engines.shifts.convolutions import ConvolutionLayer, find_convolutions
 from dosimeter.engines.shifts.layout import NoLayout
 from dosimeter.engines.shifts.recover import LayerMaps, declared_noise, doubt_of_maps, recover_layer
@@ -82,16 +84,17 @@ def draw(
     like = next(exposure.model.parameters())
     noise = torch.randn(tape.inputs, generator=rng, device=rng.device, dtype=like.dtype).to(like)
     start = from_pixels((0.5 + START_SPREAD * noise).clamp(0, 1), exposure.public.normalization)
-    return invert(
-        targets.residuals,
-        start,
-        input_bounds(exposure.public.normalization, start),
-        steps=steps,
-        products=products,
-        variation=variation,
-        joint=_samples_meet(targets, start),
-        seconds=seconds,
-    )
+    with precision("fp32"):
+        return invert(
+            targets.residuals,
+            start,
+            input_bounds(exposure.public.normalization, start),
+            steps=steps,
+            products=products,
+            variation=variation,
+            joint=_samples_meet(targets, start),
+            seconds=seconds,
+        )
 
 
 def _candidates(exposure: Exposure, layer: str | None, tape: Tape, sources: Mapping[str, int], head: int | None) -> list[ConvolutionLayer]:
@@ -111,21 +114,27 @@ def _walk(exposure: Exposure, layer: ConvolutionLayer, found: LayerMaps, head: H
     value = tape.before_reshaping(
         next(source for source, several in layers.items() if any(one.weight == _weight(layer.name) for one in several))
     )
-    maps = found.maps.double().reshape(tape.shape(value))
+    maps = found.maps.double().reshape(tape.shape(value)).contiguous()
     start = KnownMap(value=value, maps=maps, known=torch.ones_like(maps, dtype=torch.bool), misfit=found.misfit)
+    backward = Backward(tape, tensors_of(exposure.model, torch.float64))
+    backward.put(value, Gate(maps=maps, opened=maps > 0, known=start.known, doubt=OPEN_SLACK * float(maps[maps > 0].min())))
     head_value = tape.layer(_weight(head.name))
-    known, reasons, labels = (start,), {}, None
-    if head_value is None or not tape.follows_from(head_value, [value]):
-        reasons[value] = "a shortcut leads past the layer, so that its maps do not tell what follows"
+    labels, reason = None, ""
+    if head_value is not None and tape.follows_from(head_value, [value]):
+        slopes, labels, reason = _head_slopes(exposure, backward, start, head, head_value)
+        if slopes is not None:
+            backward.anchors[head_value] = slopes
+    elif len(found.slopes.shape) == len(tape.shape(value)):
+        backward.anchors |= _slopes_above(backward, layers, layer, found, value)
+    if not layer.non_negative or not backward.anchors:
+        known, reasons = (start,), {value: reason or "its inputs can be negative, so that a backward pass has no gates"}
     else:
-        slopes, labels, reason = _head_slopes(exposure, tape, start, head, head_value)
-        if slopes is None:
-            reasons[value] = reason
-        else:
-            backward = Backward(tape, tensors_of(exposure.model, torch.float64), head_value, slopes)
-            backward.put(value, Gate(maps=maps, opened=maps > 0, known=start.known, doubt=OPEN_SLACK * float(maps[maps > 0].min())))
-            walked = walk_down(backward, layers, start, tolerance=_tolerance(exposure, layer)) if layer.non_negative else None
-            known, reasons = (walked.known, walked.reasons) if walked else (known, {value: "its inputs can be negative"})
+        walked = walk_down(backward, layers, start, tolerance=_tolerance(exposure, layer))
+        known, reasons = walked.known, walked.reasons
+    if labels is None and head_value is not None:
+        behind = next((one for one in known[1:] if tape.follows_from(head_value, [one.value])), None)
+        if behind is not None:
+            _, labels, _ = _head_slopes(exposure, backward, behind, head, head_value)
     return Descent(
         tape=tape,
         head=tape.output if head_value is None else head_value,
@@ -139,15 +148,40 @@ def _walk(exposure: Exposure, layer: ConvolutionLayer, found: LayerMaps, head: H
     )
 
 
-def _head_slopes(exposure: Exposure, tape: Tape, start: KnownMap, head: Head, value: int) -> tuple[Tensor | None, Tensor | None, str]:
+def _slopes_above(
+    backward: Backward, layers: Mapping[int, list[Layer]], start: ConvolutionLayer, found: LayerMaps, value: int
+) -> dict[int, Tensor]:
+    """The slopes that the first layer's gradient shows, and those of layers whose inputs follow from its maps.
+
+    Where a shortcut leads past the first layer, slopes at the sum behind it let the walk go down the shortcut too.
+    """
+    tape = backward.tape
+    own = tape.layer(_weight(start.name))
+    assert own is not None
+    anchors = {own: found.slopes.double().reshape(tape.shape(own)).contiguous()}
+    for source, several in layers.items():
+        if source <= value or not tape.follows_from(source, [value]):
+            continue
+        (maps,) = tape.run({value: backward.gates[value].maps}, backward.tensors, [source])
+        for layer in several:
+            slopes = read_slopes(layer, as_grid(maps)) if layer.groups == 1 else None
+            lifted = None if slopes is None else backward.lift(layer.output, slopes.reshape(tape.shape(layer.output)))
+            if lifted is not None:
+                anchors[lifted[0]] = lifted[1]
+    return anchors
+
+
+def _head_slopes(
+    exposure: Exposure, backward: Backward, start: KnownMap, head: Head, value: int
+) -> tuple[Tensor | None, Tensor | None, str]:
     """The slopes at the logits (B, C) by least squares from the head's gradient, and the labels that they show; or why not.
 
     With the features F (B, H) known, ∇W = Δᵀ F.
     """
     if head.weight_gradient is None:
         return None, None, "the head's gradient, which tells the slopes behind the maps, is withheld"
-    source = tape.operation(value).sources[0]
-    features, logits = tape.run({start.value: start.maps}, tensors_of(exposure.model, torch.float64), [source, value])
+    source = backward.tape.operation(value).sources[0]
+    features, logits = backward.tape.run({start.value: start.maps}, backward.tensors, [source, value])
     if features.ndim != 2 or len(features) > features.shape[1]:
         return None, None, "the batch has more samples than the head has features"
     slopes = (head.weight_gradient.double() @ torch.linalg.pinv(features)).T  # (B, C)

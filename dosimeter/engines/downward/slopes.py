@@ -38,7 +38,7 @@ class Gate:
     def passing(self, rng: Generator) -> Tensor:
         """1 where slopes pass, 0 where not, and either where it is not known."""
         guess = (torch.rand(self.opened.shape, generator=rng) > 1 / 2).to(self.opened.device)
-        return torch.where(self.known, self.opened, guess).to(self.maps)
+        return torch.where(self.known, self.opened, guess).to(self.maps).contiguous()
 
     def flipped(self, entry: int) -> Gate:
         opened = self.opened.clone(memory_format=torch.contiguous_format)
@@ -47,12 +47,12 @@ class Gate:
 
 
 class Backward:
-    """Everything behind the maps that are known: the slopes at the head's output, and the gates."""
+    """Everything behind the maps that are known: slopes at some values, and the gates between them and the rest."""
 
-    def __init__(self, tape: Tape, tensors: Mapping[str, Tensor], head: int, head_slopes: Tensor) -> None:
+    def __init__(self, tape: Tape, tensors: Mapping[str, Tensor]) -> None:
         self.tape, self.tensors = tape, tensors  # tensors in double precision
-        self.head, self.head_slopes = head, head_slopes  # the value of the head's output, and (B, C)
         self.gates: dict[int, Gate] = {}
+        self.anchors: dict[int, Tensor] = {}  # slopes that are known at other values, such as the head's output
         self._behind: dict[int, Tensor | None] = {}  # slopes at what a gate gives
 
     def put(self, value: int, gate: Gate) -> None:
@@ -63,11 +63,49 @@ class Backward:
 
     def slopes(self, value: int) -> Tensor | None:
         """The slopes at a layer's output or at what a gate gives; None where they depend on maps that are not known."""
+        exact = value in self.gates and bool(self.gates[value].known.all())
+        if not exact and any(self.tape.is_rectifier(one) and one not in self.gates for one in self._closure(value)):
+            return None  # what a rectifier lets through depends on what it receives
         first, second = self._draw(value, 1), self._draw(value, 2)
         if first is None or second is None or not bool(torch.isfinite(first).all()):
             return None
         scale = first.abs().max()
         return first if scale > 0 and (first - second).abs().max() <= AGREEMENT * scale else None
+
+    def lift(self, value: int, slopes: Tensor) -> tuple[int, Tensor] | None:
+        """Slopes at a layer's output, carried up to what the next rectifier receives; None where more than a factor lies between."""
+        top, chain = value, []
+        while not self.tape.is_rectifier(top):
+            after = self.tape.consumers(top)
+            if len(after) != 1 or after[0] in self.anchors:
+                return None
+            top = after[0]
+            chain.append(top)
+        chain.pop()
+        if not chain:
+            return None
+        first, second = (self._factors(value, chain, seed) for seed in (1, 2))
+        if first is None or second is None or not torch.allclose(first, second, rtol=AGREEMENT) or not bool(first.all()):
+            return None
+        return chain[-1], slopes / first
+
+    def _factors(self, value: int, chain: list[int], seed: int) -> Tensor | None:
+        """What a slope at the end of the chain is multiplied by at its beginning, entry by entry."""
+        rng, device = Generator().manual_seed(seed), next(iter(self.tensors.values())).device
+
+        def draw(one: int) -> Tensor:
+            return torch.rand(self.tape.shape(one), generator=rng, dtype=torch.float64).to(device)
+
+        if self.tape.shape(chain[-1]) != self.tape.shape(value):
+            return None
+        values = {value: draw(value).requires_grad_()}
+        with torch.enable_grad():
+            for number in chain:
+                operation = self.tape.operation(number)
+                values |= {source: draw(source) for source in operation.sources if source not in values}
+                values[number] = operation(values, self.tensors)
+            weights = 1 + draw(value)
+            return torch.autograd.grad((values[chain[-1]] * weights).sum(), values[value])[0] / weights
 
     def gate_behind(self, value: int) -> int | None:
         """The first gate that a layer's output goes through."""
@@ -75,12 +113,12 @@ class Backward:
         return behind[0] if behind else None
 
     def _closure(self, value: int) -> list[int]:
-        """What is computed from a value, in order, up to the next gates or the head."""
+        """What is computed from a value, in order, up to the next gates and anchors."""
         reached, found = {value}, []
-        for number in range(value + 1, self.head + 1):
+        for number in range(value + 1, self.tape.output + 1):
             if reached.intersection(self.tape.operation(number).sources):
                 found.append(number)
-                if number not in self.gates:
+                if number not in self.gates and number not in self.anchors:
                     reached.add(number)
         return found
 
@@ -89,10 +127,10 @@ class Backward:
         rng, values = Generator().manual_seed(seed), {}
 
         def draw(one: int) -> Tensor:
-            drawn = torch.rand(self.tape.shape(one), generator=rng, dtype=torch.float64).to(self.head_slopes)
+            drawn = torch.rand(self.tape.shape(one), generator=rng, dtype=torch.float64).to(like)
             return self.gates[one].filled(drawn) if one in self.gates else drawn
 
-        closure = self._closure(value)
+        closure, like = self._closure(value), next(iter(self.anchors.values()))
         ends: list[Tensor] = []
         with torch.enable_grad():
             values[value] = draw(value).requires_grad_()
@@ -102,14 +140,17 @@ class Backward:
                     behind = self._slopes_of_gate(number)
                     if behind is None:
                         return None
-                    ends.append((values[operation.sources[0]] * behind * self.gates[number].passing(rng)).sum())
+                    weights = (behind * self.gates[number].passing(rng)).contiguous()  # batch norm's derivative mistakes other orders
+                    ends.append((values[operation.sources[0]] * weights).sum())
                     continue
                 for source in operation.sources:
                     if source not in values:
                         values[source] = draw(source)
                 values[number] = operation(values, self.tensors)
-            if self.head in values:
-                ends.append((values[self.head] * self.head_slopes).sum())
+                if number in self.anchors:
+                    ends.append((values[number] * self.anchors[number]).sum())
+                elif number == self.tape.output:
+                    return None
             return torch.autograd.grad(torch.stack(ends).sum(), values[value])[0] if ends else None
 
     def _slopes_of_gate(self, value: int) -> Tensor | None:

@@ -32,7 +32,8 @@ def prepared(model: nn.Module, inputs: torch.Tensor, value: int, wrong: tuple[in
     values = dict(enumerate(tape.run({0: inputs}, tensors, range(tape.output + 1))))
     logits = values[tape.output]
     slopes = (logits.softmax(1) - nn.functional.one_hot(torch.arange(len(inputs)) % 10, 10)) / len(inputs)
-    backward = Backward(tape, tensors, tape.output, slopes)
+    backward = Backward(tape, tensors)
+    backward.anchors[tape.output] = slopes
     maps = values[value].clone()
     opened = maps > 0
     for entry in wrong:

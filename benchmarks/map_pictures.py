@@ -1,0 +1,100 @@
+"""Pictures from exact maps beside matching attacks and nulls, on CIFAR images and a ResNet-18 of our registry.
+
+    python benchmarks/map_pictures.py --data ../shared/data --images cifar100 --batch 8 --seeds 0 1 [--norm group] [--mode train]
+        [--attacks inverting_gradients stepwise] [--steps 1000] [--device cuda] [--out table.json]
+
+Labels and batch size are unknown to `maps`; the matching attacks are given both. Prints PSNR of every sample and seconds. Nulls: the mean
+of other images, and the attack on the gradient of another batch (`--foreign`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+import dosimeter as dm
+from dosimeter.registry import MODELS
+
+GROUPS = 8
+
+
+def images_of(folder: Path, name: str) -> Tensor:
+    with np.load(folder / f"{name}.npz") as data:
+        return torch.from_numpy(data["test_images"]).permute(0, 3, 1, 2).float() / 255
+
+
+def network(norm: str, mode: str, seed: int) -> nn.Module:
+    torch.manual_seed(seed)
+    model = MODELS.build("resnet18", classes=100, size=32)
+    if norm == "group":
+        for name, module in list(model.named_modules()):
+            if isinstance(module, nn.BatchNorm2d):
+                parent, _, last = name.rpartition(".")
+                setattr(model.get_submodule(parent), last, nn.GroupNorm(GROUPS, module.num_features))
+    return model.train(mode == "train")
+
+
+def batch_of(pixels: Tensor, size: int, seed: int, device: str) -> dm.Batch:
+    rng = torch.Generator().manual_seed(seed)
+    chosen = torch.randperm(len(pixels), generator=rng)[:size]
+    return dm.Batch(pixels[chosen].to(device), torch.randint(0, 100, (size,), generator=rng).to(device))
+
+
+def measure(options: argparse.Namespace, seed: int, attack: str, extra: dict[str, Any]) -> dict[str, Any]:
+    pixels = images_of(options.data, options.images)
+    model = network(options.norm, options.mode, seed).to(options.device)
+    batch = batch_of(pixels, options.batch, seed, options.device)
+    exposure = dm.observe(model, batch, declare_batch_size=attack != "maps")
+    began = time.perf_counter()
+    found = dm.reconstruct(exposure, attack, labels=None if attack == "maps" else batch.targets, seed=seed, **extra)
+    seconds = time.perf_counter() - began
+    foreign = None
+    if options.foreign:
+        other = dm.observe(model, batch_of(pixels, options.batch, seed + 1000, options.device), declare_batch_size=attack != "maps")
+        foreign = dm.reconstruct(other, attack, labels=None if attack == "maps" else batch.targets, seed=seed, **extra)
+    rest = batch_of(pixels, 200, seed + 2000, options.device)
+    scores = dm.score(found, batch, auxiliary=rest, foreign=foreign, metrics=["psnr"])
+    psnr = [round(float(value), 1) for value in scores["psnr"]]
+    nulls = {name: round(statistics.median(float(value) for value in values["psnr"]), 1) for name, values in scores.nulls.items()}
+    return {"attack": attack, "seed": seed, "psnr": psnr, "seconds": round(seconds, 1), "nulls": nulls, "message": found.message}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--images", choices=["cifar10", "cifar100"], default="cifar100")
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
+    parser.add_argument("--norm", choices=["batch", "group"], default="batch")
+    parser.add_argument("--mode", choices=["eval", "train"], default="eval")
+    parser.add_argument("--attacks", nargs="*", default=[], help="matching attacks beside maps")
+    parser.add_argument("--steps", type=int, default=1000, help="of the matching attacks")
+    parser.add_argument("--option", nargs="*", default=[], help="of maps, as name=value")
+    parser.add_argument("--foreign", action="store_true", help="also attack the gradient of another batch")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    torch.backends.cudnn.allow_tf32 = False  # the client computes in single precision
+    given = {name: json.loads(value) for name, value in (one.split("=", 1) for one in options.option)}
+    rows = []
+    for seed in options.seeds:
+        for attack in ("maps", *options.attacks):
+            row = measure(options, seed, attack, given if attack == "maps" else {"steps": options.steps})
+            rows.append(row)
+            setting = f"{options.images} B={options.batch} {options.norm} norm, {options.mode} mode, seed {seed}"
+            middle = statistics.median(row["psnr"])
+            print(f"{attack} {setting}: median {middle:.1f} dB, {row['psnr']}, {row['seconds']} s, nulls {row['nulls']}; {row['message']}")
+    if options.out:
+        options.out.write_text(json.dumps(rows, indent=1))
+
+
+if __name__ == "__main__":
+    main()
