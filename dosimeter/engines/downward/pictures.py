@@ -13,7 +13,6 @@ from dosimeter.engines.downward.inversion import Inversion, MapTargets, invert, 
 from dosimeter.engines.downward.layers import Layer, as_grid, find_layers
 from dosimeter.engines.downward.slopes import Backward, Gate
 from dosimeter.engines.downward.walk import LARGEST_MISFIT, KnownMap, walk_down
-from dosimeter.engines.matching.compiled import precision
 from dosimeter.engines.shifts.convolutions import ConvolutionLayer, find_convolutions
 from dosimeter.engines.shifts.layout import NoLayout
 from dosimeter.engines.shifts.recover import LayerMaps, declared_noise, doubt_of_maps, recover_layer
@@ -84,17 +83,16 @@ def draw(
     like = next(exposure.model.parameters())
     noise = torch.randn(tape.inputs, generator=rng, device=rng.device, dtype=like.dtype).to(like)
     start = from_pixels((0.5 + START_SPREAD * noise).clamp(0, 1), exposure.public.normalization)
-    with precision("fp32"):
-        return invert(
-            targets.residuals,
-            start,
-            input_bounds(exposure.public.normalization, start),
-            steps=steps,
-            products=products,
-            variation=variation,
-            joint=_samples_meet(targets, start),
-            seconds=seconds,
-        )
+    return invert(
+        targets.residuals,
+        start,
+        input_bounds(exposure.public.normalization, start),
+        steps=steps,
+        products=products,
+        variation=variation,
+        joint=_samples_meet(targets, start),
+        seconds=seconds,
+    )
 
 
 def _candidates(exposure: Exposure, layer: str | None, tape: Tape, sources: Mapping[str, int], head: int | None) -> list[ConvolutionLayer]:
