@@ -21,6 +21,7 @@ test: setup browser
 	$(ONE_THREAD) $(BIN)/python -m pytest -q -n 2 -m "not slow"
 
 test-slow: setup browser
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,flower,nvflare]'
 	$(ONE_THREAD) $(BIN)/python -m pytest -q -n 2 -m slow --timeout 3600
 
 # The tests open the report in a real browser. Debian's chromium is installed where there is none and we may.

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
+import torch
 from torch import Tensor, nn
 
 from dosimeter.artefacts import fingerprint
@@ -73,8 +74,12 @@ class Capture(Facts):
 
 
 def hash_of(state: Mapping[str, Tensor]) -> str:
-    """The hash of a model's tensors: SHA-256 over names, types, shapes and bytes, in the order of the names."""
-    parts = ((f"{name} {state[name].dtype} {tuple(state[name].shape)}\n", state[name]) for name in sorted(state))
+    """The hash of a model's tensors: SHA-256 over names, types, shapes and bytes, in the order of the names.
+
+    A tensor without dimensions counts as a float64: servers that average a state turn batch norm's count of batches into a float.
+    """
+    plain = {name: value if value.ndim else value.to(torch.float64) for name, value in state.items()}
+    parts = ((f"{name} {plain[name].dtype} {tuple(plain[name].shape)}\n", plain[name]) for name in sorted(plain))
     return fingerprint(*(part for pair in parts for part in pair), digits=HASH_DIGITS)
 
 

@@ -28,8 +28,8 @@ TYPES = {"BOOL": 1, "U8": 1, "I8": 1, "I16": 2, "I32": 4, "I64": 8, "F16": 2, "B
 Tensors = Mapping[str, Tensor | np.ndarray]
 
 
-def write_capture(folder: str | Path, update: Tensors, *, before: Tensors | None = None, **facts: Any) -> Path:
-    """Write what a client sent, and the model `before` that it was sent, if given. The file is on disk when this returns.
+def write_capture(folder: str | Path, update: Tensors, *, before: Tensors | str | None = None, **facts: Any) -> Path:
+    """Write what a client sent, and the model `before` that it was sent, or its hash. The file is on disk when this returns.
 
     `facts` are those of `Capture`: kind, round, client, training, batch_size and so on. Each capture has a file of its own. A model is
     written once, however many clients got it. A kill loses no capture that was written, and leaves no half of one.
@@ -37,7 +37,7 @@ def write_capture(folder: str | Path, update: Tensors, *, before: Tensors | None
     folder = Path(folder)
     tensors = {str(name): _as_tensor(value) for name, value in update.items()}
     if before is not None:
-        facts["before"] = _write_model(folder, {str(name): _as_tensor(value) for name, value in before.items()})
+        facts["before"] = before if isinstance(before, str) else write_model(folder, before)
     capture = Capture(update=tensors, **facts)
     path = (
         folder / f"round-{'x' if capture.round is None else capture.round}-client-{_plain(capture.client)}-{secrets.token_hex(6)}{SUFFIX}"
@@ -118,7 +118,9 @@ def _bytes_of(entry: Any, name: str, path: Path) -> int:
     return size
 
 
-def _write_model(folder: Path, state: dict[str, Tensor]) -> str:
+def write_model(folder: str | Path, state: Tensors) -> str:
+    """Write a model that was sent to clients, unless the folder has it. Returns its hash, for a capture's `before`."""
+    folder, state = Path(folder), {str(name): _as_tensor(value) for name, value in state.items()}
     name = hash_of(state)
     path = folder / _model_name(name)
     refuse_link(path)

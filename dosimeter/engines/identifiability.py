@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
 from dosimeter.engines.subspace.spectrum import Spectrum, factor, noise_edge, rounding_unit
-from dosimeter.interfaces import Exposure
+from dosimeter.engines.weight_rounding import rounding_of_weights
+from dosimeter.interfaces import Exposure, Public
 from dosimeter.network.head import find_head, parameter_name
 from dosimeter.randomness import generator
 from dosimeter.types import Refused
@@ -57,7 +59,7 @@ def identifiability(exposure: Exposure, *, inner: bool = True) -> Identifiabilit
         if change is None or not isinstance(module, (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)):
             continue
         if inner or name == head_name:
-            layers.append(_layer(name, module, change, is_head=name == head_name, size=size))
+            layers.append(_layer(name, module, change, exposure.public, is_head=name == head_name))
     layers.sort(key=lambda layer: layer.kind == "head")
     if not layers or layers[-1].kind != "head":
         return Identifiability(layers=tuple(layers), batch_size=size, separable=None, sentence="the client sent no head gradient")
@@ -77,17 +79,19 @@ def _weight_of(name: str) -> str:
     return f"{name}.weight" if name else "weight"
 
 
-def _layer(name: str, module: nn.Module, change: Tensor, *, is_head: bool, size: int | None) -> LayerIdentifiability:
+def _layer(name: str, module: nn.Module, change: Tensor, public: Public, *, is_head: bool) -> LayerIdentifiability:
+    size = public.batch_size
+    other = rounding_of_weights(module.weight, change, public).flatten(1)  # pyright: ignore[reportArgumentType]
     matrix = change.detach().to(torch.float64).flatten(1)  # (out, in × window)
     rows, columns = matrix.shape
     kind = "head" if is_head else "linear" if isinstance(module, nn.Linear) else "convolution"
     bound = min(rows - 1, columns) if is_head else min(rows, columns)
     rng = generator(0, "identifiability", matrix.device)
     if is_head:
-        spectrum = factor(matrix, rounding_unit(change), rng, at_most=size)
+        spectrum = factor(matrix, rounding_unit(change), rng, at_most=size, other=other)
         rank, kept, dropped, floor = _summarise(spectrum)
     else:
-        rank, kept, dropped, floor = _rank_above_rounding(matrix, rounding_unit(change))
+        rank, kept, dropped, floor = _rank_above_rounding(matrix, rounding_unit(change), other)
     words = _head_sentence(rank, bound, rows, columns, size) if is_head else _inner_sentence(kind, rank, bound, size)
     return LayerIdentifiability(
         name=name,
@@ -109,12 +113,13 @@ def _summarise(spectrum: Spectrum) -> tuple[int, float, float, float]:
     return spectrum.rank, float(spectrum.values[-1]) / largest, spectrum.below / largest, spectrum.edge / largest
 
 
-def _rank_above_rounding(matrix: Tensor, unit: float) -> tuple[int, float, float, float]:
+def _rank_above_rounding(matrix: Tensor, unit: float, other: Tensor) -> tuple[int, float, float, float]:
     """The rank above rounding, for layers whose rows need not sum to zero."""
     values = torch.linalg.svdvals(matrix)
     if len(values) == 0 or float(values[0]) == 0:
         return 0, 0.0, 0.0, 0.0
-    floor = noise_edge(unit * float(matrix.square().mean().sqrt()), *matrix.shape)
+    rounding = math.hypot(unit * float(matrix.square().mean().sqrt()), float(other.square().mean().sqrt()))
+    floor = noise_edge(rounding, *matrix.shape)
     rank = int((values > 8 * floor).sum())
     largest = float(values[0])
     return rank, float(values[rank - 1]) / largest, float(values[rank]) / largest if rank < len(values) else 0.0, floor / largest

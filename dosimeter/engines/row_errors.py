@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dosimeter.client.training import FedAvg
-from dosimeter.engines.sample_share import training_of_one_client, unscaled_layers
+from dosimeter.engines.sample_share import unscaled_layers
 from dosimeter.engines.subspace.distortion import distortion_of
+from dosimeter.engines.weight_rounding import rounding_of_weights
 from dosimeter.interfaces import Public
 from dosimeter.types import Update
 
@@ -38,21 +38,12 @@ def row_errors(change: Tensor, weight: Tensor, public: Public) -> RowErrors:
         return RowErrors(norms=endless, entries=endless)
     distortion = distortion_of(change, public)
     off = torch.zeros_like(rows)
-    noise = _rounding_of_weights(weight, public)
+    noise = float(rounding_of_weights(weight, change, public).max()) if weight.numel() else 0.0
     if distortion is not None:
         reach = torch.maximum(distortion.high - change, change - distortion.low)
         off = torch.where(distortion.live, torch.zeros_like(reach), reach).double().reshape(rows.shape)
         noise = math.hypot(noise, distortion.noise)
     return RowErrors(norms=(off.square() + noise**2).sum(1).sqrt(), entries=off.amax(1) + NOISE_REACH * noise)
-
-
-def _rounding_of_weights(weight: Tensor, public: Public) -> float:
-    """The standard deviation of an entry's rounding where an update is a difference of weights."""
-    training = training_of_one_client(public.training)
-    if not isinstance(training, FedAvg) or weight.numel() == 0:
-        return 0.0
-    rounding = torch.finfo(weight.dtype).eps / math.sqrt(12) * float(weight.detach().abs().max())
-    return rounding / training.unit(public.batch_size or 1)
 
 
 def quotients_keep_their_scale(public: Public, sent: Update, names: Collection[str]) -> bool:

@@ -18,6 +18,7 @@ from dosimeter.engines.shifts.scales import find_scales, shifted_maps, slopes_of
 from dosimeter.engines.shifts.unmixing import unmix
 from dosimeter.engines.subspace.distortion import distortion_of
 from dosimeter.engines.subspace.spectrum import rounding_unit
+from dosimeter.engines.weight_rounding import rounding_of_weights
 from dosimeter.interfaces import Exposure, Public
 from dosimeter.types import MapEstimate, MapLayer, Outcome, Refused
 
@@ -99,8 +100,15 @@ def recover_maps(exposure: Exposure, layer: str | None = None, *, seed: int = 0)
 def _rank(exposure: Exposure, layer: ConvolutionLayer) -> Rank:
     if layer.obstacle:
         raise NoLayout(layer.obstacle)
-    noise = declared_noise(layer.gradient, exposure.public)
+    noise = _noise_of(exposure, layer)
     return read_rank(layer.gradient, layer.reads, unit=rounding_unit(layer.gradient), noise=noise, batch_size=exposure.public.batch_size)
+
+
+def _noise_of(exposure: Exposure, layer: ConvolutionLayer) -> float:
+    """The standard deviation of an entry's error beside the rounding of the gradient itself."""
+    name = f"{layer.name}.weight" if layer.name else "weight"
+    rounding = float(rounding_of_weights(exposure.model.get_parameter(name), exposure.update[name], exposure.public).square().mean().sqrt())
+    return math.hypot(declared_noise(layer.gradient, exposure.public), rounding)
 
 
 def declared_noise(change: Tensor, public: Public) -> float:
@@ -150,7 +158,7 @@ def recover_layer(exposure: Exposure, layer: ConvolutionLayer, *, batch_size: in
     if layer.obstacle:
         raise NoLayout(layer.obstacle)
     unit = rounding_unit(layer.gradient)
-    noise = declared_noise(layer.gradient, exposure.public)
+    noise = _noise_of(exposure, layer)
     layout = read_layout(layer.gradient, layer.reads, unit=unit, noise=noise, batch_size=batch_size)
     if not layer.non_negative and len(layout.maps) > 1:
         return _recover_by_head(exposure, layer, layout, batch_size=batch_size, seed=seed)

@@ -19,6 +19,7 @@ from dosimeter.engines.subspace.separate import Effort, separate, spare_equation
 from dosimeter.engines.subspace.smoothing import estimate_smoothing, with_smoothing
 from dosimeter.engines.subspace.spectrum import factor, follows_rounding_of, rounding_unit
 from dosimeter.engines.subspace.verdict import BatchFacts, Separation
+from dosimeter.engines.weight_rounding import rounding_of_weights
 from dosimeter.interfaces import Defense, Exposure, Public
 from dosimeter.network.head import Head
 from dosimeter.types import LabelEstimate, Refused
@@ -181,7 +182,13 @@ def _equations(exposure: Exposure, head: Head, gradient: Tensor, bias_gradient: 
     assert weight is not None
     assert head.weight_gradient is not None
     return build_equations(
-        factor(gradient, rounding_unit(head.weight_gradient), rng, at_most=exposure.public.batch_size),
+        factor(
+            gradient,
+            rounding_unit(head.weight_gradient),
+            rng,
+            at_most=exposure.public.batch_size,
+            other=rounding_of_weights(head.weight, head.weight_gradient, exposure.public),
+        ),
         weight,
         _as_double(head.bias),
         bias_gradient=bias_gradient,

@@ -45,15 +45,18 @@ def rounding_unit(gradient: Tensor) -> float:
     return torch.finfo(gradient.dtype).eps / 2
 
 
-def factor(gradient: Tensor, unit: float, rng: Generator, *, at_most: int | None = None) -> Spectrum:
+def factor(gradient: Tensor, unit: float, rng: Generator, *, at_most: int | None = None, other: Tensor | None = None) -> Spectrum:
     """The signal of a (C, H) float64 gradient whose entries were rounded to `unit`, relative.
 
     Each row is first divided by its own noise. Rounding is relative, so the small rows of absent classes are far more precise than the
     rows of present ones. Added noise shows in the sum of the rows, which is zero for every loss of softmax outputs; it is taken to be
     equally large in every row. A batch of `at_most` samples cannot have a higher rank, so anything beyond counts as noise. If it is
-    larger than independent noise of the size that the sum shows, the spectrum is `crowded`.
+    larger than independent noise of the size that the sum shows, the spectrum is `crowded`. `other` (C, H) is the size of each entry's
+    rounding from another source, which is not relative: that of the weights, where the gradient is a difference of weights.
     """
     rounding = _rounding_noise(gradient, unit)  # (C,)
+    if other is not None:
+        rounding = (rounding.square() + other.to(gradient).square().mean(1)).sqrt()
     added = added_noise(gradient)
     if added <= ROUNDING_SLACK * float(rounding.square().mean().sqrt()):
         spectrum = _sketch_spectrum(gradient, rounding, rng, at_most) or _decompose_spectrum(gradient, rounding)
