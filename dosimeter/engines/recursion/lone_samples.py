@@ -10,6 +10,7 @@ from torch import Tensor
 
 from dosimeter.engines.premises import premises_of
 from dosimeter.engines.recursion.common_share import find_share
+from dosimeter.engines.recursion.local_steps import LocalSteps
 from dosimeter.engines.recursion.own_gradients import LIKELY, Comparison, OwnGradients, Share
 from dosimeter.engines.recursion.row_quotients import SAME_QUOTIENT, Quotients, find_quotients
 from dosimeter.engines.row_errors import quotients_keep_their_scale, row_errors
@@ -22,7 +23,7 @@ SAME_SAMPLE = 0.05  # relative distance up to which two quotients show one sampl
 EXACT_AGREEMENT = 3e-6  # relative distance up to which rows agree without a known share to check them by
 NEAR_AGREEMENT = 1e-3  # relative distance within which the rows of mixtures are counted
 AGREEING_NOISE = 2.0  # times the error of a quotient by which rows that agree may differ
-COMPARED_ROWS = 6  # of those that agree, the rows with the largest gradients
+COMPARED_ROWS = 8  # of those that agree, the rows with the largest gradients
 COMPARED_NOISY_ROWS = 24  # the same where rows have noise, which the mean over many rows reduces
 
 
@@ -47,6 +48,7 @@ def read_lone_samples(exposure: Exposure, first: FirstRows, labels: LabelEstimat
 
     - Its pixels lie on many of a picture's 256 levels, unlike those of a mixture.
     - Two rows agree on it, and the model gives it by itself the gradient that these rows have (`OwnGradients`).
+    - Local steps change the neurons of these rows as the input changes them by itself (`LocalSteps`).
     - So many rows with independent slopes agree on it that a mixture, which has other shares in each of them, hardly would by chance.
 
     Two rows that agree prove nothing by themselves: with two classes the slopes of all rows are proportional. A row that a defense may have
@@ -129,7 +131,7 @@ def _prove(exposure: Exposure, first: FirstRows, quotients: Quotients, own: OwnG
         share = _share(public, own, candidates)
         for one in candidates:
             explained = share is not None and one.comparison.explains(share.value, share.spread)
-            if is_new(one.place) and (explained or not _rows_agree_by_chance(exposure, first, quotients, one.place, own)):
+            if is_new(one.place) and (explained or _rows_prove(exposure, first, quotients, one, own)):
                 chosen.append(one.place)
                 proved.append(one.inputs.reshape(quotients.inputs.shape[1:]))
     return torch.stack(proved) if proved else quotients.inputs[:0], by_levels
@@ -173,17 +175,17 @@ def _largest(rows: Tensor, bias: Tensor, count: int) -> Tensor:
     return rows[bias[rows].abs().argsort(descending=True)[:count]]
 
 
-def _rows_agree_by_chance(exposure: Exposure, first: FirstRows, quotients: Quotients, place: int, own: OwnGradients) -> bool:
-    """Whether rows that show mixtures may agree on this quotient: all rows on one mixture, or each on another."""
-    distance = EXACT_AGREEMENT + AGREEING_NOISE * float(quotients.errors[place])
-    exact = quotients.agree(EXACT_AGREEMENT)[place]
+def _rows_prove(exposure: Exposure, first: FirstRows, quotients: Quotients, one: _Candidate, own: OwnGradients) -> bool:
+    """Whether rows that show mixtures hardly agree on this quotient, all on one mixture or each on another, or local steps tell."""
+    distance = EXACT_AGREEMENT + AGREEING_NOISE * float(quotients.errors[one.place])
+    exact, bias = quotients.agree(EXACT_AGREEMENT)[one.place], first.gradients(exposure)[1].double()
+    response = own.respond(one.inputs, _largest(quotients.rows[exact], bias, COMPARED_ROWS))
     others = int(exact.sum()) - 1
-    around = int((quotients.agree(NEAR_AGREEMENT)[place] & ~exact).sum())  # rows of mixtures, if any
+    around = int((quotients.agree(NEAR_AGREEMENT)[one.place] & ~exact).sum())  # rows of mixtures, if any
     each = len(quotients) * (distance / NEAR_AGREEMENT * (1 + around)) ** others / math.factorial(min(others, 20))
-    if each > LIKELY:
+    if max(each, own.luck_of_agreement(response, distance)) <= LIKELY:
         return True
-    rows = _largest(quotients.rows[exact], first.gradients(exposure)[1].double(), COMPARED_ROWS)
-    return own.luck_of_agreement(own.respond(quotients.inputs[place], rows), distance) > LIKELY
+    return len(first.biases) == 1 and LocalSteps(exposure, own, first.weights[0], first.biases[0]).explain(response, bias[response.rows])
 
 
 def _errors_of_defenses(exposure: Exposure, first: FirstRows) -> Tensor:

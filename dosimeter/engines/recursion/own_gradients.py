@@ -118,7 +118,7 @@ class OwnGradients:
         left, sizes, right = torch.linalg.svd(slopes, full_matrices=False)
         kept = sizes > SAME_GRADIENT * sizes.max()
         left, sizes, right = left[:, kept], sizes[kept], right[kept]  # (C, r), (r,), (r, m)
-        errors, seen, norm = self._errors(response.logits), right @ gradient, float(gradient.norm())
+        errors, seen, norm = self.errors(response.logits), right @ gradient, float(gradient.norm())
         outside = float((gradient - right.T @ seen).norm())
         free, rounding = len(gradient) - len(sizes), (SAME_GRADIENT + BLUR_REACH * blur) * norm
         return Comparison(
@@ -143,23 +143,23 @@ class OwnGradients:
         apart = SAMPLES_APART * change * sizes[1:] / sizes[0]  # of the rows' quotients, by two samples that differ in one direction
         return float((2 * distance / apart.clamp_min(distance)).clamp_max(1).prod())
 
-    def _errors(self, logits: Tensor) -> Tensor:
+    def errors(self, logits: Tensor) -> Tensor:
         """The derivative of the loss at the logits (1, C) under every label: (labels, C)."""
         labels = self.labels.to(logits)
         return self.loss.logit_gradient(logits.expand(len(labels), -1), labels)
 
     def _change(self, response: Response) -> float:
         """By how much the derivative at the logits differs from that of an empty input, relative to it."""
-        return relative_change(self._errors(response.logits), self._errors_of_nothing(response))
+        return relative_change(self.errors(response.logits), self._errors_of_nothing(response))
 
     def _others_cancel(self, response: Response) -> bool:
-        errors = self._errors(response.logits)
+        errors = self.errors(response.logits)
         return labels_can_cancel(errors, self._errors_of_nothing(response), self.labels, self.most_samples)
 
     def _errors_of_nothing(self, response: Response) -> Tensor:
         """The derivative at the logits of an empty input: (labels, C)."""
         with torch.no_grad():
-            return self._errors(self._forward(torch.zeros_like(response.inputs))[0].double())
+            return self.errors(self._forward(torch.zeros_like(response.inputs))[0].double())
 
     def _forward(self, inputs: Tensor) -> tuple[Tensor, list[Tensor]]:
         """The logits of one input (1, C), and the biases that they depend on."""

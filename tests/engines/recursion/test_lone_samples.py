@@ -203,3 +203,15 @@ def test_premises_say_what_the_claims_rest_on() -> None:
     assert not any("256 levels" in premise for premise in found.premises)
     pictures = dm.observe(exposure.model, dm.Batch((batch.inputs * 255).round() / 255, batch.targets))
     assert "the inputs are pictures of 256 levels a pixel" in read_lone_samples(pictures, FIRST, None).premises
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_two_local_steps_hide_no_sample_of_few_classes(classes) -> None:
+    claimed = 0
+    for seed in range(6):
+        batch = draw(3, classes, seed)
+        exposure = dm.observe(network(classes, nn.ReLU(), seed, 300), batch, training=dm.FedAvg(learning_rate=0.2, steps=2))
+        found = read_lone_samples(exposure, FIRST, None)
+        assert (errors(found, batch) < 1e-4).all()
+        claimed += len(found.inputs)
+    assert claimed >= 9  # of 18
