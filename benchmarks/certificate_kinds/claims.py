@@ -16,6 +16,7 @@ from torch.nn.functional import cross_entropy, interpolate
 
 import dosimeter as dm
 from certificate_kinds.kind import Kind, Row
+from certificate_kinds.rivals import split_copies
 from dosimeter.network.first_layer import find_first_layers
 
 FALSE_INPUT = 0.02  # relative error beyond which a claimed input is no sample
@@ -108,9 +109,10 @@ def claims(attack: str, setting: Setting, seed: int) -> list[Row]:
     apart = _relative(found.inputs.flatten(1).double(), truth)  # (claims, samples)
     shown = (_relative(_quotients(exposure, shape), truth) <= SHOWN_INPUT).any(0)
     claimed = (apart <= SHOWN_INPUT).any(0)
+    provable = [not seen or not has_rival(setting, model, batch, sample) for sample, seen in enumerate(claimed | shown)]
     rows = [
-        Row(certified=bool(sure), true=True, recovered=bool(sure or seen), premises=premises)
-        for sure, seen in zip(claimed, shown, strict=True)
+        Row(certified=bool(sure), true=True, recovered=bool(sure or seen) and sound, premises=premises)
+        for sure, seen, sound in zip(claimed, shown, provable, strict=True)
     ]
     nearest = apart.amin(1) if len(apart) else apart.new_zeros(0)
     false = int((nearest > FALSE_INPUT).sum())
@@ -121,6 +123,11 @@ def claims(attack: str, setting: Setting, seed: int) -> list[Row]:
         *(Row(certified=True, true=True, recovered=False, samples=0, premises=premises) for _ in range(mixed)),
         *(Row(certified=True, true=False, recovered=False, premises=premises) for _ in range(false + surplus)),
     ]
+
+
+def has_rival(setting: Setting, model: nn.Module, batch: dm.Batch, sample: int) -> bool:
+    """Whether another batch with the same update lacks this sample, so that no proof can tell."""
+    return setting.twist == "duplicate" and split_copies(model, batch, sample, SHOWN_INPUT) is not None
 
 
 def _relative(found: Tensor, truth: Tensor) -> Tensor:

@@ -210,7 +210,7 @@ def test_two_local_steps_hide_no_sample_of_few_classes(classes) -> None:
     claimed = 0
     for seed in range(6):
         batch = draw(3, classes, seed)
-        exposure = dm.observe(network(classes, nn.ReLU(), seed, 300), batch, training=dm.FedAvg(learning_rate=0.2, steps=2))
+        exposure = dm.observe(network(classes, nn.ReLU(), seed, 300), batch, training=dm.FedAvg(learning_rate=0.5, steps=2))
         found = read_lone_samples(exposure, FIRST, None)
         assert (errors(found, batch) < 1e-4).all()
         claimed += len(found.inputs)
