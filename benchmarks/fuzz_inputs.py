@@ -460,10 +460,10 @@ def _read_records(path: Path) -> object:
 def _read_audit(path: Path) -> object:
     from dosimeter.config import construct, describe, digest, override, read_toml
     from dosimeter.runs.audit import AuditConfig
-    from dosimeter.runs.audited_client import check_device
+    from dosimeter.runs.devices import choose_device
 
     config = construct(AuditConfig, override(read_toml(path), []))
-    check_device(config.device)
+    choose_device(config.device)
     return digest(describe(config))
 
 

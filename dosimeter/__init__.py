@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from dosimeter.inspection.inspect import inspect
     from dosimeter.interfaces import Client, Exposure, Public
     from dosimeter.registry import attack, defense, feature_recovery, label_recovery
-    from dosimeter.runs.audit import Audit, audit
+    from dosimeter.runs.audit import Audit, audit, read
     from dosimeter.runs.ceilings import Ceilings, ceilings
     from dosimeter.runs.server import reconstruct, recover_features, recover_labels, recover_maps, recover_tokens
     from dosimeter.surfaces.scoring import score
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "dosimeter.captures.capture": ("Capture",),
     "dosimeter.captures.store": ("read_capture", "write_capture"),
-    "dosimeter.runs.audit": ("Audit", "audit"),
+    "dosimeter.runs.audit": ("Audit", "audit", "read"),
     "dosimeter.runs.ceilings": ("Ceilings", "ceilings"),
     "dosimeter.registry": ("attack", "defense", "feature_recovery", "label_recovery"),
     "dosimeter.client.observe": ("observe",),
@@ -118,6 +118,7 @@ __all__ = [
     "label_recovery",
     "observe",
     "preflight",
+    "read",
     "read_capture",
     "receive",
     "reconstruct",

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dosimeter.terminal.failures import EXIT_CODES, carry_out, say
+from dosimeter.terminal.logs import log_to_stderr
 from dosimeter.version import __version__
 
 ASSIGNMENT = re.compile(r"[A-Za-z_][\w.]*=")
@@ -20,6 +21,7 @@ EPILOG: dict[str, Any] = {"epilog": EXIT_CODES, "formatter_class": argparse.RawD
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code; `terminal.failures` lists the codes."""
     options = _parse(arguments)
+    log_to_stderr()
     return carry_out(lambda: _run_command(options), debug=options.debug, resumes=bool(getattr(options, "out", None)))
 
 
@@ -69,7 +71,11 @@ def _parser() -> argparse.ArgumentParser:
     audit.add_argument("--out", default="dosimeter-audit", metavar="DIR", help="where records and report go (default: %(default)s)")
     audit.add_argument("--defenses", metavar="all | NAME,...", help="behind these defenses, mild and strong, and what each one costs")
     audit.add_argument(
-        "--fail-on", action="append", default=[], metavar="CONDITION", help="exit 1 on 'leaked' or 'inputs.psnr.median > 20', say"
+        "--fail-on",
+        action="append",
+        default=[],
+        metavar="CONDITION",
+        help="exit 1 on 'leaked', 'labels.verdict == leaked' or 'inputs.psnr.median > 20', say",
     )
 
     audit.add_argument("--model", metavar="NAME", help="the model, as model=NAME says it")
@@ -77,10 +83,12 @@ def _parser() -> argparse.ArgumentParser:
     audit.add_argument("--before", metavar="FILE", help="the weights that the server sent")
     audit.add_argument("--after", metavar="FILE", help="audit what a client of a federation sent: its weights after training")
     audit.add_argument("--truth", metavar="DATA", help="the private images behind a received update, to score what is recovered")
+    audit.add_argument("--format", default="text", choices=("text", "json", "junit", "sarif", "markdown"), help="what is printed")
 
     run = _add(commands, "run", _run, "run one experiment")
     run.add_argument("words", nargs="+", metavar="CONFIG.toml | key=value", help="an experiment file, and options that override it")
     run.add_argument("--out", metavar="DIR", help="append the record to DIR/records.jsonl")
+    audit.add_argument("--max-seconds", type=float, metavar="SECONDS", help="share so much time among the attacks, and say what was cut")
     for long in (audit, run):
         long.add_argument("--checkpoint-every", type=float, metavar="SECONDS", help="how often a long attack saves itself in DIR")
 
@@ -93,7 +101,7 @@ def _parser() -> argparse.ArgumentParser:
     again.add_argument("--data", metavar="DIR", help="where the data sets and weights lie (default: $DOSIMETER_DATA)")
     again.add_argument("--cache", metavar="DIR", help="where models trained for a table are kept (default: the user's cache)")
     again.add_argument("--out", default="dosimeter-reproduction", metavar="DIR", help="where records go (default: %(default)s)")
-    again.add_argument("--device", default="cpu", help="cpu or cuda (default: %(default)s)")
+    again.add_argument("--device", default="auto", help="cpu or cuda (default: cuda where there is one)")
 
     inspect = _add(commands, "inspect", _inspect, "tell whether a model from a server is rigged: exit code 0 no sign seen, 1 suspicious")
     inspect.add_argument(
@@ -118,6 +126,7 @@ def _parser() -> argparse.ArgumentParser:
 
     report = _add(commands, "report", _report, "rebuild the report from records alone")
     report.add_argument("folder", metavar="DIR")
+    report.add_argument("--format", default="text", choices=("text", "markdown"), help="print the path, or a summary in Markdown")
     report.add_argument("--pdf", action="store_true", help="also print its first page to report.pdf, with Chromium or Chrome")
     return parser
 
@@ -131,6 +140,7 @@ def _add(commands: Any, name: str, command: Any, help_text: str) -> argparse.Arg
 
 
 def _audit(options: argparse.Namespace) -> int:
+    from dosimeter.bars import progress_bar, step_bar
     from dosimeter.config import construct
     from dosimeter.progress import listening
     from dosimeter.report.page import check_report_place
@@ -139,7 +149,7 @@ def _audit(options: argparse.Namespace) -> int:
     from dosimeter.runs.defense_grid import DefenseGrid, grid_of, run_grid
     from dosimeter.runs.gate import caveat, parse_condition
     from dosimeter.terminal.audit import print_audit
-    from dosimeter.terminal.progress import progress_bar, step_bar
+    from dosimeter.terminal.formats import FORMATS, check
 
     _spare_cores()
     conditions = [parse_condition(text) for text in options.fail_on]
@@ -159,12 +169,21 @@ def _audit(options: argparse.Namespace) -> int:
         with step_bar() as listener, listening(listener):
             client = prepare(config.model, config.data, seed=config.seed, device=config.device)
     with progress_bar() as progress:
-        settings = {"out": options.out, "progress": progress, "checkpoint_every": options.checkpoint_every}
+        settings = {
+            "out": options.out,
+            "progress": progress,
+            "checkpoint_every": options.checkpoint_every,
+            "max_seconds": options.max_seconds,
+        }
         result = run_grid(client, config, **settings) if isinstance(config, DefenseGrid) else run_suite(client, config, **settings)
     path = result.save(options.out)
-    failures = [failure for condition in conditions if (failure := condition.failure(result.records))]
-    untested = {str(condition): why for condition in conditions if (why := condition.why_untested(result.records))}
-    if options.json:
+    checks = check(conditions, result.records)
+    failures = [one.failure for one in checks if one.failure]
+    untested = {one.condition: one.untested for one in checks if one.untested}
+    if options.format in FORMATS:
+        source = next((word for word in options.words if not ASSIGNMENT.match(word)), str(path))
+        sys.stdout.write(FORMATS[options.format](result, checks, path, source))
+    elif options.json or options.format == "json":
         verdicts = [vars(verdict) for verdict in result.verdicts]
         records = [_without_evidence(record) for record in result.records]
         _print_json({"verdicts": verdicts, "records": records, "report": str(path), "failures": failures, "untested": untested})
@@ -172,7 +191,7 @@ def _audit(options: argparse.Namespace) -> int:
         print_audit(result, path)
     if result.resumed and not conditions:
         say(f"resumed: {result.resumed} of {len(result.records)} records were in {options.out} already")
-    for sentence in (*failures, *filter(None, (caveat(condition, result.records) for condition in conditions))):
+    for sentence in (*result.cuts, *failures, *filter(None, (caveat(condition, result.records) for condition in conditions))):
         say(sentence)
     if failures:
         return 1
@@ -187,12 +206,12 @@ def _run(options: argparse.Namespace) -> int:
     from pathlib import Path
 
     from dosimeter.artefacts import CHECKPOINT_FOLDER, save_checkpoints
+    from dosimeter.bars import step_bar
     from dosimeter.config import construct
     from dosimeter.progress import listening
     from dosimeter.records import lock_folder, write_record
     from dosimeter.runs.audited_client import Experiment, prepare
     from dosimeter.runs.experiment import run
-    from dosimeter.terminal.progress import step_bar
     from dosimeter.terminal.record import print_record
     from dosimeter.types import Outcome
 
@@ -228,21 +247,21 @@ def _list(options: argparse.Namespace) -> int:
 def _reproduce(options: argparse.Namespace) -> int:
     from pathlib import Path
 
-    from dosimeter.runs.audited_client import check_device
+    from dosimeter.bars import step_bar
+    from dosimeter.runs.devices import choose_device
     from dosimeter.runs.reproduction.library import Library
     from dosimeter.runs.reproduction.reproduce import reproduce
     from dosimeter.runs.reproduction.tables import read_table, summaries
-    from dosimeter.terminal.progress import step_bar
     from dosimeter.terminal.reproduction import print_reproduction, print_tables
 
     if options.table is None:
         _print_json(summaries()) if options.json else print_tables(summaries())
         return 0
-    check_device(options.device)
+    device = str(choose_device(options.device))
     table = read_table(options.table, quick=options.quick)
     folders = {name: Path(value).expanduser() for name in ("data", "cache") if (value := getattr(options, name))}
     with step_bar() as listener:
-        result = reproduce(table, Library(**folders), out=Path(options.out) / table.key, device=options.device, progress=listener)
+        result = reproduce(table, Library(**folders), out=Path(options.out) / table.key, device=device, progress=listener)
     _print_json(result.as_json()) if options.json else print_reproduction(result)
     return 0
 
@@ -254,9 +273,9 @@ def _inspect(options: argparse.Namespace) -> int:
 
 
 def _generator(options: argparse.Namespace) -> int:
+    from dosimeter.bars import step_bar
     from dosimeter.progress import listening
     from dosimeter.runs.decoder_training import train_from
-    from dosimeter.terminal.progress import step_bar
 
     _spare_cores()
     with step_bar() as listener, listening(listener):
@@ -285,7 +304,13 @@ def _report(options: argparse.Namespace) -> int:
     paths = {"report": write_report(options.folder)}
     if options.pdf:
         paths["pdf"] = print_report(paths["report"])
-    if options.json:
+    if options.format == "markdown":
+        from dosimeter.records import read_records
+        from dosimeter.runs.audit import Audit
+        from dosimeter.terminal.formats import markdown
+
+        sys.stdout.write(markdown(Audit(records=tuple(read_records(options.folder))), [], paths["report"], options.folder))
+    elif options.json:
         _print_json({name: str(path) for name, path in paths.items()})
     else:
         sys.stdout.write("".join(f"{path}\n" for path in paths.values()))
@@ -311,12 +336,14 @@ def _with_model(options: argparse.Namespace) -> list[str]:
 
 def _read_words(words: Sequence[str]) -> dict[str, Any]:
     """The configuration as plain data, from at most one TOML file and any number of key=value words."""
-    from dosimeter.config import override, read_toml
+    from pathlib import Path
+
+    from dosimeter.config import override, read_toml, resolve_paths
 
     files = [word for word in words if not ASSIGNMENT.match(word)]
     if len(files) > 1:
         raise ValueError(f"expected one file and key=value words, got the files {', '.join(files)}")
-    data = read_toml(files[0]) if files else {}
+    data = resolve_paths(read_toml(files[0]), Path(files[0]).parent) if files else {}
     return override(data, [word for word in words if ASSIGNMENT.match(word)])
 
 

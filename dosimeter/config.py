@@ -83,6 +83,32 @@ def read_toml(path: str | Path) -> dict[str, Any]:
     return content
 
 
+def resolve_paths(data: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """A file's content with its relative paths taken from the file's folder: `model.weights`, `data.name` and every `decoder`.
+
+    A data set's name counts as a path where it looks like one or stands beside the file; else it is a bundled set.
+    """
+
+    def beside(text: str) -> str:
+        return text if text.startswith("~") or Path(text).is_absolute() else str(folder / text)
+
+    def visit(value: Any, key: str, parent: str) -> Any:
+        if isinstance(value, dict):
+            return {name: visit(item, name, key) for name, item in value.items()}
+        if isinstance(value, list):
+            return [visit(item, key, parent) for item in value]
+        if not isinstance(value, str) or "\0" in value:
+            return value
+        if (parent, key) == ("model", "weights") or key == "decoder":
+            return beside(value)
+        named = (parent, key) == ("data", "name") or (parent, key) == ("", "data")
+        if named and ("/" in value or "\\" in value or Path(value).suffix or (folder / value).exists()):
+            return beside(value)
+        return value
+
+    return visit(data, "", "")
+
+
 def override(data: dict[str, Any], assignments: Iterable[str]) -> dict[str, Any]:
     """`data` with `dotted.key=value` assignments applied. A value that is not valid TOML is plain text."""
     result = json.loads(json.dumps(describe(data)))

@@ -43,8 +43,10 @@ DETAILS: dict[str, Any] = {
     "guessing": Number,
     "identifiability": Texts,
     "message": str,
+    "left_out": bool,
     "objective": Number,
     "objective_at_truth": Number,
+    "spared_nulls": Texts,
     "theorem": str,
     "unavailable": dict[str, str],
 }

@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
+FEW_ENTRIES = 16  # of a tensor that is printed whole
 Update = dict[str, Tensor]  # by parameter name; a layer that the client withholds is absent
+
+
+def short_repr(value: Any) -> str:
+    """A dataclass in a line or a few: a long tensor by its shape, what has its default left out."""
+    shown = []
+    for one in fields(value):
+        content = getattr(value, one.name)
+        if isinstance(content, Tensor):
+            shown.append(f"{one.name}={content.tolist() if content.numel() <= FEW_ENTRIES else f'tensor{tuple(content.shape)}'}")
+        elif isinstance(content, (int, float, str, bool)) and content != one.default:
+            shown.append(f"{one.name}={str(content) if isinstance(content, StrEnum) else repr(content)}")
+    return f"{type(value).__name__}({', '.join(shown)})"
 
 
 class Refused(ValueError):
@@ -94,7 +107,7 @@ class NamedInputs:
         return self.each(Tensor.detach)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Batch:
     """Private (or auxiliary) samples as the model takes them.
 
@@ -108,6 +121,9 @@ class Batch:
     def __post_init__(self) -> None:
         if isinstance(self.inputs, Mapping):
             object.__setattr__(self, "inputs", NamedInputs(self.inputs))
+
+    def __repr__(self) -> str:
+        return short_repr(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,7 +177,7 @@ class Guarantee:
     source: str  # the defenses that give it, and the accountant
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Estimate:
     """What a method of any surface found."""
 
@@ -170,8 +186,16 @@ class Estimate:
     message: str = ""
     premises: tuple[str, ...] = ()  # what its proofs take for granted and the update cannot refute; one short sentence each
 
+    show: ClassVar[Callable[[Any], str] | None] = None  # what a notebook shows of it; set by dosimeter.report.notebook
 
-@dataclass(frozen=True, kw_only=True)
+    def _repr_html_(self) -> str | None:
+        return None if Estimate.show is None else Estimate.show(self)
+
+    def __repr__(self) -> str:
+        return short_repr(self)
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
 class LabelEstimate(Estimate):
     """What a label recovery found."""
 
@@ -184,7 +208,7 @@ class LabelEstimate(Estimate):
     details: Mapping[str, Tensor] = field(default_factory=dict)  # what the method computed on the way, by name
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class FeatureEstimate(Estimate):
     """Recovered inputs of the last linear layer."""
 
@@ -212,7 +236,7 @@ class MapLayer:
     gap: float = 0.0  # between the last singular value of the signal and the first of the noise
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class MapEstimate(Estimate):
     """Recovered inputs of one convolution, the samples in no particular order."""
 
@@ -237,7 +261,7 @@ class TokenEstimate(Estimate):
     details: Mapping[str, Any] = field(default_factory=dict)  # what the method computed on the way: plain JSON
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Reconstruction(Estimate):
     """Recovered inputs, in the model's own scale."""
 
@@ -283,7 +307,7 @@ class Ceiling:
     details: Mapping[str, Any] = field(default_factory=dict)  # plain numbers and lists of them, by name
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Record:
     """One experiment, whole, as it stands in the records file; every field is plain JSON."""
 
@@ -303,3 +327,6 @@ class Record:
     versions: dict[str, str]  # of the packages; and "threads", since the last bits depend on their number
     details: dict[str, Any] = field(default_factory=dict)
     evidence: list[dict[str, Any]] = field(default_factory=list)  # what a reader can see of the leak: `Evidence` as plain JSON
+
+    def __repr__(self) -> str:
+        return f"Record({self.surface}, {self.method}: {self.verdict or self.outcome}; {self.reason})"

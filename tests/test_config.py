@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from dosimeter.client.losses import CrossEntropy, Focal
 from dosimeter.client.training import FedAvg, FedSGD
-from dosimeter.config import construct, describe, digest, override, read_toml
+from dosimeter.config import construct, describe, digest, override, read_toml, resolve_paths
 from dosimeter.interfaces import Loss, Training
 from dosimeter.options import Fraction, PositiveInt, check_fields
 from dosimeter.registry import RENAMED
@@ -172,3 +172,23 @@ def test_values_that_no_option_takes_are_one_sentence(tmp_path, text):
     path.write_text(text)
     with pytest.raises(ValueError, match=r"expected|not a TOML file|nested"):
         construct(dict[str, str], read_toml(path))
+
+
+def test_paths_of_a_file_are_relative_to_the_file(tmp_path):
+    (tmp_path / "photos").mkdir()
+    content = {
+        "model": {"name": "lenet5", "weights": "w.safetensors"},
+        "data": {"name": "photos"},
+        "attacks": [{"name": "fgla", "decoder": "d.pt"}],
+    }
+    found = resolve_paths(content, tmp_path)
+    assert found["model"] == {"name": "lenet5", "weights": str(tmp_path / "w.safetensors")}
+    assert found["data"]["name"] == str(tmp_path / "photos")
+    assert found["attacks"][0]["decoder"] == str(tmp_path / "d.pt")
+
+
+@pytest.mark.parametrize("name", ["photographs", "/abs/set.npz", "~/set.npz"])
+def test_bundled_sets_and_absolute_paths_stay(tmp_path, name):
+    assert resolve_paths({"data": {"name": name}}, tmp_path) == {"data": {"name": name}}
+    assert resolve_paths({"data": name}, tmp_path) == {"data": name}
+    assert resolve_paths({"data": "sets/x"}, tmp_path) == {"data": str(tmp_path / "sets" / "x")}

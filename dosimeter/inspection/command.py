@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from dosimeter.config import construct, override, read_toml
+from dosimeter.config import construct, override, read_toml, resolve_paths
 from dosimeter.data.dataset import ImageSet
 from dosimeter.data.load import load_images
 from dosimeter.inspection.inspect import Inspection, inspect
@@ -51,7 +51,7 @@ def _inspect_named(words: Sequence[str], reference: str | None, data: str | None
         raise ValueError(
             f"inspect: {name} holds weights and not the network that they belong to; name it, as in: inspect resnet20 model.weights={name}"
         )
-    content = read_toml(name) if name.endswith(".toml") else {"model": {"name": name}}
+    content = resolve_paths(read_toml(name), Path(name).parent) if name.endswith(".toml") else {"model": {"name": name}}
     content = override(content, assignments)
     config = construct(ModelConfig, content.get("model", {}), "model")
     size = config.options.get("size")

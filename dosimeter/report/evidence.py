@@ -64,7 +64,7 @@ def exhibits(found: Sequence[Finding], records: Sequence[Record]) -> list[Exhibi
 def pieces_of(record: Record) -> list[Piece]:
     """All evidence of a record, in the truth's order."""
     surface = surface_named(record.surface)
-    return [_piece(i, shown, record, surface) for i, shown in enumerate(record.evidence)]
+    return [piece_of(i, shown, surface, record) for i, shown in enumerate(record.evidence)]
 
 
 def _exhibit(finding: Finding, records: Sequence[Record]) -> Exhibit | None:
@@ -106,17 +106,19 @@ def _rivals(i: int, record: Record, metric: str) -> dict[str, float | None]:
     return {name: column[at] for name, column in columns.items() if at < len(column)}
 
 
-def _piece(i: int, shown: dict[str, Any], record: Record, surface: Surface[Any]) -> Piece:
+def piece_of(i: int, shown: dict[str, Any], surface: Surface[Any], record: Record | None = None) -> Piece:
+    """One piece of evidence for the page; without a record, of an estimate that nobody scored."""
     metric = surface.headline
-    rivals = _rivals(i, record, metric)
-    order = list(record.nulls)
+    metrics = {} if record is None else record.metrics
+    rivals = {} if record is None else _rivals(i, record, metric)
+    order = list(rivals)
     nulls = sorted((shown.get("nulls") or {}).items(), key=lambda item: order.index(item[0]) if item[0] in order else len(order))
-    known = shown.get("score") is not None or (shown.get("recovered") is None and metric in record.metrics)  # else nothing was scored
+    known = shown.get("score") is not None or (shown.get("recovered") is None and metric in metrics)  # else nothing was scored
     named = [
         ("private", shown.get("private"), ""),
         ("recovered", shown.get("recovered"), _score(shown.get("score"), metric) if known else ""),
     ]
-    if shown.get("private") is None and not record.metrics:
+    if shown.get("private") is None and not metrics:
         named = named[1:]  # no truth was at hand
     named += [(null_name(name), thing, _score(rivals[name], metric) if name in rivals else "") for name, thing in nulls]
     kind = str(shown.get("kind"))

@@ -219,6 +219,8 @@ def _facts(pool: Sequence[Record], found: dict[str, list], surface: Surface[Any]
     if len(pool) > 1:
         facts.append(f"{len(pool)} seeds")
     facts.extend(str(note) for note in first.details.get("counters") or [])
+    if first.details.get("spared_nulls"):
+        facts.append("no foreign gradient was attacked, since the other nulls are not beaten")
     if surface.takes_labels and found and first.threat_model.get("labels"):
         facts.append(f"labels {first.threat_model['labels']}")
     if any(record.seconds for record in pool):

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from dosimeter.artefacts import CHECKPOINT_FOLDER, save_checkpoints
+from dosimeter.bars import progress_bar
 from dosimeter.client.checks import check_model, defense_list
 from dosimeter.client.observe import loss_for
 from dosimeter.client.training import FedSGD
@@ -22,33 +23,24 @@ from dosimeter.network.head import locate_head
 from dosimeter.network.leftovers import nothing_kept
 from dosimeter.network.model_state import copy_of
 from dosimeter.options import OptionError, check_value
-from dosimeter.progress import Listener, listening
+from dosimeter.progress import Listener, Progress, listening
 from dosimeter.records import FILE_NAME, lock_folder, read_records, write_record
-from dosimeter.registry import DEFENSES, TRAININGS, Registry, options_of, suggestion
+from dosimeter.registry import DEFENSES, TRAININGS, suggestion
+from dosimeter.report.frames import records_to_pandas
+from dosimeter.report.notebook import show_audit
 from dosimeter.runs.audited_client import DataConfig, client_from
+from dosimeter.runs.choosing import Budget, choose_methods, resolve_methods
+from dosimeter.runs.devices import choose_device, model_on, to_device
 from dosimeter.runs.experiment import failure_record, run
 from dosimeter.runs.exposures import Expose, Exposures
 from dosimeter.runs.measurement import AuditedClient, Measurement, Protocol, key_of
 from dosimeter.runs.received import protocol_of, received_client
+from dosimeter.runs.timing import Timetable, left_out, seconds_a_step, within_quick_budget
 from dosimeter.surfaces.judging import SurfaceVerdict, judge_surfaces
 from dosimeter.surfaces.surface import Surface, surfaces
-from dosimeter.types import Batch, Knowledge, Normalization, Outcome, Record, Refused
+from dosimeter.types import Batch, Normalization, Outcome, Record, Refused
 
 USABLE_OUTCOMES = (Outcome.COMPLETED, Outcome.PARTIAL)  # attacks may build on labels of these outcomes
-
-Budget = Literal["quick", "published"]
-
-
-@dataclass(frozen=True)
-class Progress:
-    """Where an audit stands."""
-
-    method: str
-    position: int  # of the method in the audit, from 0
-    methods: int
-    done: int = 0  # steps of this method
-    steps: int = 1
-    note: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,19 +88,31 @@ class AuditConfig(Suite):
 
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
-    device: str = "cpu"
+    device: str = "auto"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Audit:
     """The records of an audit and the verdicts on them."""
 
     records: tuple[Record, ...]
     resumed: int = 0  # of these, how many an earlier run had left in the folder
+    cuts: tuple[str, ...] = ()  # what a limit on the time cut or left out, one sentence a method
 
     @property
     def verdicts(self) -> list[SurfaceVerdict]:
         return judge_surfaces(self.records)
+
+    def __repr__(self) -> str:
+        said = ", ".join(f"{verdict.surface} {verdict.verdict.value}" for verdict in self.verdicts)
+        return f"Audit({len(self.records)} records: {said})"
+
+    def _repr_html_(self) -> str:
+        return show_audit(self.records)
+
+    def to_pandas(self) -> Any:
+        """One row a record: its setting, verdict and reason, and the median of every metric. Needs pandas."""
+        return records_to_pandas(self.records)
 
     def save(self, folder: str | Path) -> Path:
         """Write the records that `folder` lacks, and report.html. Returns the report's path."""
@@ -120,6 +124,11 @@ class Audit:
             if record.key not in known:
                 write_record(folder, record)
         return write_report(folder)
+
+
+def read(folder: str | Path) -> Audit:
+    """The audit whose records a folder holds, as `Audit.save`, `out=` or the command line wrote them."""
+    return Audit(records=tuple(read_records(Path(folder).parent if Path(folder).name == FILE_NAME else folder)))
 
 
 def audit(
@@ -140,7 +149,9 @@ def audit(
     adaptive: bool = True,
     seed: int = 0,
     out: str | Path | None = None,
-    progress: Callable[[Progress], None] | None = None,
+    max_seconds: float | None = None,
+    device: str | None = None,
+    progress: Callable[[Progress], None] | Literal["auto"] | None = "auto",
     **methods: str | Recovery | Sequence[str | Recovery],
 ) -> Audit:
     """Run every method that fits on your own model and private batch, and say what leaked.
@@ -152,9 +163,12 @@ def audit(
     `foreign` is another client's batch, for the null "the same attack on a foreign gradient". Without it, auxiliary samples
     take its place, or noise where there are none. With `out`, each record is written as soon as it is made, and a killed audit
     resumes from there.
+    `max_seconds` limits the whole audit: its attacks share the time, and `cuts` of the result says what was cut or left out.
+    `device` is where the audit runs: by default a GPU where there is one, else where the model is. The caller's objects stay
+    where they are. `progress` is called with every step; "auto" shows a bar in terminals and notebooks and logs lines elsewhere.
     """
     run_options = {
-        "methods": _resolve_methods(methods),
+        "methods": resolve_methods(methods),
         "attack_labels": attack_labels,
         "budget": budget,
         "adaptive": adaptive,
@@ -166,7 +180,7 @@ def audit(
             said = "its model, training, loss, defenses, normalization, auxiliary data and batch size"
             raise ValueError(f"exposure: expected no model, batch or protocol beside it; {said} are those of dm.receive")
         client = received_client(exposure, truth, foreign=foreign)
-        return run_suite(client, Suite(**protocol_of(exposure.public), **run_options), out=out, progress=progress)
+        return _run(client, Suite(**protocol_of(exposure.public), **run_options), out, progress, max_seconds)
     if truth is not None:
         raise ValueError("truth: expected it beside an exposure alone; the batch is the truth of a simulated client")
     if model is None or batch is None:
@@ -181,8 +195,17 @@ def audit(
         declare_batch_size=declare_batch_size,
         **run_options,
     )
-    client = client_from(model, batch, normalization=normalization, auxiliary=auxiliary, foreign=foreign, loss=own)
-    return run_suite(client, suite, out=out, progress=progress)
+    place = choose_device(device, like=model)
+    known = {"auxiliary": to_device(auxiliary, place), "foreign": to_device(foreign, place)}
+    client = client_from(model_on(model, place), to_device(batch, place), normalization=normalization, loss=own, **known)
+    return _run(client, suite, out, progress, max_seconds)
+
+
+def _run(client: AuditedClient, suite: Suite, out: str | Path | None, progress: Any, max_seconds: float | None) -> Audit:
+    if progress != "auto":
+        return run_suite(client, suite, out=out, progress=progress, max_seconds=max_seconds)
+    with progress_bar() as show:
+        return run_suite(client, suite, out=out, progress=show, max_seconds=max_seconds)
 
 
 def run_suite(
@@ -193,24 +216,33 @@ def run_suite(
     progress: Callable[[Progress], None] | None = None,
     checkpoint_every: float | None = None,
     beside: Sequence[AuditedClient] = (),
+    max_seconds: float | None = None,
 ) -> Audit:
     """Carry out every measurement of the suite that the folder `out` does not hold already.
 
     Long attacks save a checkpoint there every `checkpoint_every` seconds, and resume from it. The folder may also hold records
-    of the clients `beside` this one. Records of any other client are refused.
+    of the clients `beside` this one. Records of any other client are refused. With `max_seconds`, the attacks share the time, and
+    what does not fit is cut or left out.
     """
     if suite.attack_labels == "given" and not client.has_truth:
         raise ValueError("attack_labels: 'given' needs the private labels, which are not at hand; choose 'recovered'")
+    timetable = Timetable(max_seconds)
     exposing = Exposures()
     exposure = exposing(client, suite, client.batch)  # a client that cannot be audited is refused here, before anything is written
     kind = exposure.public.kind
     wanted = {s.name: suite.choice(s) if s.plural in suite.methods or kind in s.reads else () for s in surfaces()}
-    chosen = {surface.name: _choose_methods(surface.methods, wanted[surface.name], suite.budget) for surface in surfaces()}
+    chosen = {surface.name: choose_methods(surface.methods, wanted[surface.name], suite.budget) for surface in surfaces()}
     every = [method for methods in chosen.values() for method in methods]
     if not every:
         raise ValueError(f"nothing to audit: {', '.join(surface.plural for surface in surfaces())} are all empty")
     if any(surface.needs_head and chosen[surface.name] for surface in surfaces()):
         _require_head(client, suite)
+    if suite.budget == "quick":
+        step = seconds_a_step(exposure)
+        for surface in surfaces():
+            if suite.choice(surface) == "all":
+                chosen[surface.name] = tuple(within_quick_budget(method, step) for method in chosen[surface.name])
+        every = [method for methods in chosen.values() for method in methods]
     countering = [method for method in every if suite.adaptive and adapt(method, exposure).changed]
     attempts = {name: sum(1 + (method in countering) for method in methods) for name, methods in chosen.items()}
     attempts["labels"] = sum(_is_granted(recovery, exposure) for recovery in chosen["labels"])  # the verdict on a surface corrects for it
@@ -220,13 +252,20 @@ def run_suite(
     records: list[Record] = []
     resumed: list[Record] = []
 
-    def carry_out(measurement: Measurement) -> Record:
-        record = known.get(key_of(client, measurement))
-        if record is not None and record.outcome != Outcome.CRASHED:
+    def carry_out(measurement: Measurement, later: Sequence[Recovery] = ()) -> Record:
+        fitted, cut = timetable.fit(measurement.scored, later)
+        fit = replace(measurement, method=fitted) if cut and fitted is not None else measurement
+        record = known.get(key_of(client, fit))
+        if record is not None and record.outcome != Outcome.CRASHED and not left_out(record.details):
             resumed.append(record)
         else:
-            with listening(_listener(progress, measurement, len(records), total)):
-                record = _run_or_record_crash(client, measurement, attempts[measurement.surface.name], exposing)
+            if fitted is None:
+                record = failure_record(client, measurement, Outcome.NOT_ATTEMPTED, cut, left_out=True)
+            else:
+                left = timetable.seconds_for([measurement.scored, *later])
+                with listening(_listener(progress, measurement, len(records), total, left)):
+                    record = _run_or_record_crash(client, fit, attempts[fit.surface.name], exposing, suite.budget == "quick")
+                record = replace(record, warnings=[*record.warnings, cut]) if cut else record
             if folder:
                 write_record(folder, record)
         records.append(record)
@@ -235,15 +274,20 @@ def run_suite(
     with lock_folder(folder), save_checkpoints(folder / CHECKPOINT_FOLDER if folder else None, checkpoint_every):
         known |= known_records(folder, client, *beside)
         protocol = {name: getattr(suite, name) for name in Protocol.__dataclass_fields__}
+        if max_seconds is not None or progress is not None:
+            timetable.time_steps([method for method in every if not isinstance(method, Tampering)], exposure, suite.seed)
         recovered = [(recovery, carry_out(Measurement(**protocol, labels=recovery))) for recovery in chosen["labels"]]
         source = "given" if suite.attack_labels == "given" else _label_source(recovered, suite.defenses if suite.adaptive else ())
-        for surface in (surface for surface in surfaces() if surface.key != "labels"):  # which the others build on
-            for method in chosen[surface.name]:
-                measurement = Measurement(**protocol, labels=surface.label_source(method, source), method=method)
-                if method in countering:
-                    carry_out(replace(measurement, adaptive=True))
-                carry_out(measurement)
-    return Audit(records=tuple(records), resumed=len(resumed))
+        measurements = [
+            Measurement(**protocol, labels=surface.label_source(method, source), method=method, adaptive=adaptive)
+            for surface in surfaces()
+            if surface.key != "labels"  # which the others build on
+            for method in chosen[surface.name]
+            for adaptive in ((True, False) if method in countering else (False,))
+        ]
+        for position, measurement in enumerate(measurements):
+            carry_out(measurement, [other.scored for other in measurements[position + 1 :]])
+    return Audit(records=tuple(records), resumed=len(resumed), cuts=tuple(timetable.cuts))
 
 
 def _is_granted(method: LabelRecovery, exposure: Exposure) -> bool:
@@ -261,10 +305,10 @@ def _require_head(client: AuditedClient, suite: Suite) -> None:
         raise Refused(f"{refusal}; to audit the inputs alone, set labels and features to []") from None
 
 
-def _run_or_record_crash(client: AuditedClient, measurement: Measurement, attempts: int, exposing: Expose) -> Record:
+def _run_or_record_crash(client: AuditedClient, measurement: Measurement, attempts: int, exposing: Expose, spare: bool) -> Record:
     """The record of one method. A crash is recorded, so that the other methods run, and is tried again in the next audit."""
     try:
-        return run(client, measurement, attempts=attempts, exposing=exposing)
+        return run(client, measurement, attempts=attempts, exposing=exposing, spare=spare)
     except Exception as error:
         return failure_record(client, measurement, Outcome.CRASHED, f"crashed with {type(error).__name__}: {error}")
 
@@ -290,40 +334,11 @@ def _label_source(recovered: list[tuple[LabelRecovery, Record]], defenses: tuple
     return (proved + ranked)[0] if usable else "optimised"
 
 
-def _choose_methods(registry: Registry[Any], wanted: Any, budget: Budget) -> tuple[Any, ...]:
-    """The methods named; or, for "all", every method that needs neither a tampered model nor an option without a default."""
-    if wanted != "all":
-        return tuple(wanted)
-    entries: dict[str, Any] = {name: registry.entry(name) for name in registry}
-    passive = {name: entry for name, entry in entries.items() if not (_is_active(entry) or _has_required_option(entry))}
-    return tuple(registry.build(name, **(entry.quick if budget == "quick" else {})) for name, entry in passive.items())
-
-
-def _is_active(entry: Any) -> bool:
-    return issubclass(entry, Tampering) or Knowledge.TAMPERED_MODEL in entry.needs
-
-
-def _has_required_option(entry: Any) -> bool:
-    return any(option.required for option in options_of(entry))
-
-
-def _resolve_methods(wanted: dict[str, Any]) -> dict[str, Any]:
-    """The methods that the caller of `audit` names, by the plural key of their surface."""
-    registries = {surface.plural: surface.methods for surface in surfaces()}
-    for key in wanted:
-        if key not in registries:
-            raise OptionError(key, f"no such option; {suggestion(key, registries, 'methods are chosen by')}")
-    return {key: "all" if names == "all" else _resolve_names(registries[key], names) for key, names in wanted.items()}
-
-
-def _resolve_names(registry: Registry[Any], wanted: Any) -> tuple[Any, ...]:
-    alone = isinstance(wanted, str | Recovery)
-    return tuple(registry.resolve(item) for item in ([wanted] if alone else wanted))
-
-
-def _listener(progress: Callable[[Progress], None] | None, measurement: Measurement, position: int, methods: int) -> Listener | None:
+def _listener(
+    progress: Callable[[Progress], None] | None, measurement: Measurement, position: int, methods: int, left: float | None
+) -> Listener | None:
     if progress is None:
         return None
-    where = Progress(measurement.scored.name, position, methods)
+    where = Progress(measurement.scored.name, position, methods, left=left)
     progress(where)
     return lambda done, steps, note: progress(replace(where, done=done, steps=steps, note=note))

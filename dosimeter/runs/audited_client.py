@@ -27,6 +27,7 @@ from dosimeter.options import NonNegativeInt, OptionError, PositiveInt, check_fi
 from dosimeter.progress import advance
 from dosimeter.randomness import generator
 from dosimeter.registry import MODELS, options_of
+from dosimeter.runs.devices import choose_device
 from dosimeter.runs.foreign import other_samples
 from dosimeter.runs.measurement import AuditedClient, Measurement
 from dosimeter.surfaces.labels import has_one_label
@@ -63,26 +64,26 @@ class Experiment(Measurement):
 
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
-    device: str = "cpu"
+    device: str = "auto"
 
     def measurement(self) -> Measurement:
         return Measurement(**{name: getattr(self, name) for name in Measurement.__dataclass_fields__})
 
 
-def prepare(model_config: ModelConfig, data_config: DataConfig, *, seed: int = 0, device: str = "cpu") -> AuditedClient:
+def prepare(model_config: ModelConfig, data_config: DataConfig, *, seed: int = 0, device: str = "auto") -> AuditedClient:
     """The client that a configuration names. Every random draw depends on `seed` alone."""
-    check_device(device)
+    place = choose_device(device)
     images = load_images(data_config.name, part=data_config.part, size=data_config.size, **data_config.options)
     private, foreign, rest = _draw(images, data_config, seed)
     count = max(1, round(HELD_OUT_SHARE * len(rest)))
     held_out, public = rest[:count], rest[count:]
     normalization = data_config.normalization or Normalization()
 
-    model = build_model(model_config, images).to(device)
-    like = next((parameter for parameter in model.parameters()), torch.zeros((), device=device))
+    model = build_model(model_config, images).to(place)
+    like = next((parameter for parameter in model.parameters()), torch.zeros((), device=place))
 
     def batch(indices: Tensor) -> Batch:
-        return Batch(from_pixels(images.images[indices], normalization).to(like), images.labels[indices].to(device))
+        return Batch(from_pixels(images.images[indices], normalization).to(like), images.labels[indices].to(place))
 
     private_batch = batch(private)
     check_batch(deep_copy(model), private_batch, "data")  # a model may keep what it sees
@@ -146,14 +147,6 @@ def client_from(
             **fingerprints_of(model, batch),
         },
     )
-
-
-def check_device(device: str) -> None:
-    try:
-        torch.zeros(1, device=device).item()
-    except Exception as error:  # an unknown or absent device fails in many ways
-        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        raise ValueError(f"device: {device!r} cannot be used here: {reason}") from None
 
 
 def stand_in(model: nn.Module, batch: Batch, auxiliary: Batch | None, normalization: Normalization) -> Batch:

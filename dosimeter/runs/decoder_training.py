@@ -26,7 +26,7 @@ class GeneratorConfig:
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
     decoder: DecoderSettings = field(default_factory=DecoderSettings)
-    device: str = "cpu"
+    device: str = "auto"
     seed: int = 0
 
     def __post_init__(self) -> None:

@@ -14,11 +14,11 @@ from dosimeter.config import construct, describe, digest, override
 from dosimeter.interfaces import Defense, Recovery
 from dosimeter.models.loading import ModelConfig
 from dosimeter.options import OptionError, PositiveInt
-from dosimeter.progress import Listener, listening
+from dosimeter.progress import Listener, Progress, listening
 from dosimeter.randomness import generator
 from dosimeter.records import lock_folder, write_record
 from dosimeter.registry import DEFENSES, defense, options_of
-from dosimeter.runs.audit import Audit, AuditConfig, Progress, Suite, known_records, run_suite
+from dosimeter.runs.audit import Audit, AuditConfig, Suite, known_records, run_suite
 from dosimeter.runs.audited_client import DataConfig, fingerprints_of
 from dosimeter.runs.measurement import AuditedClient, Protocol, facts_of, versions
 from dosimeter.runs.utility import Federation, Utility, measure_utility
@@ -104,11 +104,12 @@ def run_grid(
     out: str | Path | None = None,
     progress: Callable[[Progress], None] | None = None,
     checkpoint_every: float | None = None,
+    max_seconds: float | None = None,
 ) -> Audit:
     """Audit the client behind every cell's defenses and measure their cost. Records that the folder `out` holds are not made again."""
     folder = None if out is None else Path(out)
     with lock_folder(folder):
-        return _run_cells(client, grid, folder, progress, checkpoint_every)
+        return _run_cells(client, grid, folder, progress, checkpoint_every, max_seconds)
 
 
 def _run_cells(
@@ -117,10 +118,11 @@ def _run_cells(
     folder: Path | None,
     progress: Callable[[Progress], None] | None,
     checkpoint_every: float | None,
+    max_seconds: float | None,
 ) -> Audit:
     suite: dict[str, Any] = {item.name: getattr(grid, item.name) for item in fields(Suite)}
     suite["methods"] = {s.plural: grid.choice(s) for s in surfaces() if s.plural in grid.methods or "numbers" in s.reads}
-    cells, records, resumed = grid.cells, [], 0
+    cells, records, cuts, resumed, began = grid.cells, [], [], 0, time.perf_counter()
     clients = _audited_clients(client, grid)
     undefended: Record | None = None
     for number, defenses in enumerate(cells):
@@ -130,8 +132,12 @@ def _run_cells(
         try:
             for draw, drawn in enumerate(clients):
                 seeded = replace(protocol, seed=protocol.seed + draw)
-                found = run_suite(drawn, seeded, out=folder, progress=shown, checkpoint_every=checkpoint_every, beside=clients)
+                audits_left = (len(cells) - number) * len(clients) - draw
+                share = None if max_seconds is None else max(1.0, max_seconds - (time.perf_counter() - began)) / audits_left
+                settings = {"progress": shown, "checkpoint_every": checkpoint_every, "beside": clients, "max_seconds": share}
+                found = run_suite(drawn, seeded, out=folder, **settings)
                 records.extend(found.records)
+                cuts.extend(found.cuts)
                 resumed += found.resumed
         except Refused as refused:
             if number == 0:
@@ -141,7 +147,7 @@ def _run_cells(
         undefended = undefended or cost
         records.append(cost)
         resumed += was_known
-    return Audit(records=tuple(records), resumed=resumed)
+    return Audit(records=tuple(records), resumed=resumed, cuts=tuple(dict.fromkeys(cuts)))
 
 
 def _with_counters(suite: Suite) -> Suite:
@@ -205,7 +211,7 @@ def _utility_record(
         verdict="",
         warnings=[],
         seconds=time.perf_counter() - began,
-        versions=versions(),
+        versions=versions(client),
         **found,
     )
     if folder:

@@ -36,12 +36,14 @@ def run(
     exposure: Exposure | None = None,
     exposing: Expose = expose,
     attempts: int = 1,
+    spare: bool = False,
 ) -> Record:
     """Carry out one measurement and return its record. A refusal gives a record too, unless `raise_refusals` is set.
 
     `attempts` is the number of methods tried on the same surface. The verdict corrects for it.
     `exposure` is what the server gets, where it is known already. `exposing` makes an exposure, where several measurements share
     them (`Exposures`).
+    With `spare`, the foreign null is not made where it cannot change the verdict.
     """
     surface = measurement.surface
     with warnings.catch_warnings(record=True) as caught:
@@ -69,19 +71,25 @@ def run(
         seconds = time.perf_counter() - started
         if not client.has_truth:
             return _unscored_record(client, measurement, exposure, found, seconds, _said(caught))
-        foreign, refused = _attack_foreign(client, measurement, surface, found, exposing) if surface.has_foreign_null else (None, {})
         comparison = Comparison(
             truth=client.batch,
             auxiliary=client.auxiliary or client.reference,
-            foreign=foreign,
-            refused=refused,
             exposure=exposure,
             normalization=client.normalization,
         )
+        spared: dict[str, Any] = {}
+        if surface.has_foreign_null:
+            with nothing_kept(exposure.model, measurement.scored):
+                needed = not spare or surface.may_leak(found, score_against(found, comparison))
+            foreign, refused = _attack_foreign(client, measurement, surface, found, exposing) if needed else (None, {})
+            comparison = replace(comparison, foreign=foreign, refused=refused)
+            spared = {} if needed else {"spared_nulls": ["foreign"]}
         with nothing_kept(exposure.model, measurement.scored):  # the truth goes through the model and the method
             scores = score_against(found, comparison)
+            evidence = [asdict(shown) for shown in surface.evidence(found, comparison, scores)]
             details = (
                 _details(found, scores)
+                | spared
                 | surface.details(found, exposure, client.batch)
                 | _objective_at_truth(exposure, measurement, found, client.batch)
                 | _counters(measurement, exposure)
@@ -101,7 +109,7 @@ def run(
         warnings=list(dict.fromkeys([*_said(caught), *scores.warnings, *short])),
         seconds=seconds,
         details=details,
-        evidence=[asdict(shown) for shown in surface.evidence(found, comparison, scores)],
+        evidence=evidence,
     )
 
 
@@ -211,8 +219,10 @@ def refusal_record(client: AuditedClient, measurement: Measurement, refusal: Ref
     return failure_record(client, measurement, Outcome.NOT_ATTEMPTED, str(refusal))
 
 
-def failure_record(client: AuditedClient, measurement: Measurement, outcome: Outcome, reason: str, theorem: str = "") -> Record:
-    """The record of a measurement that gave nothing to score."""
+def failure_record(
+    client: AuditedClient, measurement: Measurement, outcome: Outcome, reason: str, theorem: str = "", *, left_out: bool = False
+) -> Record:
+    """The record of a measurement that gave nothing to score; `left_out`, of one that had no time."""
     return Record(
         **identity_of(client, measurement),
         metrics={},
@@ -222,5 +232,5 @@ def failure_record(client: AuditedClient, measurement: Measurement, outcome: Out
         reason=reason,
         warnings=[],
         seconds=0.0,
-        details={"theorem": theorem} if theorem else {},
+        details=({"theorem": theorem} if theorem else {}) | ({"left_out": True} if left_out else {}),
     )

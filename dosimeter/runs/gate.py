@@ -1,4 +1,4 @@
-"""Conditions under which an audit fails, for continuous integration: `leaked`, or `inputs.psnr.median > 20`.
+"""Conditions under which an audit fails, for continuous integration: `leaked`, `labels.verdict == leaked`, `inputs.psnr.median > 20`.
 
 A condition that nothing measured is neither met nor missed: `why_untested` says so, and the command ends with exit code 2. The same holds
 where the truth refutes a certificate.
@@ -19,16 +19,23 @@ from dosimeter.surfaces.surface import surface_names, surfaces
 from dosimeter.surfaces.verdicts import LEAKS, UTILITY, Verdict, verdict_of
 from dosimeter.types import Record
 
-GRAMMAR = "leaked, surface.leaked, or surface.metric.statistic OP number, such as 'inputs.psnr.median > 20'"
+GRAMMAR = (
+    "leaked, surface.leaked, surface.verdict == VERDICT, surface.ceiling.metric OP number, "
+    "or surface.metric.statistic OP number, such as 'inputs.psnr.median > 20'"
+)
+VERDICTS = {"leaked": Verdict.LEAKED, "not shown": Verdict.NOT_SHOWN, "not attempted": Verdict.NOT_ATTEMPTED}
+VERDICTS |= {"impossible": Verdict.IMPOSSIBLE, "not measured": Verdict.NOT_MEASURED} | {verdict.value: verdict for verdict in Verdict}
 COSTS = {"accuracy": True, "accuracy_kept": True, "update_bytes": False, "bytes_ratio": False, "update_seconds": False}
 COSTS |= {"time_ratio": False, "epsilon": False}  # metrics of utility records, and whether more is better
 OPERATORS: dict[str, Callable[[float, float], bool]] = {">": operator.gt, ">=": operator.ge, "<": operator.lt, "<=": operator.le}
+CEILING = "ceiling"  # in place of a metric: what no attack can exceed, which a record holds by metric under details.ceiling
 STATISTICS = ("median", "min", "max")
 
 ANSWERS = (*LEAKS, Verdict.NOT_SHOWN, Verdict.IMPOSSIBLE)  # verdicts that rest on a method that ran, or on a theorem
 REASONS_SHOWN = 3  # in the sentence on what nothing measured
 
 _LEAKED = re.compile(r"\s*(?:(\w+)\.)?leaked\s*", re.ASCII)
+_VERDICT = re.compile(r"\s*(\w+)\.verdict\s*(==|!=)\s*(['\"]?)([\w ]+?)\3\s*", re.ASCII)
 _CONDITION = re.compile(r"\s*(\w+)\.(\w+)\.(\w+)\s*(>=|<=|>|<)\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*", re.ASCII)
 
 
@@ -47,6 +54,8 @@ class Condition:
 
     def value(self, record: Record) -> float | None:
         """The statistic of a record, or None where the record lacks the metric or the statistic is a miss."""
+        if self.metric == CEILING:
+            return _ceiling(record, self.statistic) if record.surface == self.surface else None
         values = record.metrics.get(self.metric)
         if record.surface != self.surface or not values:
             return None
@@ -71,9 +80,12 @@ class Condition:
         of_surface = [record for record in records if record.surface == self.surface]
         if refuted := _refuted(of_surface):
             return refuted
-        if any(record.metrics.get(self.metric) or _is_closed(record) for record in of_surface):
+        if any(record.metrics.get(self.metric) or _is_closed(record) for record in of_surface if self.metric != CEILING):
             return None
-        return _nothing_measures(f"{self.surface}.{self.metric}", [_why_absent(record, self.metric) for record in of_surface])
+        if self.metric == CEILING and any(self.value(record) is not None for record in of_surface):
+            return None
+        what = f"{self.surface}.{self.metric}" + (f".{self.statistic}" if self.metric == CEILING else "")
+        return _nothing_measures(what, [_why_absent(record, self.metric) for record in of_surface])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,6 +121,47 @@ class LeakCondition:
 
 
 @dataclass(frozen=True, kw_only=True)
+class VerdictCondition:
+    """The verdict on one surface: that it is this one, or that it is another."""
+
+    surface: str
+    verdict: Verdict
+    equal: bool
+
+    def __str__(self) -> str:
+        return f"{self.surface}.verdict {'==' if self.equal else '!='} {self.verdict.value}"
+
+    def failure(self, records: Sequence[Record]) -> str | None:
+        """A sentence where the verdict meets the condition, or None."""
+        found = self._found(records)
+        if found is None or (found[0] is self.verdict) is not self.equal:
+            return None
+        return f"failed on {self}: {self.surface} {found[0].value}: {found[1]}"
+
+    def why_untested(self, records: Sequence[Record]) -> str | None:
+        """Why there is no verdict, or one that rests on no method where a leak was asked for; else None."""
+        if refuted := _refuted([record for record in records if record.surface == self.surface]):
+            return refuted
+        found = self._found(records)
+        if found is None:
+            return _nothing_measures(self.surface, [])
+        if self.verdict in ANSWERS and self.equal and found[0] not in ANSWERS:
+            return _nothing_measures(self.surface, [found[1]])
+        return None
+
+    def _found(self, records: Sequence[Record]) -> tuple[Verdict, str] | None:
+        """The verdict and its reason; None where no record is of the surface."""
+        judged = next((verdict for verdict in judge_surfaces(records) if verdict.surface == self.surface), None)
+        if judged is not None:
+            return judged.verdict, judged.reason
+        crashed = next((record for record in records if record.surface == self.surface), None)
+        return None if crashed is None else (Verdict.NOT_MEASURED, crashed.reason)
+
+
+AnyCondition = Condition | LeakCondition | VerdictCondition
+
+
+@dataclass(frozen=True, kw_only=True)
 class Trip:
     """A record that meets the condition, and its value."""
 
@@ -121,12 +174,19 @@ class Trip:
         return f"failed on {self.condition}: {self.record.method} gave {self.value:.4g} (behind {defenses})"
 
 
-def parse_condition(text: str) -> Condition | LeakCondition:
+def parse_condition(text: str) -> AnyCondition:
     """The condition that a text spells out, such as `leaked` or `inputs.psnr.median > 20`."""
     if leaked := _LEAKED.fullmatch(text):
         if leaked[1] is not None and leaked[1] not in surface_names():
             raise ValueError(f"--fail-on: expected a surface out of {', '.join(surface_names())}, got {leaked[1]!r}")
         return LeakCondition(surface=leaked[1])
+    if judged := _VERDICT.fullmatch(text):
+        surface, comparison, _, word = judged.groups()
+        if surface not in surface_names():
+            raise ValueError(f"--fail-on: expected a surface out of {', '.join(surface_names())}, got {surface!r}")
+        if word not in VERDICTS:
+            raise ValueError(f"--fail-on: expected a verdict out of {', '.join(VERDICTS)}, got {word!r}")
+        return VerdictCondition(surface=surface, verdict=VERDICTS[word], equal=comparison == "==")
     found = _CONDITION.fullmatch(text)
     if found is None:
         raise ValueError(f"--fail-on: expected {GRAMMAR}, got {text!r}")
@@ -134,13 +194,18 @@ def parse_condition(text: str) -> Condition | LeakCondition:
     gated = (*surface_names(), UTILITY)
     if surface not in gated:
         raise ValueError(f"--fail-on: expected a surface out of {', '.join(gated)}, got {surface!r}")
+    if not math.isfinite(float(bound)):
+        raise ValueError(f"--fail-on: expected a finite number, got {bound}")
+    if metric == CEILING and surface != UTILITY:
+        metrics = [name for name in METRICS if METRICS.build(name).surface == surface]
+        if statistic not in metrics:
+            raise ValueError(f"--fail-on: expected a metric of {surface} out of {', '.join(metrics)}, got {statistic!r}")
+        return Condition(surface=surface, metric=metric, statistic=statistic, comparison=comparison, bound=float(bound))
     known = list(COSTS) if surface == UTILITY else [name for name in METRICS if METRICS.build(name).surface == surface]
     if metric not in known:
         raise ValueError(f"--fail-on: expected a metric of {surface} out of {', '.join(known)}, got {metric!r}")
     if statistic not in STATISTICS:
         raise ValueError(f"--fail-on: expected a statistic out of {', '.join(STATISTICS)}, got {statistic!r}")
-    if not math.isfinite(float(bound)):
-        raise ValueError(f"--fail-on: expected a finite number, got {bound}")
     return Condition(surface=surface, metric=metric, statistic=statistic, comparison=comparison, bound=float(bound))
 
 
@@ -152,6 +217,16 @@ def furthest_trip(condition: Condition, records: Sequence[Record]) -> Trip | Non
         if (value := condition.value(record)) is not None and OPERATORS[condition.comparison](value, condition.bound)
     ]
     return max(crossed, key=lambda trip: abs(trip.value - condition.bound), default=None)
+
+
+def _ceiling(record: Record, metric: str) -> float | None:
+    """The ceiling that a record holds for a metric: of several samples, the one that allows the attacker most."""
+    held = record.details.get(CEILING)
+    value = held.get(metric) if isinstance(held, dict) else None
+    values = [one for one in (value if isinstance(value, list) else [value]) if isinstance(one, (int, float)) and math.isfinite(one)]
+    if not values:
+        return None
+    return float((max if METRICS.build(metric).higher_is_better else min)(values))
 
 
 def _is_closed(record: Record) -> bool:
@@ -175,7 +250,7 @@ def _why_absent(record: Record, metric: str) -> str:
     return f"{record.method}: {reason or record.reason}"
 
 
-def caveat(condition: Condition | LeakCondition, records: Sequence[Record]) -> str:
+def caveat(condition: AnyCondition, records: Sequence[Record]) -> str:
     """A sentence where a tested condition is not met and attacks on its surface were under-optimised; else an empty text."""
     if condition.failure(records) or condition.why_untested(records):
         return ""

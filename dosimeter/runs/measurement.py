@@ -15,6 +15,7 @@ from dosimeter.config import Surfaced, describe, digest
 from dosimeter.interfaces import Defense, Exposure, LabelRecovery, Loss, Recovery, Tampering, Training
 from dosimeter.network.token_inputs import are_tokens
 from dosimeter.options import OptionError, check_fields
+from dosimeter.runs.devices import device_name
 from dosimeter.surfaces.surface import Surface, surface_of_method, surfaces
 from dosimeter.types import Batch, Normalization
 from dosimeter.version import __version__
@@ -114,7 +115,7 @@ def identity_of(client: AuditedClient, measurement: Measurement) -> dict[str, An
         "method": measurement.scored.name,
         "seed": measurement.seed,
         "threat_model": _threat_model(client, measurement),
-        "versions": versions(),
+        "versions": versions(client),
     }
 
 
@@ -137,10 +138,13 @@ def facts_of(client: AuditedClient, protocol: Protocol) -> dict[str, Any]:
     }
 
 
-def versions() -> dict[str, str]:
-    """What a run's last bits depend on beside its seed: versions, and PyTorch's threads, whose number changes the order of sums."""
-    threads = str(torch.get_num_threads())
-    return {"dosimeter": __version__, "torch": torch.__version__, "python": platform.python_version(), "threads": threads}
+def versions(client: AuditedClient) -> dict[str, str]:
+    """What a run's last bits depend on beside its seed: versions, the device, and PyTorch's threads, which change the order of sums."""
+    numbers = {"dosimeter": __version__, "torch": torch.__version__, "python": platform.python_version()}
+    return numbers | {
+        "threads": str(torch.get_num_threads()),
+        "device": device_name(next(iter(client.model.parameters()), torch.zeros(())).device),
+    }
 
 
 def _threat_model(client: AuditedClient, measurement: Measurement) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from dosimeter.interfaces import Attack, Exposure, FeatureRecovery, LabelRecover
 from dosimeter.precision import tf32
 from dosimeter.randomness import generator, global_seed
 from dosimeter.registry import ATTACKS, FEATURES, LABELS, MAPS, TOKENS, Registry
+from dosimeter.report import notebook as _notebook  # noqa: F401 (estimates show themselves)
 from dosimeter.surfaces.surface import Surface, surface_of_method
 from dosimeter.types import FeatureEstimate, LabelEstimate, MapEstimate, Reconstruction, TokenEstimate
 

@@ -20,6 +20,7 @@ from dosimeter.surfaces.layer_inputs import (
     can_refute,
     drops_units,
     judge_errors,
+    may_leak,
     reader_of,
     score_layer,
 )
@@ -58,6 +59,9 @@ class Features(Surface[FeatureEstimate]):
 
     def judge(self, found: FeatureEstimate, scores: Scores, attempts: int) -> tuple[Verdict, str]:
         return judge_errors("feature", "feature vectors", scores, certified=int(found.certified.sum()), attempts=attempts)
+
+    def may_leak(self, found: FeatureEstimate, scores: Scores) -> bool:
+        return may_leak("feature", scores, int(found.certified.sum()))
 
     def beats_nulls(self, value: float | None, rivals: Values) -> bool:
         return beats_nulls(value, rivals)

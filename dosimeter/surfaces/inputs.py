@@ -94,6 +94,11 @@ class Inputs(Surface[Reconstruction]):
         chance, refused = scores.details.get("chance", 1.0), scores.details.get("refused_nulls", {})
         return judge_inputs(*scores.as_lists(), chance=chance, attempts=attempts, refused=refused)
 
+    def may_leak(self, found: Reconstruction, scores: Scores) -> bool:
+        metrics, nulls = scores.as_lists()
+        rivals = list(zip(*columns_of(nulls, "psnr")))
+        return any(map(beats_nulls, metrics["psnr"], rivals))
+
     def beats_nulls(self, value: float | None, rivals: Values) -> bool:
         return beats_nulls(value, rivals)
 

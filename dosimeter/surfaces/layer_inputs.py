@@ -41,6 +41,14 @@ def beats_nulls(error: float | None, rivals: Values) -> bool:
     return number(error, math.inf) < SHARE_OF_NULL * min([1.0, *known])
 
 
+def may_leak(kind: str, scores: Scores, certified: int) -> bool:
+    """Whether anything is certified, or the median error beats the median of every null that was scored."""
+    metrics, nulls = scores.as_lists()
+    errors = [number(value, math.inf) for value in metrics.get(f"{kind}_error", ())]
+    null_medians = [median([number(value, math.inf) for value in column]) for column in columns_of(nulls, f"{kind}_error")]
+    return certified > 0 or not errors or beats_nulls(median(errors), null_medians)
+
+
 def judge_errors(kind: str, counted: str, scores: Scores, *, certified: int, attempts: int = 1) -> tuple[Verdict, str]:
     """A leak is shown where one sample is certified, or where the median error beats the median of every null and luck is refuted.
 

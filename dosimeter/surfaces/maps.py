@@ -13,7 +13,7 @@ from torch import Tensor
 from dosimeter.interfaces import Exposure
 from dosimeter.metrics.map_error import MapError
 from dosimeter.registry import MAPS
-from dosimeter.surfaces.layer_inputs import LARGEST_CERTIFIED_ERROR, beats_nulls, can_refute, judge_errors, reader_of, score_layer
+from dosimeter.surfaces.layer_inputs import LARGEST_CERTIFIED_ERROR, beats_nulls, can_refute, judge_errors, may_leak, reader_of, score_layer
 from dosimeter.surfaces.pictures import MOST_PICTURES, png, score_of
 from dosimeter.surfaces.scores import SAMPLE_NULLS, Comparison, Scores, Values, keep_finite
 from dosimeter.surfaces.surface import SURFACES, Surface
@@ -53,6 +53,9 @@ class Maps(Surface[MapEstimate]):
     def judge(self, found: MapEstimate, scores: Scores, attempts: int) -> tuple[Verdict, str]:
         counted = f"samples' activation maps at {found.layer}"
         return judge_errors("map", counted, scores, certified=int(found.certified.sum()), attempts=attempts)
+
+    def may_leak(self, found: MapEstimate, scores: Scores) -> bool:
+        return may_leak("map", scores, int(found.certified.sum()))
 
     def beats_nulls(self, value: float | None, rivals: Values) -> bool:
         return beats_nulls(value, rivals)

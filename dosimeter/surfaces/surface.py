@@ -101,6 +101,10 @@ class Surface(ABC, Generic[Estimate]):
     def beats_nulls(self, value: float | None, rivals: Values) -> bool:
         """Whether one sample's headline shows a leak, given the headline of each of its nulls."""
 
+    def may_leak(self, found: Estimate, scores: Scores) -> bool:
+        """Whether the estimate beats the nulls that were scored, so that the null of a foreign gradient can change the verdict."""
+        return True
+
     def meaning(self, verdict: Verdict) -> str:
         """What a verdict on the surface means for the client."""
         return {

@@ -102,11 +102,11 @@ def test_all_means_every_passive_method(classifier, batch, monkeypatch):
     from dosimeter.registry import ATTACKS, LABELS
     from dosimeter.runs import audit as module
 
-    chosen = module._choose_methods(ATTACKS, "all", "quick")
+    chosen = module.choose_methods(ATTACKS, "all", "quick")
     assert {"dlg", "inverting_gradients"} <= {attack.name for attack in chosen}
     assert not any(isinstance(attack, ActiveAttack) for attack in chosen)
     assert all(getattr(attack, option) == value for attack in chosen for option, value in attack.quick.items())
-    assert {"idlg", "ilrg"} <= {recovery.name for recovery in module._choose_methods(LABELS, "all", "published")}
+    assert {"idlg", "ilrg"} <= {recovery.name for recovery in module.choose_methods(LABELS, "all", "published")}
 
 
 def test_an_active_attack_that_is_named_changes_the_model_before_it_is_sent(classifier, batch):

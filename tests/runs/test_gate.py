@@ -71,7 +71,7 @@ def test_costs_can_be_gated_too():
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("", "expected leaked, surface.leaked, or surface.metric.statistic OP number"),
+        ("", "expected leaked, surface.leaked, surface.verdict == VERDICT, .*or surface.metric.statistic OP number"),
         ("inputs.psnr > 20", "expected leaked"),
         ("inputs.psnr.median = 20", "expected leaked"),
         ("inputs.psnr.median > twenty", "expected leaked"),
@@ -183,3 +183,59 @@ def test_a_pass_of_under_optimised_attacks_is_said_to_be_one():
     assert caveat(parse_condition("inputs.psnr.median > 5"), [short]) == ""
     assert caveat(parse_condition("labels.insacc.median > 0.5"), [short]) == ""
     assert caveat(parse_condition("inputs.lpips.median < 0.5"), [short]) == ""  # nothing measured it: that is said instead
+
+
+VERDICT = "not shown at this budget"
+
+
+@pytest.mark.parametrize(
+    ("text", "verdict", "fails"),
+    [
+        ("inputs.verdict == leaked", "leaked", True),
+        ("inputs.verdict==leaked", VERDICT, False),
+        ("inputs.verdict == 'not shown'", VERDICT, True),
+        (f'inputs.verdict == "{VERDICT}"', VERDICT, True),
+        ("inputs.verdict != impossible", "leaked", True),
+        ("inputs.verdict != impossible", "not attempted", True),
+        ("inputs.verdict == not attempted", "not attempted", True),
+        ("inputs.verdict == not attempted", "leaked", False),
+    ],
+)
+def test_a_verdict_is_a_condition(text, verdict, fails):
+    found = dataclasses.replace(record(psnr=[9.0]), verdict=verdict, reason="so it is")
+    condition = parse_condition(text)
+    assert (condition.failure([found]) is not None) is fails
+    assert condition.why_untested([found]) is None
+    assert parse_condition(str(condition)) == condition
+
+
+def test_a_verdict_that_rests_on_nothing_is_no_pass():
+    none_ran = [dataclasses.replace(BLANK, verdict="not attempted", outcome="not attempted", reason="no bias")]
+    condition = parse_condition("inputs.verdict == leaked")
+    assert condition.failure(none_ran) is None
+    assert condition.why_untested(none_ran) == "nothing that ran measures inputs (no bias)"
+    assert parse_condition("labels.verdict == leaked").why_untested(none_ran) == "nothing that ran measures labels"
+    crashed = [dataclasses.replace(BLANK, verdict="not measured", outcome="crashed", reason="crashed with OSError")]
+    assert "crashed" in condition.why_untested(crashed)
+    assert "failed" in parse_condition("inputs.verdict == not measured").failure(crashed)
+
+
+@pytest.mark.parametrize(
+    "text", ["inputs.verdict == safe", "inputs.verdict > leaked", "pictures.verdict == leaked", "inputs.verdict = leaked"]
+)
+def test_a_verdict_that_does_not_exist_is_refused(text):
+    with pytest.raises(ValueError, match="--fail-on: expected"):
+        parse_condition(text)
+
+
+def test_a_ceiling_is_a_condition_and_untested_where_no_record_has_one():
+    condition = parse_condition("inputs.ceiling.psnr > 20")
+    assert str(condition) == "inputs.ceiling.psnr > 20"
+    assert condition.failure([record(psnr=[30.0])]) is None
+    assert condition.why_untested([record(psnr=[30.0])]).startswith("nothing that ran measures inputs.ceiling.psnr")
+    bounded = dataclasses.replace(record(psnr=[9.0]), details={"ceiling": {"psnr": [12.0, 24.0]}})
+    assert "gave 24" in condition.failure([bounded])
+    assert condition.why_untested([bounded]) is None
+    assert parse_condition("inputs.ceiling.psnr > 25").failure([bounded]) is None
+    with pytest.raises(ValueError, match="expected a metric of inputs"):
+        parse_condition("inputs.ceiling.insacc > 20")

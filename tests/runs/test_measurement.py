@@ -76,7 +76,7 @@ def test_the_identity_tells_the_threat_model(client):
     identity = identity_of(client, Measurement(labels=LABELS, method=ATTACK, declare_batch_size=False, seed=4))
     assert (identity["surface"], identity["method"], identity["seed"]) == ("inputs", "dlg", 4)
     assert identity["key"] == key_of(client, Measurement(labels=LABELS, method=ATTACK, declare_batch_size=False, seed=4))
-    assert identity["versions"] == versions()
+    assert identity["versions"] == versions(client)
     assert identity["versions"]["threads"] == str(torch.get_num_threads())
     told = identity["threat_model"]
     assert told["labels"] == "recovered by ilrg"

@@ -1,0 +1,152 @@
+"""The time of an audit: forecasts from a few steps, fair shares, and what does not fit is cut and said."""
+
+import dataclasses
+
+import pytest
+import torch
+from torch import nn
+
+import dosimeter as dm
+from dosimeter.progress import advance
+from dosimeter.records import read_records
+from dosimeter.runs import timing
+from dosimeter.runs.timing import Forecast, Timetable, cut_steps, forecast, share_time
+
+ATTACK = dm.attack("inverting_gradients", steps=400)
+BATCH = dm.Batch(torch.rand(4, 1, 8, 8, generator=torch.Generator().manual_seed(0)), torch.tensor([3, 1, 4, 1]))
+ONLY = {"labels": ["ilrg"], "features": [], "maps": []}
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that stands still unless it is moved."""
+    now = [0.0]
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: now[0])
+    return now
+
+
+def test_time_is_shared_fairly():
+    assert share_time([10.0, 10.0], 100.0) == [10.0, 10.0]
+    assert share_time([1.0, 50.0, 50.0], 21.0) == [1.0, 10.0, 10.0]
+    assert share_time([50.0, 4.0, 50.0, 2.0], 16.0) == [5.0, 4.0, 5.0, 2.0]
+    assert share_time([3.0], -1.0) == [0.0]
+    assert share_time([], 5.0) == []
+
+
+@pytest.mark.parametrize("seconds", [1.0, 7.7, 13.0, 40.0, 99.0])
+def test_nobody_gets_more_than_wanted_and_nothing_is_wasted(seconds):
+    wanted = [9.0, 1.0, 30.0, 5.5, 0.0]
+    shares = share_time(wanted, seconds)
+    assert all(share <= want for share, want in zip(shares, wanted))
+    assert sum(shares) == pytest.approx(min(seconds, sum(wanted)))
+
+
+def test_steps_are_cut_to_what_fits_on_a_coarse_scale():
+    expected = Forecast(setup=1.0, each=0.1, steps=400, runs=2)
+    assert expected.seconds == pytest.approx(82.0)
+    assert cut_steps(ATTACK, expected, 82.0) is ATTACK
+    for seconds in (60.0, 40.0, 12.0):
+        fitted = cut_steps(ATTACK, expected, seconds)
+        assert dataclasses.replace(expected, steps=fitted.steps).seconds <= seconds
+        assert fitted.steps >= 0.7 * ((seconds / 2 - 1) / 0.1)  # no more than the scale's step is given away
+    assert cut_steps(ATTACK, expected, 50.0).steps == cut_steps(ATTACK, expected, 52.0).steps
+    assert cut_steps(ATTACK, expected, 3.0) is None
+    assert cut_steps(ATTACK, Forecast(setup=30.0), 10.0) is None  # nothing to cut
+
+
+def test_a_forecast_times_a_few_steps_and_knows_the_rest(classifier, batch, monkeypatch, clock):
+    exposure = dm.observe(classifier, batch)
+    taken = []
+
+    def slow(self, exposure, labels, rng):
+        clock[0] += 2.0
+        for step in range(self.steps):
+            advance(step, self.steps)
+            taken.append(step)
+            clock[0] += 0.5
+
+    monkeypatch.setattr(type(ATTACK), "__call__", slow)
+    assert forecast(ATTACK, exposure, 0) == Forecast(setup=2.0, each=0.5, steps=400, runs=2)
+    assert taken == [0]
+    assert forecast(dm.label_recovery("ilrg"), exposure, 0) == Forecast()
+
+
+def test_a_real_forecast_is_of_the_order_of_the_run(classifier, batch):
+    exposure = dm.observe(classifier, batch)
+    expected = forecast(ATTACK, exposure, 0)
+    assert (expected.steps, expected.runs) == (400, 2)
+    assert 0 < expected.each < 1
+
+
+def test_a_method_that_refuses_needs_no_time(classifier, batch):
+    exposure = dm.observe(classifier, batch)
+    assert forecast(dm.attack("gradinversion"), exposure, 0).seconds == 0.0  # no batch norm
+
+
+def test_what_does_not_fit_is_cut_and_what_comes_too_late_is_left_out(clock):
+    timetable = Timetable(limit=100.0)
+    other = dm.attack("dlg", steps=300)
+    timetable.expected = {id(ATTACK): Forecast(each=0.5, steps=400, runs=2), id(other): Forecast(each=0.1, steps=300)}
+    fitted, said = timetable.fit(ATTACK, [other])
+    assert fitted.steps == 50  # 70 s for two runs, rounded down
+    assert said == "inverting_gradients cut to 50 of 400 steps, to keep max_seconds = 100"
+    clock[0] = 95.0
+    fitted, said = timetable.fit(ATTACK, [])
+    assert fitted is None
+    assert said.startswith("inverting_gradients left out: it takes about")
+    clock[0] = 101.0
+    assert timetable.fit(dm.label_recovery("ilrg"), [])[1] == "ilrg left out: max_seconds = 100 had passed"
+    assert len(timetable.cuts) == 3
+
+
+def test_an_audit_within_a_limit_says_what_it_cut_and_a_longer_one_makes_up_for_it(classifier, batch, tmp_path):
+    short = dm.audit(classifier, batch, attacks=[ATTACK], max_seconds=1e-3, out=tmp_path, **ONLY)
+    assert len(short.cuts) == 2
+    assert {(record.outcome, record.verdict) for record in short.records} == {("not attempted", "not attempted")}
+    assert "max_seconds" in short.records[1].reason
+    attack = dm.attack("inverting_gradients", steps=4)
+    whole = dm.audit(classifier, batch, attacks=[attack], max_seconds=60, out=tmp_path, **ONLY)
+    assert whole.cuts == ()
+    assert whole.resumed == 0
+    assert [record.outcome for record in whole.records] == ["completed", "completed"]
+    assert {record.method: record.outcome for record in read_records(tmp_path)}["ilrg"] == "completed"
+
+
+@pytest.mark.parametrize("limit", [0, -3.0, float("inf"), float("nan")])
+def test_a_limit_is_a_positive_number(classifier, batch, limit):
+    with pytest.raises(ValueError, match="max_seconds: expected a positive number of seconds"):
+        dm.audit(classifier, batch, attacks=[], max_seconds=limit, **ONLY)
+
+
+def test_a_foreign_null_is_spared_only_where_it_cannot_change_the_verdict(classifier, batch, monkeypatch):
+    hopeless = {"labels": ["ilrg"], "features": [], "maps": [], "attacks": [dm.attack("inverting_gradients", steps=1)]}
+    quick = dm.audit(classifier, batch, **hopeless).records[-1]
+    full = dm.audit(classifier, batch, budget="published", **hopeless).records[-1]
+    assert quick.details["spared_nulls"] == ["foreign"]
+    assert "foreign" not in quick.nulls
+    assert "foreign" in full.nulls
+    assert quick.verdict == full.verdict == "not shown at this budget"
+    assert quick.metrics == full.metrics
+
+
+def test_a_quick_audit_gives_large_models_fewer_steps_by_a_count_that_no_clock_changes():
+    small, large = (dm.observe(nn.Sequential(nn.Flatten(), nn.Linear(64, h), nn.Linear(h, 10)), BATCH) for h in (8, 30_000))
+    assert timing.seconds_a_step(small) < 1e-3
+    step = timing.seconds_a_step(large)
+    assert step == timing.seconds_a_step(large)
+    assert step == pytest.approx(timing.SECONDS_A_PARAMETER * 30_000 * 75, rel=0.05)  # 64 inputs, a bias and 10 outputs a unit
+    assert timing.within_quick_budget(ATTACK, timing.seconds_a_step(small)) is ATTACK
+    cut = timing.within_quick_budget(ATTACK, 0.2)
+    assert cut.steps == 100
+    assert timing.within_quick_budget(dataclasses.replace(ATTACK, restarts=2), 0.2).steps == 50
+    assert timing.within_quick_budget(ATTACK, 1e9).steps == timing.FEWEST_STEPS
+    labels = dm.label_recovery("ilrg")
+    assert timing.within_quick_budget(labels, 1e9) is labels
+
+
+def test_convolutions_count_by_their_operations():
+    model = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.Flatten(), nn.Linear(256, 10))
+    flops = 2 * (4 * 9 * 64 + 256 * 10) * len(BATCH.inputs)
+    parameters = 4 * 9 + 4 + 2560 + 10
+    expected = timing.FORWARDS_A_STEP * flops / timing.FLOPS_A_SECOND + timing.SECONDS_A_PARAMETER * parameters
+    assert timing.seconds_a_step(dm.observe(model, BATCH)) == pytest.approx(expected, rel=1e-6)
