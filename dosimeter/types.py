@@ -186,7 +186,7 @@ class Estimate:
     message: str = ""
     premises: tuple[str, ...] = ()  # what its proofs take for granted and the update cannot refute; one short sentence each
 
-    show: ClassVar[Callable[[Any], str] | None] = None  # what a notebook shows of it; set by dosimeter.report.notebook
+    show: ClassVar[Callable[[Any], str] | None] = None  # what a notebook shows of it; set by dosimeter.runs.server
 
     def _repr_html_(self) -> str | None:
         return None if Estimate.show is None else Estimate.show(self)

@@ -78,6 +78,8 @@ def make_hostile(classifier, batch):
 
 
 def test_an_estimate_that_holds_nothing_says_why():
+    import dosimeter.runs.server  # noqa: F401 (whoever recovers anything imports it)
+
     refused = dm.LabelEstimate(counts=None, labels=None, outcome=Outcome.NOT_ATTEMPTED, message="no head & no hope")
     assert refused._repr_html_() == "<p>LabelEstimate: not attempted, no head &amp; no hope</p>"
     assert Estimate.show is not None

@@ -62,6 +62,3 @@ def _thing(kind: str, source: str | None) -> str:
     if kind == "text":
         return f"<pre>{escape(source)}</pre>"
     return f"<img style='{PICTURE}' src='data:image/png;base64,{source}'>"
-
-
-Estimate.show = staticmethod(show_estimate)

@@ -26,8 +26,6 @@ from dosimeter.options import OptionError, check_value
 from dosimeter.progress import Listener, Progress, listening
 from dosimeter.records import FILE_NAME, lock_folder, read_records, write_record
 from dosimeter.registry import DEFENSES, TRAININGS, suggestion
-from dosimeter.report.frames import records_to_pandas
-from dosimeter.report.notebook import show_audit
 from dosimeter.runs.audited_client import DataConfig, client_from
 from dosimeter.runs.choosing import Budget, choose_methods, resolve_methods
 from dosimeter.runs.devices import choose_device, model_on, to_device
@@ -108,10 +106,14 @@ class Audit:
         return f"Audit({len(self.records)} records: {said})"
 
     def _repr_html_(self) -> str:
+        from dosimeter.report.notebook import show_audit
+
         return show_audit(self.records)
 
     def to_pandas(self) -> Any:
         """One row a record: its setting, verdict and reason, and the median of every metric. Needs pandas."""
+        from dosimeter.report.frames import records_to_pandas
+
         return records_to_pandas(self.records)
 
     def save(self, folder: str | Path) -> Path:

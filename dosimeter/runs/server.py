@@ -13,11 +13,20 @@ from dosimeter.interfaces import Attack, Exposure, FeatureRecovery, LabelRecover
 from dosimeter.precision import tf32
 from dosimeter.randomness import generator, global_seed
 from dosimeter.registry import ATTACKS, FEATURES, LABELS, MAPS, TOKENS, Registry
-from dosimeter.report import notebook as _notebook  # noqa: F401 (estimates show themselves)
 from dosimeter.surfaces.surface import Surface, surface_of_method
-from dosimeter.types import FeatureEstimate, LabelEstimate, MapEstimate, Reconstruction, TokenEstimate
+from dosimeter.types import Estimate, FeatureEstimate, LabelEstimate, MapEstimate, Reconstruction, TokenEstimate
 
 Labels = LabelEstimate | Tensor | None
+
+
+def _show(found: Estimate) -> str:
+    """What a notebook shows of an estimate."""
+    from dosimeter.report.notebook import show_estimate
+
+    return show_estimate(found)
+
+
+Estimate.show = staticmethod(_show)
 
 
 def recover_labels(exposure: Exposure, method: str | LabelRecovery, *, seed: int = 0, **options: Any) -> LabelEstimate:
