@@ -21,7 +21,8 @@ from dosimeter.options import PositiveInt
 from dosimeter.randomness import generator
 from dosimeter.registry import MODELS, options_of
 from dosimeter.runs.audit import Suite
-from dosimeter.runs.audited_client import DataConfig, check_device
+from dosimeter.runs.audited_client import DataConfig
+from dosimeter.runs.devices import check_device
 from dosimeter.runs.measurement import AuditedClient
 from dosimeter.runs.received import protocol_of, received_client
 from dosimeter.types import Batch, Normalization
