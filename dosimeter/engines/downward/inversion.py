@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from dosimeter.engines.downward.norms import Freedom
 from dosimeter.engines.downward.walk import KnownMap
 from dosimeter.network.tape import Tape
 from dosimeter.progress import advance
@@ -49,9 +50,13 @@ class MapTargets:
         reached = self.tape.run({0: inputs}, self.tensors, [one.value for one in self.maps])
         parts = []
         for one, found in zip(self.maps, reached):
-            wanted = one.maps.to(found)
-            norm = wanted.flatten(1).norm(dim=1).clamp_min(torch.finfo(found.dtype).tiny)
-            parts.append(torch.where(one.known, found - wanted, 0).flatten(1) / norm[:, None])
+            wanted = torch.where(one.known, one.maps, 0).to(found).flatten(1)
+            found = torch.where(one.known, found, 0).flatten(1)
+            if one.freedom is None:
+                parts.append((found - wanted) / _norm(wanted, "sample"))
+            else:  # only the direction of the map is known
+                even = len(wanted) ** 0.5 if one.freedom == "batch" else 1.0
+                parts.append(even * (found / _norm(found, one.freedom) - wanted / _norm(wanted, one.freedom)))
         return torch.cat(parts, 1)
 
 
@@ -60,7 +65,7 @@ def narrowest(tape: Tape, known: Sequence[KnownMap], head: int) -> list[KnownMap
     chosen: list[KnownMap] = []
     for one in sorted(known, key=lambda one: one.value):
         chosen.append(one)
-        if tape.follows_from(head, [each.value for each in chosen if each.whole]):
+        if tape.follows_from(head, [each.value for each in chosen if each.whole and each.freedom is None]):
             break
     return chosen
 
@@ -170,6 +175,12 @@ class _Smoothness:
     def height(self, inputs: Tensor, joint: bool) -> Tensor:
         """(B,)"""
         return _total(inputs, self(inputs), joint)
+
+
+def _norm(values: Tensor, of: Freedom) -> Tensor:
+    """Of each sample (B, 1), or of the whole batch (1, 1)."""
+    squares = values.square().sum(1, keepdim=True)
+    return (squares if of == "sample" else squares.sum(0, keepdim=True)).clamp_min(torch.finfo(values.dtype).tiny).sqrt()
 
 
 def _differences(inputs: Tensor) -> tuple[Tensor, Tensor]:

@@ -15,9 +15,11 @@ from torch import Tensor
 
 from dosimeter.engines.downward.equations import Solution, solve_input
 from dosimeter.engines.downward.layers import Layer, as_grid
+from dosimeter.engines.downward.norms import Freedom, complete_slopes
 from dosimeter.engines.downward.slopes import Backward, Gate
 
 LARGEST_MISFIT = 1e-5  # of the gradients that a map explains, relative
+LARGEST_COMPLETED_MISFIT = 1e-2  # where slopes were completed from open entries
 LEAST_EXCESS = 1.05  # equations for each unknown, below which a small misfit proves nothing
 ZERO_SLACK = 2.0  # over the most negative entry, up to which an entry is a rectifier's zero
 DOUBT_SLACK = 30.0  # over the most negative entry, up to which an entry may be open or closed
@@ -33,6 +35,7 @@ class KnownMap:
     maps: Tensor  # (B, *shape)
     known: Tensor  # (B, *shape) bool: where the maps are known
     misfit: float  # of the gradients that the maps explain
+    freedom: Freedom | None = None  # what of the maps shares one unknown factor
     flips: int = 0  # rectifier entries that were corrected to explain them
 
     @property
@@ -54,7 +57,11 @@ def walk_down(backward: Backward, layers: Mapping[int, Sequence[Layer]], start: 
     for value in sorted((one for one in layers if one < start.value), reverse=True):
         readable = [layer for layer in layers[value] if layer.groups == 1 and backward.slopes(layer.output) is not None]
         if not readable:
-            reasons[value] = "the slopes behind it depend on maps that are not known"
+            completed = _complete(backward, layers[value], value)
+            if completed is not None:
+                known.append(completed)
+            else:
+                reasons[value] = "the slopes behind it depend on maps that are not known"
             continue
         solution, flips = _settle(backward, readable, value, tolerance)
         if not bool(solution.solved.any()):
@@ -76,6 +83,21 @@ def walk_down(backward: Backward, layers: Mapping[int, Sequence[Layer]], start: 
         if tape.is_rectifier(origin):
             backward.put(origin, Gate(maps=one.maps, opened=one.maps > 0, known=there, doubt=DOUBT_SLACK * level))
     return Walk(known=tuple(known), reasons=reasons)
+
+
+def _complete(backward: Backward, layers: Sequence[Layer], value: int) -> KnownMap | None:
+    """The input of a layer before a norm with statistics of its own, up to a factor; None where it does not come out."""
+    for layer in layers:
+        found = complete_slopes(backward, layer) if layer.groups == 1 else None
+        if found is None:
+            continue
+        tape = backward.tape
+        solution = solve_input([layer], {layer.output: found.slopes}, _grid_shape(tape.shape(value)))
+        if solution.misfit < LARGEST_COMPLETED_MISFIT and bool(solution.solved.any()):
+            maps, _ = _rectified(solution) if tape.is_rectifier(value) else (solution.maps, 0.0)
+            there = solution.solved.expand_as(maps)
+            return KnownMap(value=value, maps=maps, known=there, misfit=solution.misfit, freedom=found.freedom)
+    return None
 
 
 def _settle(backward: Backward, layers: Sequence[Layer], value: int, tolerance: float) -> tuple[Solution, int]:
