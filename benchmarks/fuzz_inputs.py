@@ -299,6 +299,93 @@ def hostile_weights() -> list[dict[str, bytes]]:
 
 
 @cache
+def _exposure() -> Any:
+    import dosimeter as dm
+
+    images = torch.rand(12, 3, 2, 2, generator=torch.Generator().manual_seed(2))
+    auxiliary = dm.Batch(images[4:], torch.arange(8) % 2)
+    return dm.observe(model(), dm.Batch(images[:4], torch.arange(4) % 2), auxiliary=auxiliary)
+
+
+def _attack() -> Any:
+    import dosimeter as dm
+
+    return dm.reconstruct(_exposure(), "inverting_gradients", labels=torch.arange(4) % 2, steps=12)
+
+
+def _decoder_settings() -> Any:
+    from dosimeter.engines.decoder.train import DecoderSettings
+
+    return DecoderSettings(width=2, epochs=1)
+
+
+@cache
+def small_decoders() -> list[dict[str, bytes]]:
+    from dosimeter.engines.decoder.cache import train_or_load
+    from dosimeter.engines.decoder.target import Target
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "decoder.safetensors"
+        train_or_load(Target.of(_exposure()), _exposure().auxiliary.inputs, _decoder_settings(), path)
+        return [{path.name: path.read_bytes()}]
+
+
+def hostile_decoders() -> list[dict[str, bytes]]:
+    """Facts of other kinds, with the weights as they were and the fingerprint of the weights that they have."""
+    from safetensors.torch import load, save
+
+    (honest,) = small_decoders()[0].values()
+    facts, tensors = json.loads(honest[8 : 8 + struct.unpack("<Q", honest[:8])[0]])["__metadata__"], load(honest)
+    shapes = (
+        {"feature": [10**9, 1, 1]},
+        {"image": [3, 10**6, 10**6]},
+        {"width": 10**8},
+        {"width": 20_000},
+        {"width": -1},
+        {"finest": 0},
+        {"x": 1},
+    )
+    changed = [facts | {"shape": json.dumps(json.loads(facts["shape"]) | shape)} for shape in shapes]
+    changed += [facts | {name: value} for name in facts for value in ("", "null", "[]", "1e400", "\x00", "9" * 5000)]
+    changed += [{name: value for name, value in facts.items() if name != left} for left in facts]
+    return [{"decoder.safetensors": save(tensors, some)} for some in changed] + [
+        {"decoder.safetensors": files["weights.safetensors"]} for files in hostile_weights() if "weights.safetensors" in files
+    ]
+
+
+@cache
+def small_checkpoints() -> list[dict[str, bytes]]:
+    """The checkpoint of an attack under the name that the attack looks for."""
+    from dosimeter.artefacts import CheckpointFile, save_checkpoints
+
+    kept, remove = [], CheckpointFile.remove
+    CheckpointFile.remove = lambda self: kept.append({self.path.name: self.path.read_bytes()})
+    try:
+        with tempfile.TemporaryDirectory() as folder, save_checkpoints(folder, 0):
+            _attack()
+    finally:
+        CheckpointFile.remove = remove
+    return kept
+
+
+def hostile_checkpoints() -> list[dict[str, bytes]]:
+    """Tensors of other shapes, types and names, with the fingerprint of the tensors that they are."""
+    from safetensors.torch import load, save
+
+    from dosimeter.artefacts import CONTENTS, fingerprint_of_tensors
+
+    ((name, honest),) = small_checkpoints()[0].items()
+    state = load(honest)
+    changed: list[dict[str, torch.Tensor]] = []
+    for key, tensor in state.items():
+        changed += [{other: value for other, value in state.items() if other != key}]
+        for odd in (tensor.flatten()[:0], tensor[None].clone(), tensor.to(torch.complex64), tensor.to(torch.int8), tensor * 0 - 1):
+            changed.append(state | {key: odd.contiguous()})
+        if tensor.is_floating_point():
+            changed.append(state | {key: torch.full_like(tensor, torch.nan)})
+    return [{name: save(tensors, {CONTENTS: fingerprint_of_tensors(tensors)})} for tensors in changed]
+
+
 @cache
 def small_captures() -> list[dict[str, bytes]]:
     import dosimeter as dm
@@ -440,6 +527,23 @@ def _read_weights(path: Path) -> None:
     load_weights(model(), path)
 
 
+def _read_decoder(path: Path) -> object:
+    from dosimeter.engines.decoder.cache import obtain
+
+    return obtain(_exposure(), _decoder_settings(), str(path))
+
+
+def _read_checkpoint(path: Path) -> object:
+    """An attack that finds the file in the place of its own checkpoint."""
+    from dosimeter.artefacts import save_checkpoints
+
+    with save_checkpoints(path.parent, 3600):
+        found = _attack()
+    if found.outcome.value == "crashed":
+        raise RuntimeError(found.message)
+    return found
+
+
 def _read_capture(path: Path) -> object:
     import dosimeter as dm
     from dosimeter.terminal.capture import print_captures, read_captures
@@ -481,6 +585,8 @@ READERS = (
     Reader("idx", small_idx, _read_images, hostile_idx),
     Reader("cifar", small_cifar, _read_images, hostile_cifar),
     Reader("weights", small_weights, _read_weights, hostile_weights),
+    Reader("decoder", small_decoders, _read_decoder, hostile_decoders),
+    Reader("checkpoint", small_checkpoints, _read_checkpoint, hostile_checkpoints),
     Reader("capture", small_captures, _read_capture, hostile_captures, damage_capture),
     Reader("records", small_records, _read_records, hostile_records, damage_json),
     Reader("audit", small_audits, _read_audit, hostile_tomls, damage_toml),

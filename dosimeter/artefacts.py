@@ -23,6 +23,7 @@ from dosimeter.stopping import stop_if_requested, stop_requested
 
 CHECKPOINT_FOLDER = "checkpoints"  # in a run's own folder
 SECONDS_BETWEEN_CHECKPOINTS = 60.0  # by default
+CONTENTS = "contents"  # the fact of a checkpoint that its tensors are held against
 FINGERPRINT_DIGITS = 16  # hexadecimal: 64 bits
 
 
@@ -119,6 +120,12 @@ def read_tensors(path: Path, device: torch.device | str = "cpu") -> tuple[dict[s
         raise ValueError(f"{path}: truncated, damaged or not a safetensors file") from error
 
 
+def fingerprint_of_tensors(tensors: Mapping[str, Tensor]) -> str:
+    """A hash of tensors with their names, types and shapes."""
+    names = sorted(tensors)
+    return fingerprint(repr([(name, str(tensors[name].dtype), tuple(tensors[name].shape)) for name in names]), *(tensors[n] for n in names))
+
+
 @dataclass
 class CheckpointFile:
     """The file in which a long computation saves its state at intervals, and from which it resumes."""
@@ -134,19 +141,21 @@ class CheckpointFile:
 
     def save(self, tensors: Mapping[str, Tensor], facts: Mapping[str, str] | None = None) -> None:
         """Write the state. If a signal has asked the run to stop, the run stops here."""
-        write_tensors(self.path, tensors, {**(facts or {}), "key": self.key} if self.key else facts)
+        marked = {**(facts or {}), CONTENTS: fingerprint_of_tensors(tensors)} | ({"key": self.key} if self.key else {})
+        write_tensors(self.path, tensors, marked)
         self._last_saved = time.monotonic()
         stop_if_requested()
 
     def load(self, device: torch.device | str = "cpu") -> tuple[dict[str, Tensor], dict[str, str]] | None:
-        """The state that an earlier run saved, or None. A torn file, or a file with another key, is ignored."""
+        """The state that an earlier run saved, or None. A torn or changed file, or a file with another key, is ignored."""
         if not self.path.is_file():
             return None
         try:
             tensors, facts = read_tensors(self.path, device)
         except ValueError:
             return None
-        return (tensors, facts) if facts.get("key", "") == self.key else None
+        intact = facts.pop(CONTENTS, "") == fingerprint_of_tensors(tensors)
+        return (tensors, facts) if intact and facts.get("key", "") == self.key else None
 
     def remove(self) -> None:
         remove_file(self.path)

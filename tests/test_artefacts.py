@@ -115,3 +115,15 @@ def test_checkpoints_are_saved_inside_the_block_only(tmp_path: Path) -> None:
     assert not saves_checkpoints()
     with pytest.raises(ValueError, match="checkpoint_every"), save_checkpoints(tmp_path, every=-1):
         pass
+
+
+def test_a_checkpoint_whose_bits_changed_is_ignored(tmp_path):
+    path = tmp_path / "state.safetensors"
+    CheckpointFile(path).save({"a": torch.arange(4.0)}, {"epoch": "2"})
+    assert CheckpointFile(path).load() is not None
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    assert CheckpointFile(path).load() is None
+    write_tensors(path, {"a": torch.arange(4.0)}, {"epoch": "2"})  # nothing says what it should hold
+    assert CheckpointFile(path).load() is None

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from dosimeter.artefacts import CheckpointFile, fingerprint, read_tensors, write_tensors
+from dosimeter.artefacts import CheckpointFile, fingerprint, fingerprint_of_tensors, read_tensors, write_tensors
 from dosimeter.config import describe, digest
 from dosimeter.engines.decoder.network import Decoder, Shape
 from dosimeter.engines.decoder.target import Target
@@ -79,7 +79,7 @@ def train_or_load(
     facts = {name: json.dumps(value) for name, value in depends.items()}
     facts |= {"kind": KIND, "shape": json.dumps(vars(shape)), "mode": "train" if target.train_mode else "eval"}
     facts |= {"images": str(len(pixels)), "error": repr(result.error), "seconds": f"{result.seconds:.1f}", "notes": "; ".join(result.notes)}
-    facts |= {"weights": _weights_fingerprint(result.decoder.state_dict())}
+    facts |= {"weights": fingerprint_of_tensors(result.decoder.state_dict())}
     write_tensors(path, result.decoder.state_dict(), facts)
     return StoredDecoder(decoder=result.decoder, path=path, facts=facts)
 
@@ -104,11 +104,13 @@ def load_decoder(path: Path, target: Target) -> StoredDecoder:
     if backbone != target.fingerprint():
         raise Refused(f"the decoder in {path} was trained for other weights of this architecture; train one for these")
     try:
+        with torch.device("meta"):  # a shape that the file's weights do not have takes no memory
+            Decoder(shape).load_state_dict(tensors, assign=True)
         decoder = Decoder(shape)
         decoder.load_state_dict(tensors)
     except (RuntimeError, TypeError, ValueError):
         raise Refused(f"decoder: {path} was made by another version of dosimeter; train it again") from None
-    if weights != _weights_fingerprint(tensors):
+    if weights != fingerprint_of_tensors(tensors):
         raise Refused(f"decoder: {path} was changed after its training, its weights are others; remove it to train a new one")
     decoder = decoder.to(target.device).eval().requires_grad_(False)
     return StoredDecoder(decoder=decoder, path=path, facts=facts)
@@ -151,11 +153,6 @@ def _read(path: Path, changed: int) -> tuple[dict[str, Tensor], dict[str, str]]:
         return read_tensors(path)
     except ValueError as error:
         raise Refused(f"decoder: {path} is truncated, damaged or not a safetensors file; remove it to train a new one") from error
-
-
-def _weights_fingerprint(tensors: Mapping[str, Tensor]) -> str:
-    names = sorted(tensors)
-    return fingerprint(repr([(name, str(tensors[name].dtype), tuple(tensors[name].shape)) for name in names]), *(tensors[n] for n in names))
 
 
 def _fingerprint(pixels: Tensor) -> str:

@@ -40,6 +40,8 @@ class Checkpoint:
         if found is None or self.sketch is None or "update" not in found[0]:
             return None
         tensors, _ = found
+        if tensors["update"].shape != self.sketch.shape:
+            return None
         difference = (tensors.pop("update").cpu() - self.sketch).abs()
         norms = self.sketch[:, :1]
         return tensors if bool((difference <= SAME_UPDATE * (norms + SAME_UPDATE * norms.max())).all()) else None

@@ -14,7 +14,7 @@ from dosimeter.engines.matching.consistency import with_consistency
 from dosimeter.engines.matching.paths import Evaluation, Evaluator
 from dosimeter.engines.matching.problem import Problem
 from dosimeter.engines.matching.result import best_inputs
-from dosimeter.engines.matching.state import State, end_trial, forget_best_objective, keep_best, move, restore, to_tensors, trial_ends
+from dosimeter.engines.matching.state import State, end_trial, fits, forget_best_objective, keep_best, move, restore, to_tensors, trial_ends
 from dosimeter.engines.matching.terms import TermSchedule
 from dosimeter.progress import advance
 from dosimeter.stopping import stop_requested
@@ -36,7 +36,7 @@ def descend(problem: Problem, state: State, rng: Generator, checkpoint: Checkpoi
     recipe, began = problem.recipe, time.monotonic()
     state.memory = recipe.optimiser.start(state.variables)
     saved = checkpoint.load(problem.device)
-    if saved is not None:
+    if saved is not None and fits(state, rng, saved):
         restore(state, rng, saved)
     evaluator, schedule = choose(problem, state.variables), TermSchedule(problem)
     while state.step < recipe.steps:

@@ -13,6 +13,8 @@ from dosimeter.engines.matching.paths import Evaluation
 from dosimeter.engines.matching.problem import Problem
 from dosimeter.engines.matching.recipe import Recipe
 
+PER_RESTART = ("variables", "best", "best objective", "alive")  # saved tensors with one row a restart
+
 
 @dataclass(kw_only=True)
 class State:
@@ -106,6 +108,34 @@ def to_tensors(state: State, rng: Generator) -> dict[str, Tensor]:
     if state.variables.is_cuda:
         tensors["device numbers"] = torch.cuda.get_rng_state(state.variables.device)
     return tensors | {f"optimiser {name}": tensor for name, tensor in state.memory.items()}
+
+
+def fits(state: State, rng: Generator, tensors: dict[str, Tensor]) -> bool:
+    """Whether saved tensors can be the state of a run like this one, further on and with as many restarts or fewer."""
+    restarts = set()
+    for name, own in to_tensors(state, rng).items():
+        saved = tensors.get(name)
+        if saved is None or saved.dtype != own.dtype or saved.ndim != own.ndim or saved.shape[1:] != own.shape[1:]:
+            return False
+        if name in PER_RESTART or (name.startswith("optimiser ") and own.ndim):
+            restarts.add(len(saved))
+        elif saved.shape != own.shape and name != "ended":
+            return False
+        if name.endswith(" numbers") and not _is_stream(saved):
+            return False
+    counted = torch.cat([tensors["steps"].flatten(), tensors["optimiser count"].flatten()])
+    return len(restarts) == 1 and restarts.pop() > 0 and bool((counted >= 0).all())
+
+
+def _is_stream(saved: Tensor) -> bool:
+    """Whether bytes are the state of a stream of random numbers on a CPU, or of another device's."""
+    if saved.numel() != torch.default_generator.get_state().numel():
+        return True
+    try:
+        Generator().set_state(saved.cpu())
+    except (RuntimeError, TypeError):
+        return False
+    return True
 
 
 def restore(state: State, rng: Generator, tensors: dict[str, Tensor]) -> None:

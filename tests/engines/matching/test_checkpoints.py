@@ -15,6 +15,7 @@ from torch import nn
 
 import dosimeter as dm
 from dosimeter.artefacts import CHECKPOINT_FOLDER, save_checkpoints
+from dosimeter.engines.matching.state import State, fits, to_tensors
 from dosimeter.progress import listening
 from dosimeter.records import read_records
 
@@ -104,3 +105,30 @@ def test_an_update_computed_again_resumes_and_another_one_does_not(change: float
     with save_checkpoints(tmp_path, every=1e9), listening(lambda done, total, note: first.append(done)):
         dm.reconstruct(again, "inverting_gradients", **settings)
     assert first[0] == begun
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("variables", torch.zeros(0, 3)),
+        ("best", torch.zeros(1, 1, 3)),
+        ("steps", torch.tensor([-1, 0])),
+        ("steps", torch.zeros(0, dtype=torch.int64)),
+        ("optimiser count", torch.tensor(-1)),
+        ("own numbers", torch.zeros(5056, dtype=torch.uint8)),
+        ("optimiser mean", None),
+    ],
+)
+def test_only_what_can_be_a_state_of_this_run_is_taken_up(name, value):
+    rng = torch.Generator().manual_seed(0)
+    state = State(variables=torch.zeros(2, 3), best=torch.zeros(2, 3), best_objective=torch.zeros(2), alive=torch.ones(2, dtype=torch.bool))
+    state.memory = {"mean": torch.zeros(2, 3), "count": torch.tensor(0)}
+    saved = to_tensors(state, rng)
+    assert fits(state, rng, saved)
+    one = {
+        key: tensor[:1] if key in ("variables", "best", "best objective", "alive", "optimiser mean") else tensor
+        for key, tensor in saved.items()
+    }
+    assert fits(state, rng, one | {"ended": torch.tensor([0.5], dtype=torch.float64)})
+    changed = {key: tensor for key, tensor in (saved | {name: value}).items() if tensor is not None}
+    assert not fits(state, rng, changed)
