@@ -78,7 +78,7 @@ class Labels(Surface[LabelEstimate]):
         check_one_label(truth.targets)
 
     def proves(self, found: LabelEstimate) -> bool:
-        return found.certified or "proved" in found.details
+        return found.certified or ("proved" in found.details and bool(found.details["proved"].any()))
 
     def proof(self, found: LabelEstimate) -> str:
         least = found.counts if found.certified else found.details.get("proved", found.counts.new_zeros(1))

@@ -1,4 +1,4 @@
-"""Untrained ResNet-20 in eval mode, float32, 50 to 100 classes, 13 to 16 samples: features are nearly collinear, and labels nearly alike."""
+"""Untrained ResNet-20 in eval mode, 50 to 100 classes, 13 to 16 samples: features are nearly collinear, and labels nearly alike."""
 
 import sys
 from pathlib import Path
