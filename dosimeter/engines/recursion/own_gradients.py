@@ -17,6 +17,7 @@ from dosimeter.network.probing import copied_buffers, forward
 SAME_GRADIENT = 2e-5  # relative difference up to which a gradient is the input's own; single precision gives 1e-6, mixtures some 1e-3
 SAMPLES_APART = 0.05  # relative distance of two samples, from which on their mixture is neither
 MOST_SAMPLES = 64  # in a batch of undeclared size, whose labels may cancel
+LEAST_CHANGE = 0.01  # of the derivative at the logits: with less, two samples of one label pass for one of twice the share
 NOISE_REACH = 3.0  # standard deviations that the noise in a sum may exceed its own size by
 BLUR_REACH = 0.5  # of the relative error of an input, whose direction is random, that shows in its gradient
 LIKELY = 3e-4  # the chance, over all labels, from which on a mixture may pass for a sample
@@ -55,15 +56,18 @@ class Comparison:
         return self.possible and fits and len(self.expected) * self._luck(share, 0) <= LIKELY
 
     def shares(self) -> list[Share]:
-        """The shares with which one sample has this gradient, one for each label that fits."""
-        if not self.possible:
+        """The shares with which one sample has this gradient, one for each label that fits.
+
+        Two samples of one label have twice the gradient of their mean, but for the square of the change from one to the other.
+        """
+        if not self.possible or self.change < LEAST_CHANGE:
             return []
         lengths = self.expected.square().sum(1).clamp_min(torch.finfo(self.expected.dtype).tiny)
         values = (self.expected @ self.seen) / lengths  # (labels,)
         off = (values[:, None] * self.expected - self.seen).norm(dim=1)
         fits = (values > 0) & (off <= self.tolerance)
         spread = self.tolerance / float(self.seen.norm())
-        return [Share(value=value, spread=spread, luck=len(values) * self._luck(value, 1)) for value in values[fits].tolist()]
+        return [Share(value=value, spread=spread, luck=int((values > 0).sum()) * self._luck(value, 1)) for value in values[fits].tolist()]
 
     def _luck(self, share: float, known: int) -> float:
         """The chance that a mixture comes this near to one label's gradient, in all directions but the first `known`.
