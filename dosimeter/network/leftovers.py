@@ -53,7 +53,7 @@ def _undo_of(value: Any) -> Undo | None:
         case list() | deque():
             return partial(_refill_sequence, value, list(value))
         case dict():
-            return partial(_refill_dictionary, value, dict(value))
+            return partial(_refill_dictionary, value, dict(dict.items(value)))  # a subclass may make its values when it is asked
         case set():
             return partial(_refill_set, value, set(value))
         case CellType():
@@ -104,7 +104,7 @@ def _refill_sequence(sequence: list[Any] | deque[Any], before: list[Any]) -> Non
 
 
 def _refill_dictionary(dictionary: dict[Any, Any], before: dict[Any, Any]) -> None:
-    if not (_same(dictionary, before) and _same(dictionary.values(), before.values())):
+    if not (_same(dict.keys(dictionary), before) and _same(dict.values(dictionary), before.values())):
         dictionary.clear()
         dictionary.update(before)
 

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 STANDARD = sys.stdlib_module_names - {"collections", "weakref", "queue", "types", "_thread"}  # objects that hold no user's values
-LIBRARIES = sys.stdlib_module_names | {"torch", "dosimeter", "numpy", "scipy", "safetensors"}  # their classes and globals keep no samples
+OTHERS = {"torch", "dosimeter", "numpy", "scipy", "safetensors", "transformers", "peft", "timm"}
+LIBRARIES = sys.stdlib_module_names | OTHERS  # their classes and globals keep no samples
 CALLED_FIRST = ("forward", "__call__")  # the code of a module that a pass runs
 ATOMS = (str, bytes, int, float, complex, type(None), torch.dtype, torch.device, torch.Size, types.CodeType)
 OF_MODULES = ("_parameters", "_buffers", "_modules")  # dictionaries whose entries a module's users call by their own names
@@ -97,7 +98,10 @@ class Reach:
                 yield None, value.__wrapped__
             case functools.partial():
                 yield from ((None, part) for part in (value.func, value.args, value.keywords))
-            case dict() | types.MappingProxyType():
+            case dict():
+                items = list(dict.items(value))  # a subclass may make its values when it is asked
+                yield from ((str(key) if isinstance(key, str) else None, item) for key, item in items)
+            case types.MappingProxyType():
                 yield from ((str(key) if isinstance(key, str) else None, item) for key, item in list(value.items()))
             case _ if isinstance(value, SEQUENCES):
                 yield from ((None, item) for item in list(value))

@@ -162,7 +162,9 @@ def score_tokens(found: TokenEstimate, comparison: Comparison) -> Scores:
     details: dict[str, Any] = {"chance": _chance(_members(found.tokens, width), wanted, drawn)}
     replaced = comparison.exposure is not None and any(defense.replaces for defense in comparison.exposure.public.defenses)
     if not replaced:
-        details["false_certificates"] = false_certificates(found, texts)
+        whole = comparison.truth.inputs  # a position that the mask hides is private too, and may leave a trace
+        rows = (whole.main if isinstance(whole, NamedInputs) else whole).tolist()
+        details["false_certificates"] = false_certificates(found, [tuple(row) for row in rows])
     return Scores(surface="tokens", per_metric=columns, nulls=nulls, assignment=assignment, unavailable=unavailable, details=details)
 
 

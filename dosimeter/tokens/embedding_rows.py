@@ -11,7 +11,7 @@ from torch import Generator, Tensor
 
 from dosimeter.engines.premises import premises_of
 from dosimeter.engines.subspace.distortion import distortion_of, unmodelled
-from dosimeter.engines.tokens.tied_head import head_span, is_tied
+from dosimeter.engines.tokens.tied_head import TIED_SLACK, head_span, is_tied
 from dosimeter.interfaces import Exposure, Public, TokenRecovery
 from dosimeter.network.token_inputs import TokenEmbedding, find_token_embedding
 from dosimeter.registry import TOKENS
@@ -21,7 +21,6 @@ LARGEST_CHANCE = 1e-6  # that any token of the vocabulary is certified by accide
 FALSE_SHARE = 0.05  # of the guesses behind noise that may be wrong (Benjamini & Hochberg 1995)
 FAR = 8.0  # a row is a guess if its norm exceeds the usual row's by as many deviations, where nothing is known of the noise
 CLEAR_GAP = 10.0  # of the output layer's span: its last singular value over the noise's edge, below which a direction may be missing
-TIED_SLACK = 8.0  # a row is outside of the output layer's span beyond as many of its error bars
 
 
 @TOKENS.register("embedding_rows")

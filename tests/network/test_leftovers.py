@@ -1,7 +1,7 @@
 """What a block of code leaves in the classes, globals and closures of a model is undone; what is reached is named."""
 
 import threading
-from collections import deque
+from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -82,3 +82,23 @@ def test_what_is_not_reached_stays_as_the_block_left_it():
     with nothing_kept(Counter()):
         other.append(1)
     assert other == [1]
+
+
+def test_a_dictionary_that_makes_its_values_when_asked_stays_as_it_is():
+    """As the table of activations of Transformers, which builds a module each time it is read."""
+
+    class Making(OrderedDict):
+        def __getitem__(self, key):
+            return super().__getitem__(key)()
+
+    class Model(nn.Linear):
+        table = Making(relu=nn.ReLU)
+
+        def forward(self, inputs):
+            return self.table["relu"](super().forward(inputs))
+
+    model = Model(2, 2)
+    with nothing_kept(model):
+        model(torch.ones(1, 2))
+        Model.table["tanh"] = nn.Tanh
+    assert list(dict.items(Model.table)) == [("relu", nn.ReLU)]
