@@ -1,6 +1,7 @@
 """How often an audit says "leaked" of an update that carries nothing of the private batch, and of one that does.
 
     python benchmarks/calibration.py [--draws 1000] [--power 240] [--seed 0] [--jobs 16] [--data shared/data] [--out FILE.json]
+        [--record docs/results/records/word/calibration.json]
 
 The server gets, in place of the private batch's update: that of other images with random labels; that of other images with the
 same labels, where only inputs are judged; or noise with the norm of each layer of a foreign update. Images of CIFAR-10, CIFAR-100
@@ -23,6 +24,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from measured import write_measurement
 from scipy.stats import beta
 from torch import Tensor
 
@@ -194,6 +196,27 @@ def table(results: list[Result]) -> list[dict[str, Any]]:
     return rows
 
 
+def write_record(file: Path, rows: list[dict[str, Any]], results: list[Result], seed: int) -> None:
+    """The table for docs/results/word.md, and which surfaces the true updates leaked on."""
+    shown = [r for r in rows if r["group"].startswith("empty") or r["group"] == "true: all"]
+    cells = [
+        [r["group"], r["audits"], r["leaked"], f"{r['leaked'] / r['audits']:.1%}", f"{r['low']:.1%} to {r['high']:.1%}", r["coincidences"]]
+        for r in shown
+    ]
+    findings = []
+    for r in rows:
+        if r["group"] == "empty: all":
+            said = f"{r['leaked'] / r['audits']:.1%} do, 95 % interval {r['low']:.1%} to {r['high']:.1%}"
+            findings.append(f"At most 5 % of the audits of empty updates may say leaked. {said}.")
+        if r["group"] == "true: all":
+            counts = ", ".join(f"{surface} {r[surface]}" for surface in SURFACES)
+            findings.append(f"Of {r['audits']} audits of true updates {r['leaked']} say leaked: {counts}.")
+    crashed = sum(len(result.crashed) for result in results)
+    findings += [f"{crashed} methods crashed."] if crashed else []
+    columns = ["updates", "audits", "leaked", "share", "95 % interval", "by coincidence"]
+    write_measurement(file, f"from {seed}, used for nothing else", columns, cells, findings)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--draws", type=int, default=1000, help="audits of empty updates")
@@ -203,6 +226,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--data", type=Path, default=Path("shared/data"))
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--record", type=Path, help="the table as a JSON file for docs/results/build.py")
     options = parser.parse_args()
     wanted = [*cases(options.draws, options.seed, EMPTY_UPDATES), *cases(options.power, options.seed + 1, ("true",))]
     arguments = [(case, options.data, options.steps) for case in wanted]
@@ -221,6 +245,8 @@ def main() -> None:
     print("records without a foreign null:", sum(result.missing_nulls for result in results), "of", sum(r.records for r in results))
     print("crashed methods:", sum(len(result.crashed) for result in results), *{text for r in results for text in r.crashed})
     print("seconds of all audits:", round(sum(result.seconds for result in results)))
+    if options.record:
+        write_record(options.record, rows, results, options.seed)
     if options.out:
         options.out.write_text(json.dumps({"rows": rows, "results": [asdict(result) for result in results]}, indent=1) + "\n")
 

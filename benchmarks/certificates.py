@@ -3,6 +3,7 @@
     python benchmarks/certificates.py --seed 1 --draws 20 --jobs 16 --seconds 550 --out after.json [--data ../shared/data]
     PYTHONPATH=OLDER_TREE python benchmarks/certificates.py --seed 1 --draws 20 --jobs 16 --out before.json
     python benchmarks/certificates.py --merge after-1.json after-2.json --before before.json
+    python benchmarks/certificates.py --seed 1 --draws 400 --claims 20600 --record docs/results/records/word/certificates.json
 
 A kind of draw is a function of a seed that returns rows (`certificate_kinds/kind.py`). Every module in `certificate_kinds/` with a function
 `kinds(data)` takes part. A draw that crashes or takes longer than `--limit` seconds is counted as an error and printed; the others go on.
@@ -29,6 +30,7 @@ from typing import Any
 import certificate_kinds
 import torch
 from certificate_kinds.kind import Kind, Row
+from measured import write_measurement
 
 from dosimeter.types import Refused
 
@@ -189,6 +191,26 @@ def print_table(summary: Summary, before: Summary | None) -> None:
         print(f"and {len(summary['notes']) - SHOWN_EXAMPLES} more")
 
 
+def write_record(file: Path, summary: Summary, seed: int, turns: int) -> None:
+    """One row a method, for docs/results/word.md; and a sentence on what is false, went wrong or was left out."""
+    methods: dict[str, list[dict[str, int]]] = {}
+    for name, counts in summary["kinds"].items():
+        methods.setdefault(name.partition(":")[0], []).append(counts)
+    everything = list(summary["kinds"].values())
+    rows = []
+    for name, group in [*((f"`{name}`", group) for name, group in sorted(methods.items())), ("all", everything)]:
+        total = {key: sum(counts[key] for counts in group) for key in COUNTS}
+        shown = [total[key] for key in ("draws", "certified", "false", "excused", "refused", "errors")]
+        rows.append([name, len(group), *shown, _percent(share(total))])
+    certified, false = (sum(counts[key] for counts in everything) for key in ("certified", "false"))
+    findings = [f"{false:,} false certificates in contract out of {certified:,}."]
+    for reason in sorted(set(summary["skipped"].values())):
+        findings.append(f"{list(summary['skipped'].values()).count(reason)} kinds were left out: {reason}.")
+    findings += [f"{note}." for note in summary["notes"][:SHOWN_EXAMPLES]]
+    columns = ["methods", "kinds", "draws", "certified", "false", "excused", "refused", "errors", "share"]
+    write_measurement(file, f"{seed} to {seed + turns - 1}, used for nothing else", columns, rows, findings)
+
+
 def _percent(value: float | None) -> str:
     return "–" if value is None else f"{value:.1%}"
 
@@ -204,6 +226,7 @@ def main() -> int:
     parser.add_argument("--only", default="", help="kinds whose name holds this")
     parser.add_argument("--data", type=Path, help="folder of the shared data")
     parser.add_argument("--out", type=Path, help="the summary as JSON")
+    parser.add_argument("--record", type=Path, help="the table as a JSON file for docs/results/build.py")
     parser.add_argument("--before", type=Path, help="a summary to compare with, of the same kinds and seeds on other code")
     parser.add_argument("--merge", type=Path, nargs="+", help="no draws: the sum of these summaries")
     arguments = parser.parse_args()
@@ -215,6 +238,9 @@ def main() -> int:
         summary = summarise(campaign([name for name in kinds if name not in skipped], arguments), skipped)
     if arguments.out:
         arguments.out.write_text(json.dumps(summary, indent=1), encoding="utf-8")
+    if arguments.record:
+        turns = max((counts["draws"] for counts in summary["kinds"].values()), default=1)
+        write_record(arguments.record, summary, arguments.seed, turns)
     print_table(summary, json.loads(arguments.before.read_text(encoding="utf-8")) if arguments.before else None)
     return int(any(counts["false"] for counts in summary["kinds"].values()))
 

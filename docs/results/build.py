@@ -19,7 +19,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 PAGE_KEYS = {"title", "about", "order", "defaults", "facts"}
 PROVENANCE = ("command", "seeds", "machine", "version")
-FACT_KEYS = {"title", "setting", "columns", "rows", "values", "from", "where", "summary", "findings", *PROVENANCE}
+FACT_KEYS = {"title", "setting", "columns", "rows", "values", "from", "where", "summary", "findings", "measured", *PROVENANCE}
 REQUIRED = ("title", "command", "seeds")
 SHOWN_OF_CELL = ("row", "column", "quantity", "published", "measured", "standard_error", "trials", "verdict")
 
@@ -64,6 +64,8 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def _fact(fact: dict[str, Any], path: str, records: Path) -> list[str]:
+    if "measured" in fact:
+        fact = json.loads((records / fact["measured"]).read_text(encoding="utf-8")) | fact
     if unknown := sorted(fact.keys() - FACT_KEYS):
         raise RecordError(f"{path}.{unknown[0]}: no such key; keys of a fact are: {', '.join(sorted(FACT_KEYS))}")
     if missing := [key for key in REQUIRED if key not in fact]:

@@ -1,0 +1,92 @@
+"""Certified tokens and texts: true where the private texts hold them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Generator
+
+import dosimeter as dm
+from certificate_kinds.kind import Kind, Row
+from dosimeter.models.transformer import Transformer
+
+METHODS = ("embedding_rows", "dager")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """What a kind of draw fixes; the rest is drawn."""
+
+    language_model: bool = False  # one target a position; else one class a text
+    tied: bool = False  # the output layer shares the embedding's weight
+    duplicate: bool = False
+    protocol: tuple[tuple[str, Any], ...] = ()  # options of `observe`
+    wrong_size: int = 0  # added to the declared size
+    breaks: str = ""
+
+
+def kinds(data: Path | None) -> list[Kind]:
+    return [
+        Kind(name=f"tokens/{method}: {name}", draw=partial(certified_tokens, method, setting), breaks=setting.breaks)
+        for method in METHODS
+        for name, setting in settings().items()
+    ]
+
+
+def settings() -> dict[str, Setting]:
+    def behind(name: str, **options: Any) -> Setting:
+        return Setting(protocol=(("defenses", (dm.defense(name, **options),)),))
+
+    return {
+        "classes of texts": Setting(),
+        "language model": Setting(language_model=True),
+        "tied output layer": Setting(language_model=True, tied=True),
+        "a duplicate": Setting(duplicate=True),
+        "no size declared": Setting(protocol=(("declare_batch_size", False),)),
+        "local steps": Setting(protocol=(("training", dm.FedAvg(learning_rate=0.01, steps=3)),)),
+        "behind clipping": behind("clipping", max_norm=0.05),
+        "behind 16-bit quantisation": behind("quantisation", bits=16),
+        "behind 6-bit quantisation": behind("quantisation", bits=6),
+        "behind pruning": behind("pruning", ratio=0.5),
+        "behind faint noise": behind("gaussian_noise", std=1e-7),
+        "one text too many declared": Setting(wrong_size=1, breaks="batch size"),
+        "one text too few declared": Setting(wrong_size=-1, breaks="batch size"),
+    }
+
+
+def certified_tokens(method: str, setting: Setting, seed: int) -> list[Row]:
+    """One row a token of the batch, one for each token or text that is proved and wrong, and one a proved text."""
+    rng = Generator().manual_seed(seed)
+
+    def pick(*choices: Any) -> Any:
+        return choices[int(torch.randint(len(choices), (1,), generator=rng))]
+
+    vocabulary, width, length, count = pick(60, 300, 1000), pick(32, 64, 96), pick(4, 8, 12), pick(1, 2, 3, 4)
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        shape = {"vocabulary": vocabulary, "width": width, "layers": pick(1, 2), "heads": 4, "positions": length}
+        head = {"tied": setting.tied} if setting.language_model else {"classes": pick(2, 3, 10)}
+        model = Transformer("gpt2" if setting.language_model else pick("gpt2", "bert"), **shape, **head).eval()
+    texts = torch.randint(vocabulary, (count, length), generator=rng)
+    if setting.duplicate:
+        texts[-1] = texts[0]
+    targets = texts.roll(-1, 1) if setting.language_model else torch.randint(head["classes"], (count,), generator=rng)
+    exposure = dm.observe(model, dm.Batch(texts, targets), **dict(setting.protocol))
+    if setting.wrong_size:
+        exposure = replace(exposure, public=replace(exposure.public, batch_size=max(count + setting.wrong_size, 1)))
+    found = dm.recover_tokens(exposure, method, seed=seed)
+    private, written = set(texts.flatten().tolist()), {tuple(text) for text in texts.tolist()}
+    rows = [
+        Row(certified=token in found.certified, true=True, recovered=token in found.tokens, premises=found.premises) for token in private
+    ]
+    rows += [Row(certified=True, true=False, recovered=False, premises=found.premises) for _ in found.certified - private]
+    if found.complete and private - found.tokens:
+        rows.append(Row(certified=True, true=False, recovered=False, premises=found.premises))
+    for text, sure in zip(found.sequences, found.certified_sequences):
+        whole = text in written or any(one[: len(text)] == text for one in written)
+        rows.append(Row(certified=sure, true=whole, recovered=whole, premises=found.premises))
+    return rows
