@@ -30,7 +30,7 @@ from dosimeter.network.tape import tensors_of
 from dosimeter.registry import MODELS
 
 SIDE = 224
-DRAWING: dict[str, Any] = {"steps": 40, "products": 30, "variation": 0.0}
+DRAWING: dict[str, Any] = {"steps": 1, "products": 1, "variation": 0.0, "approach_steps": 1500}
 MATCHING: dict[str, Any] = {"steps": 0, "learning_rate": 0.03, "total_variation": 0.1, "map_weight": 1.0, "precision": "tf32"}
 
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
 from torch import Generator
 
-from dosimeter.engines.downward.pictures import Descent, descend, draw
+from dosimeter.engines.downward.matching import Matching, match
+from dosimeter.engines.downward.pictures import Descent, descend, draw, labels_of
+from dosimeter.engines.matching.recipe import Path, Precision
 from dosimeter.interfaces import Attack, Exposure
-from dosimeter.options import NonNegativeFloat, PositiveFloat, PositiveInt
+from dosimeter.options import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from dosimeter.registry import ATTACKS
 from dosimeter.types import Knowledge, LabelEstimate, Outcome, Reconstruction
 
@@ -32,10 +34,17 @@ class Maps(Attack):
     quick: ClassVar[dict[str, Any]] = {"steps": 12}
 
     layer: str | None = None  # the convolution whose maps come first; none: the first one that shows them
+    approach: NonNegativeInt = 0  # steps of Adam first, for deep maps that do not determine the pictures
     steps: PositiveInt = 60  # of Gauss-Newton
     products: PositiveInt = 20  # by the Gauss-Newton matrix, a step at most
     total_variation: NonNegativeFloat = 0.0  # at the first step, in units of the maps' misfit
     seconds: PositiveFloat | None = None  # after which no further step begins
+    matching: NonNegativeInt = 0  # steps of gradient matching afterwards, for maps that do not determine the pictures
+    learning_rate: PositiveFloat = 0.03  # of matching, as all that follow
+    matching_variation: NonNegativeFloat = 0.1
+    map_weight: NonNegativeFloat = 1.0
+    path: Path = "auto"
+    precision: Precision = "fp32"
 
     def __call__(self, exposure: Exposure, labels: LabelEstimate | None, rng: Generator) -> Reconstruction:
         seed = int(torch.randint(2**31, (1,), generator=rng, device=rng.device))
@@ -47,12 +56,26 @@ class Maps(Attack):
             steps=self.steps,
             products=self.products,
             variation=self.total_variation,
+            approach_steps=self.approach,
+            approach_variation=self.matching_variation,
             seconds=self.seconds,
         )
+        told = labels_of(exposure, descent, drawn.inputs) if descent.labels is None else descent.labels
+        if self.matching:
+            how = Matching(
+                steps=self.matching,
+                learning_rate=self.learning_rate,
+                total_variation=self.matching_variation,
+                map_weight=self.map_weight,
+                path=self.path,
+                precision=self.precision,
+            )
+            found = match(exposure, replace(descent, labels=told), drawn.inputs, rng, how)
+            return replace(found, message="; ".join(filter(None, (found.message, _message(descent)))))
         unknown = torch.full((len(drawn.inputs),), -1, dtype=torch.int64, device=drawn.inputs.device)
         return Reconstruction(
             inputs=drawn.inputs,
-            labels=unknown if descent.labels is None else descent.labels.to(drawn.inputs.device),
+            labels=unknown if told is None else told.to(drawn.inputs.device),
             objective=float(drawn.losses.mean()),
             normalization=exposure.public.normalization,
             outcome=Outcome.PARTIAL if descent.doubt else Outcome.COMPLETED,
@@ -61,11 +84,16 @@ class Maps(Attack):
 
 
 def _message(descent: Descent) -> str:
-    """Where the maps begin and how far down they are exact."""
-    lowest = descent.names.get(descent.lowest.value, descent.start)
-    part = "" if descent.lowest.whole else f" ({float(descent.lowest.known.double().mean()):.0%} of it)"
+    """Where the maps begin, how far down they are exact, and why no further."""
+    lowest = descent.lowest
+    name = descent.names.get(lowest.value, descent.start)
     words = [descent.doubt] if descent.doubt else []
     words.append(f"maps of {len(descent.certified)} samples at {descent.start}, {int(descent.certified.sum())} of them certified")
-    if lowest != descent.start:
-        words.append(f"from there by least squares down to the input of {lowest}{part}")
+    if name != descent.start:
+        part = "" if lowest.whole else f" ({float(lowest.known.double().mean()):.0%} of it)"
+        factor = "" if lowest.freedom is None else f", up to a factor for each {lowest.freedom}"
+        words.append(f"from there by least squares down to the input of {name}{part}{factor}")
+    stopped = [value for value in descent.reasons if value <= lowest.value]
+    if stopped:
+        words.append(f"not further, since at the input of {descent.names.get(max(stopped), '')} {descent.reasons[max(stopped)]}")
     return "; ".join(words)

@@ -104,6 +104,13 @@ def _groups(norm: Operation, shape: tuple[int, ...]) -> int | None:
     return 0 if norm.function is F.batch_norm and given.get("training") is True else None
 
 
+def keeps_statistics(operation: Operation) -> bool:
+    """Whether an operation is a norm over statistics of what it receives."""
+    if operation.function is F.batch_norm:
+        return _given(operation).get("training") is True
+    return operation.function in (F.group_norm, F.layer_norm, F.instance_norm)
+
+
 def _given(norm: Operation) -> dict[str, Any]:
     names = ("input", "num_groups", "weight", "bias", "eps")
     if norm.function is F.batch_norm:

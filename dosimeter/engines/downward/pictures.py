@@ -9,8 +9,9 @@ import torch
 from torch import Generator, Tensor
 
 from dosimeter.engines.downward.equations import read_slopes
-from dosimeter.engines.downward.inversion import Inversion, MapTargets, invert, narrowest
+from dosimeter.engines.downward.inversion import Inversion, MapTargets, approach, invert, narrowest
 from dosimeter.engines.downward.layers import Layer, as_grid, find_layers
+from dosimeter.engines.downward.norms import keeps_statistics
 from dosimeter.engines.downward.slopes import Backward, Gate
 from dosimeter.engines.downward.walk import LARGEST_MISFIT, KnownMap, walk_down
 from dosimeter.engines.shifts.convolutions import ConvolutionLayer, find_convolutions
@@ -56,13 +57,20 @@ def descend(exposure: Exposure, *, layer: str | None = None, seed: int = 0) -> D
     head_value = probe.layer(_weight(head.name))
     sources = {one.weight: source for source, several in layers.items() for one in several}
     reasons: list[str] = []
+    best: Descent | None = None
     for one in _candidates(exposure, layer, probe, sources, head_value):
         try:
             found = recover_layer(exposure, one, batch_size=exposure.public.batch_size, seed=seed)
         except NoLayout as refusal:
             reasons.append(f"{one.name}: {refusal}")
             continue
-        return _walk(exposure, one, found, head)
+        walked = _walk(exposure, one, found, head)
+        if best is None or walked.lowest.value < best.lowest.value:
+            best = walked
+        if len(walked.known) > 1:
+            break
+    if best is not None:
+        return best
     rest = f"; {'; '.join(reasons[-3:])}" if reasons else ""
     raise Refused(f"maps: no layer's gradient shows its maps, so that there is nothing to draw from{rest}")
 
@@ -75,6 +83,9 @@ def draw(
     steps: int,
     products: int,
     variation: float = 0.0,
+    approach_steps: int = 0,
+    approach_rate: float = 0.02,
+    approach_variation: float = 0.02,
     seconds: float | None = None,
 ) -> Inversion:
     """The inputs whose maps are those of the descent."""
@@ -83,16 +94,26 @@ def draw(
     like = next(exposure.model.parameters())
     noise = torch.randn(tape.inputs, generator=rng, device=rng.device, dtype=like.dtype).to(like)
     start = from_pixels((0.5 + START_SPREAD * noise).clamp(0, 1), exposure.public.normalization)
+    bounds = input_bounds(exposure.public.normalization, start)
+    if approach_steps:
+        start = approach(targets.residuals, start, bounds, steps=approach_steps, rate=approach_rate, variation=approach_variation)
     return invert(
         targets.residuals,
         start,
-        input_bounds(exposure.public.normalization, start),
+        bounds,
         steps=steps,
         products=products,
         variation=variation,
         joint=_samples_meet(targets, start),
         seconds=seconds,
     )
+
+
+def labels_of(exposure: Exposure, descent: Descent, inputs: Tensor) -> Tensor | None:
+    """The labels of drawn inputs, where the head's gradient fits their features; for maps that do not determine the head's input."""
+    head = find_head(exposure)
+    tensors = tensors_of(exposure.model, torch.float64)
+    return _head_slopes(exposure, descent.tape, tensors, (0, inputs.double()), head, descent.head)[1]
 
 
 def _candidates(exposure: Exposure, layer: str | None, tape: Tape, sources: Mapping[str, int], head: int | None) -> list[ConvolutionLayer]:
@@ -119,9 +140,11 @@ def _walk(exposure: Exposure, layer: ConvolutionLayer, found: LayerMaps, head: H
     head_value = tape.layer(_weight(head.name))
     labels, reason = None, ""
     if head_value is not None and tape.follows_from(head_value, [value]):
-        slopes, labels, reason = _head_slopes(exposure, backward, start, head, head_value)
+        slopes, labels, reason = _head_slopes(exposure, tape, backward.tensors, (value, maps), head, head_value)
         if slopes is not None:
             backward.anchors[head_value] = slopes
+            if layer.non_negative and not _statistics_between(tape, value, head_value):
+                backward.put_all_behind(value, head_value)
     elif len(found.slopes.shape) == len(tape.shape(value)):
         backward.anchors |= _slopes_above(backward, layers, layer, found, value)
     if not layer.non_negative or not backward.anchors:
@@ -130,9 +153,9 @@ def _walk(exposure: Exposure, layer: ConvolutionLayer, found: LayerMaps, head: H
         walked = walk_down(backward, layers, start, tolerance=_tolerance(exposure, layer))
         known, reasons = walked.known, walked.reasons
     if labels is None and head_value is not None:
-        behind = next((one for one in known[1:] if tape.follows_from(head_value, [one.value])), None)
+        behind = next((one for one in known[1:] if one.freedom is None and tape.follows_from(head_value, [one.value])), None)
         if behind is not None:
-            _, labels, _ = _head_slopes(exposure, backward, behind, head, head_value)
+            _, labels, _ = _head_slopes(exposure, tape, backward.tensors, (behind.value, behind.maps), head, head_value)
     return Descent(
         tape=tape,
         head=tape.output if head_value is None else head_value,
@@ -146,6 +169,12 @@ def _walk(exposure: Exposure, layer: ConvolutionLayer, found: LayerMaps, head: H
     )
 
 
+def _statistics_between(tape: Tape, start: int, end: int) -> bool:
+    """Whether a norm with statistics of its own lies between: its derivative depends on the values that it receives."""
+    between = (tape.operation(one) for one in tape.ancestors([end], [start]) if one > start)
+    return any(keeps_statistics(operation) for operation in between)
+
+
 def _slopes_above(
     backward: Backward, layers: Mapping[int, list[Layer]], start: ConvolutionLayer, found: LayerMaps, value: int
 ) -> dict[int, Tensor]:
@@ -156,7 +185,9 @@ def _slopes_above(
     tape = backward.tape
     own = tape.layer(_weight(start.name))
     assert own is not None
-    anchors = {own: found.slopes.double().reshape(tape.shape(own)).contiguous()}
+    read = found.slopes.double().reshape(tape.shape(own)).contiguous()
+    lifted = backward.lift(own, read)
+    anchors = {own: read} if lifted is None else {own: read, lifted[0]: lifted[1]}
     for source, several in layers.items():
         if source <= value or not tape.follows_from(source, [value]):
             continue
@@ -170,7 +201,7 @@ def _slopes_above(
 
 
 def _head_slopes(
-    exposure: Exposure, backward: Backward, start: KnownMap, head: Head, value: int
+    exposure: Exposure, tape: Tape, tensors: Mapping[str, Tensor], known: tuple[int, Tensor], head: Head, value: int
 ) -> tuple[Tensor | None, Tensor | None, str]:
     """The slopes at the logits (B, C) by least squares from the head's gradient, and the labels that they show; or why not.
 
@@ -178,8 +209,7 @@ def _head_slopes(
     """
     if head.weight_gradient is None:
         return None, None, "the head's gradient, which tells the slopes behind the maps, is withheld"
-    source = backward.tape.operation(value).sources[0]
-    features, logits = backward.tape.run({start.value: start.maps}, backward.tensors, [source, value])
+    features, logits = tape.run(dict([known]), tensors, [tape.operation(value).sources[0], value])
     if features.ndim != 2 or len(features) > features.shape[1]:
         return None, None, "the batch has more samples than the head has features"
     slopes = (head.weight_gradient.double() @ torch.linalg.pinv(features)).T  # (B, C)

@@ -15,6 +15,8 @@ from torch import Generator, Tensor
 
 from dosimeter.network.tape import Tape
 
+MOST_UNCERTAIN = 16  # entries behind the first known map that are tried both ways
+NEAR_ZERO = 1e-5  # of a rectifier's inputs, in units of their root mean square
 AGREEMENT = 1e-9  # of the slopes of two draws, relative
 
 
@@ -53,6 +55,7 @@ class Backward:
         self.tape, self.tensors = tape, tensors  # tensors in double precision
         self.gates: dict[int, Gate] = {}
         self.anchors: dict[int, Tensor] = {}  # slopes that are known at other values, such as the head's output
+        self.uncertain: list[tuple[int, int]] = []  # gates and entries that the client's rounding may have opened or closed
         self._behind: dict[int, Tensor | None] = {}  # slopes at what a gate gives
 
     def put(self, value: int, gate: Gate) -> None:
@@ -60,6 +63,24 @@ class Backward:
         if value in self.gates:
             self._behind = {one: slopes for one, slopes in self._behind.items() if one >= value}
         self.gates[value] = gate
+
+    def put_all_behind(self, start: int, wanted: int) -> None:
+        """Set the gates of all rectifiers between a known map and a value that follows from it.
+
+        A rectifier whose input is zero up to the rounding of single precision may have been open or closed at the client.
+        """
+        between = [one for one in self.tape.ancestors([wanted], [start]) if one > start and self.tape.is_rectifier(one)]
+        received = self.tape.run({start: self.gates[start].maps}, self.tensors, [self.tape.operation(one).sources[0] for one in between])
+        near: list[tuple[float, int, int]] = []
+        for value, before in zip(between, received):
+            self.put(value, Gate(maps=before.clamp_min(0), opened=before > 0, known=torch.ones_like(before, dtype=torch.bool), doubt=-1.0))
+            sizes = before.flatten().abs() / before.square().mean().sqrt()
+            smallest = sizes.topk(min(MOST_UNCERTAIN, len(sizes)), largest=False)
+            near += [(size, value, entry) for size, entry in zip(smallest.values.tolist(), smallest.indices.tolist()) if size < NEAR_ZERO]
+        self.uncertain = [(value, entry) for _, value, entry in sorted(near)[:MOST_UNCERTAIN]]
+
+    def flip(self, value: int, entry: int) -> None:
+        self.put(value, self.gates[value].flipped(entry))
 
     def slopes(self, value: int) -> Tensor | None:
         """The slopes at a layer's output or at what a gate gives; None where they depend on maps that are not known."""

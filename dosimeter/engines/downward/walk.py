@@ -107,17 +107,25 @@ def _settle(backward: Backward, layers: Sequence[Layer], value: int, tolerance: 
         if solution.misfit <= tolerance or not bool(solution.solved.any()):
             return solution, flips
         found = _best_flip(backward, layers, solution)
-        if found is None:
-            return solution, flips
-        number, entry = found
-        before = backward.gates[number]
-        backward.put(number, before.flipped(entry))
-        better = _solve(backward, layers, value)
-        if better.misfit > LEAST_GAIN * solution.misfit:
-            backward.put(number, before)
+        better = None if found is None else _tried(backward, found, layers, value, LEAST_GAIN * solution.misfit)
+        for one in backward.uncertain if better is None else ():
+            better = _tried(backward, one, layers, value, LEAST_GAIN * solution.misfit)
+            if better is not None:
+                break
+        if better is None:
             return solution, flips
         solution = better
     return solution, MOST_FLIPS
+
+
+def _tried(backward: Backward, flip: tuple[int, int], layers: Sequence[Layer], value: int, enough: float) -> Solution | None:
+    """The solution after one flip, where its misfit is below `enough`; else the flip is undone."""
+    backward.flip(*flip)
+    found = _solve(backward, layers, value)
+    if found.misfit < enough:
+        return found
+    backward.flip(*flip)
+    return None
 
 
 def _best_flip(backward: Backward, layers: Sequence[Layer], solution: Solution) -> tuple[int, int] | None:

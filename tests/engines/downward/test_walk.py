@@ -74,3 +74,16 @@ def test_positions_with_too_few_equations_are_left_and_said() -> None:
     assert 0 < float(partial.known.double().mean()) < 1
     assert "more than the" in found.reasons[2]
     torch.testing.assert_close(partial.maps[partial.known], values[2][partial.known], rtol=1e-6, atol=1e-8)
+
+
+def test_a_rectifier_behind_the_first_map_that_rounding_opened_is_found() -> None:
+    inputs = torch.rand(2, 1, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(7))
+    backward, layers, start, values = prepared(stack(7), inputs, 4)
+    backward.put_all_behind(4, backward.tape.output)
+    near = int(values[5].abs().flatten().argmin())
+    backward.flip(6, near)
+    backward.uncertain = [(6, 0), (6, near)]
+    found = walk_down(backward, layers, start)
+    assert found.known[1].flips == 1
+    torch.testing.assert_close(backward.gates[6].opened, values[6] > 0)
+    torch.testing.assert_close(found.known[1].maps, values[2], rtol=1e-6, atol=1e-8)
