@@ -92,6 +92,14 @@ def _parser() -> argparse.ArgumentParser:
     for long in (audit, run):
         long.add_argument("--checkpoint-every", type=float, metavar="SECONDS", help="how often a long attack saves itself in DIR")
 
+    sweep = _add(commands, "sweep", _sweep, "run every combination of models, data, batch sizes, defenses, methods and seeds")
+    sweep.add_argument("words", nargs="+", metavar="SWEEP.toml | key=value", help="a sweep file, and options that override it")
+    sweep.add_argument("--out", default="dosimeter-sweep", metavar="DIR", help="where records and report go (default: %(default)s)")
+    sweep.add_argument("--workers", type=int, default=1, metavar="N", help="how many experiments run at a time (default: %(default)s)")
+    sweep.add_argument("--on", default="processes", choices=("processes", "ray"), help="who works (default: %(default)s)")
+    sweep.add_argument("--address", metavar="ADDRESS", help="of the Ray cluster (default: a local one)")
+    sweep.add_argument("--gpus", type=float, default=0.0, metavar="SHARE", help="GPUs of one worker on Ray, such as 0.25")
+
     listing = _add(commands, "list", _list, "list every method with its idea, what it needs and its options")
     listing.add_argument("kind", nargs="?", metavar="KIND", help="only this kind: labels, features, maps, attacks, defenses, ...")
 
@@ -119,7 +127,7 @@ def _parser() -> argparse.ArgumentParser:
     capture.add_argument("action", choices=("show",), help="show: the facts of the capture and its tensors")
     capture.add_argument("path", metavar="FILE | DIR", help="a capture, or a folder of captures")
 
-    for named in (audit, run, again, inspect, generator):
+    for named in (audit, run, sweep, again, inspect, generator):
         named.add_argument(
             "--allow-code", action="append", default=[], metavar="MODULE", help="let the file's model, MODULE:FUNCTION, run its code"
         )
@@ -230,6 +238,30 @@ def _run(options: argparse.Namespace) -> int:
     else:
         print_record(record)
     return 3 if record.outcome == Outcome.CRASHED else 0
+
+
+def _sweep(options: argparse.Namespace) -> int:
+    from pathlib import Path
+
+    from dosimeter.bars import step_bar
+    from dosimeter.records import read_cells
+    from dosimeter.report.page import check_report_place, write_report
+    from dosimeter.runs.workers import Processes, Ray, run_sweep
+
+    content, folder = _read_words(options.words), Path(options.out)
+    check_report_place(folder)
+    with step_bar() as listener:
+        engine = Ray(address=options.address, gpus=options.gpus) if options.on == "ray" else Processes(progress=listener)
+        cells = run_sweep(content, folder, workers=options.workers, engine=engine)
+    outcomes = {place: record.outcome for place, record in read_cells(folder).items()}
+    mine = [outcomes.get(f"cells/{cell.key}.json") for cell in cells]
+    missing, crashed = mine.count(None), mine.count("crashed")
+    path = write_report(folder)
+    if options.json:
+        _print_json({"experiments": len(cells), "done": len(cells) - missing - crashed, "crashed": crashed, "report": str(path)})
+    else:
+        sys.stdout.write(f"{len(cells) - missing - crashed} of {len(cells)} experiments done, {crashed} crashed\nreport: {path}\n")
+    return 3 if missing or crashed else 0
 
 
 def _list(options: argparse.Namespace) -> int:

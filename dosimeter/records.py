@@ -18,14 +18,16 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
-from dosimeter.artefacts import CHECKPOINT_FOLDER, fingerprint, open_own_file, refuse_link, require_folder
+from dosimeter.artefacts import CHECKPOINT_FOLDER, atomic_write, fingerprint, open_own_file, refuse_link, require_folder
 from dosimeter.files import read_file
 from dosimeter.record_schema import parse_record
 from dosimeter.stopping import stop_if_requested
-from dosimeter.types import Record
+from dosimeter.types import Outcome, Record
 
 FILE_NAME = "records.jsonl"
 LOCK_NAME = ".lock"
+CELL_FOLDER = "cells"  # of a sweep: a file a record
+CLAIMS_NAME = ".claims"
 CHECKSUM = "checksum"  # the last key of a line
 
 _held: ContextVar[frozenset[Path]] = ContextVar("locked folders", default=frozenset())
@@ -97,9 +99,55 @@ def _remove_if_empty(lock: Path, descriptor: int) -> None:
             lock.parent.rmdir()
 
 
+def cell_path(folder: str | Path, key: str) -> Path:
+    """Where the record of a sweep's cell lies."""
+    return Path(folder) / CELL_FOLDER / f"{key}.json"
+
+
+def write_cell(folder: str | Path, key: str, record: Record) -> None:
+    """Write the record of a sweep's cell, completely or not at all."""
+    path = cell_path(folder, key)
+    refuse_link(path)
+    with atomic_write(path) as unfinished:
+        unfinished.write_bytes(_line_of(record))
+    stop_if_requested()
+
+
+def is_done(folder: str | Path, key: str) -> bool:
+    """Whether a sweep's cell has a record, other than that of a crash."""
+    path = cell_path(folder, key)
+    return path.is_file() and read_cell(path).outcome != Outcome.CRASHED
+
+
+def read_cell(path: Path) -> Record:
+    return _parse_record(read_file(path), str(path))
+
+
+def read_cells(folder: str | Path) -> dict[str, Record]:
+    """The records of a sweep, by where they lie in its folder."""
+    paths = sorted((Path(folder) / CELL_FOLDER).glob("*.json"))
+    return {f"{CELL_FOLDER}/{path.name}": read_cell(path) for path in paths}
+
+
+@contextmanager
+def claim_cell(folder: str | Path, key: str) -> Iterator[bool]:
+    """Whether this process may do a cell. A claim holds one byte of a file, so that it ends with its process, whatever ends that."""
+    path = Path(folder) / CLAIMS_NAME
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with os.fdopen(open_own_file(path), "r+b") as file:
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, int(key[:15], 16))
+        except OSError:
+            yield False
+            return
+        yield True
+
+
 def read_records(folder: str | Path) -> list[Record]:
     """The records of a run, the latest of each key. A torn last line is ignored; any other damage is an error."""
     path = Path(folder) / FILE_NAME
+    if not path.is_file() and (Path(folder) / CELL_FOLDER).is_dir():
+        return list(read_cells(folder).values())
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no records there; `dosimeter audit --out {folder}` writes them")
     content = read_file(path)

@@ -36,6 +36,11 @@ def allow_code(modules: Iterable[str], announce: Callable[[str], None] | None = 
         _announce.reset(tokens[1])
 
 
+def allowed_modules() -> frozenset[str]:
+    """The modules that the surrounding block allows, for a process that is started there."""
+    return _allowed.get()
+
+
 def module_of(name: object) -> str | None:
     """The module of `module:function`, or None where the name is not of this form."""
     return name.partition(":")[0] if isinstance(name, str) and ":" in name else None

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dosimeter.artefacts import refuse_link, write_text
 from dosimeter.numbers import duration, percent, times
-from dosimeter.records import read_records
+from dosimeter.records import FILE_NAME as RECORDS_NAME
+from dosimeter.records import read_cells, read_records
 from dosimeter.report import words
 from dosimeter.report.decision import in_plain_words, what_to_do
 from dosimeter.report.evidence import exhibits
 from dosimeter.report.findings import findings, headline_parts, verdict_matrix, warnings
 from dosimeter.report.sections import sections
 from dosimeter.report.settings import threat_model_lines
+from dosimeter.report.sweep import panels
 from dosimeter.report.tradeoff import tradeoff
 from dosimeter.surfaces.surface import surface_names, surfaces
 from dosimeter.surfaces.verdicts import UTILITY, Verdict
-from dosimeter.types import Record
+from dosimeter.types import Outcome, Record
 from dosimeter.version import __version__
 
 if TYPE_CHECKING:
@@ -76,8 +78,18 @@ def render(records: Sequence[Record], title: str | None = None) -> str:
 def write_report(folder: str | Path) -> Path:
     """Write `report.html` from the folder's records, completely or not at all."""
     path = check_report_place(folder)
-    write_text(path, render(read_records(folder)))
+    cells = {} if (Path(folder) / RECORDS_NAME).exists() else read_cells(folder)
+    write_text(path, render_sweep(cells) if cells else render(read_records(folder)))
     return path
+
+
+def render_sweep(cells: Mapping[str, Record]) -> str:
+    """The page of a sweep, from its records by where they lie."""
+    _check(list(cells.values()))
+    leaked = sum(record.verdict == Verdict.LEAKED for record in cells.values())
+    crashed = sum(record.outcome == Outcome.CRASHED for record in cells.values())
+    counts = {"count": len(cells), "leaked": leaked, "crashed": crashed}
+    return _environment().get_template("sweep.html").render(panels=panels(cells), version=__version__, **counts)
 
 
 def check_report_place(folder: str | Path) -> Path:

@@ -1,0 +1,195 @@
+"""The report of a sweep: for every method a heat map and a curve over the batch sizes, every cell with links to its records."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dosimeter.numbers import power_of_ten
+from dosimeter.report.scores import score, score_range
+from dosimeter.report.settings import describe_part
+from dosimeter.report.words import higher_is_better, metric_name
+from dosimeter.surfaces.intervals import summarize
+from dosimeter.surfaces.surface import Surface, surface_named, surfaces
+from dosimeter.surfaces.verdicts import Verdict, verdict_of
+from dosimeter.types import Outcome, Record
+
+HEIGHT = 180.0  # pixels of a curve
+MARGIN = 6.0  # per cent left and right of the first and last point
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeatCell:
+    """The runs of one method in one setting: their median, its interval over the seeds, and how many leaked."""
+
+    median: str
+    interval: str
+    leaked: int
+    runs: int
+    shade: float  # share of the runs that leaked
+    links: list[tuple[str, str]]  # where a record lies, and its seed
+    note: str  # why there is no number
+
+
+@dataclass(frozen=True, kw_only=True)
+class CurvePoint:
+    across: float  # per cent
+    down: float  # pixels
+    top: float
+    bottom: float
+    title: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curve:
+    number: int
+    name: str
+    points: list[CurvePoint]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Panel:
+    """One method: a row a setting, a column a batch size."""
+
+    surface: str
+    method: str
+    metric: str
+    columns: list[str]
+    rows: list[tuple[str, list[HeatCell | None]]]
+    curves: list[Curve]
+    ticks: list[tuple[float, str]]  # down in pixels, and the value
+    across: list[tuple[float, str]]
+
+
+def panels(found: Mapping[str, Record]) -> list[Panel]:
+    """One panel a method and its options. `found` has the place of each record."""
+    groups: dict[tuple[str, str], dict[str, Record]] = {}
+    for place, record in found.items():
+        groups.setdefault((record.surface, _method(record)), {})[place] = record
+    order = [surface.name for surface in surfaces()]
+    return [
+        _panel(surface_named(surface), method, groups[surface, method])
+        for surface, method in sorted(groups, key=lambda key: (order.index(key[0]), key[1]))
+    ]
+
+
+def _panel(surface: Surface[Any], method: str, found: Mapping[str, Record]) -> Panel:
+    sizes = sorted({int(record.threat_model.get("batch_size") or 0) for record in found.values()})
+    varying = _varying(list(found.values()))
+    settings: dict[str, dict[int, dict[str, Record]]] = {}
+    for place, record in found.items():
+        name = "; ".join(filter(None, (_fact(record, key) for key in varying))) or "every run"
+        settings.setdefault(name, {}).setdefault(int(record.threat_model.get("batch_size") or 0), {})[place] = record
+    curves, ticks = _curves(surface, settings, sizes)
+    return Panel(
+        surface=surface.name,
+        method=method,
+        metric=metric_name(surface.headline),
+        columns=[f"B = {size}" for size in sizes],
+        rows=[(name, [_cell(surface, by_size[size]) if size in by_size else None for size in sizes]) for name, by_size in settings.items()],
+        curves=curves,
+        ticks=ticks,
+        across=[(_across(size, sizes), str(size)) for size in sizes],
+    )
+
+
+def _cell(surface: Surface[Any], runs: Mapping[str, Record]) -> HeatCell:
+    metric = surface.headline
+    values = [value for record in runs.values() if (value := _value(record, metric)) is not None]
+    leaked = sum(verdict_of(record) is Verdict.LEAKED for record in runs.values() if record.outcome != Outcome.CRASHED)
+    summary = summarize(values, higher_is_better(metric)) if values else None
+    reasons = dict.fromkeys(f"{record.outcome}: {record.reason}" for record in runs.values() if _value(record, metric) is None)
+    return HeatCell(
+        median=score(summary.median, metric) if summary else "–",
+        interval=score_range(summary.low, summary.high, metric) if summary and len(values) > 1 else "",
+        leaked=leaked,
+        runs=len(runs),
+        shade=leaked / len(runs),
+        links=[(place, str(record.seed)) for place, record in sorted(runs.items(), key=lambda item: item[1].seed)],
+        note="; ".join(reasons),
+    )
+
+
+def _curves(
+    surface: Surface[Any], settings: Mapping[str, Mapping[int, Mapping[str, Record]]], sizes: Sequence[int]
+) -> tuple[list[Curve], list[tuple[float, str]]]:
+    """The median over the seeds and its interval, at every batch size; and the ticks of the scale that all curves share."""
+    metric, logarithmic = surface.headline, surface.plot == "errors"
+    summaries: dict[str, dict[int, Any]] = {}
+    for name, by_size in settings.items():
+        for size, runs in by_size.items():
+            values = [value for record in runs.values() if (value := _value(record, metric)) is not None]
+            if values:
+                summaries.setdefault(name, {})[size] = summarize(values, higher_is_better(metric))
+    ends = [
+        end
+        for line in summaries.values()
+        for s in line.values()
+        for end in (s.low, s.high, s.median)
+        if end is not None and math.isfinite(end)
+    ]
+    ends = [end for end in ends if end > 0] if logarithmic else ends
+    if not ends or len(sizes) < 2:
+        return [], []
+    scale = math.log10 if logarithmic else float
+    low, high = scale(min(ends)), scale(max(ends))
+    low, high = (low - 0.5, high + 0.5) if high - low < 1e-12 else (low, high)
+
+    def down(value: float | None) -> float:
+        if value is None or (logarithmic and value <= 0):
+            return HEIGHT
+        return round(min(HEIGHT, max(0.0, HEIGHT * (1 - (scale(value) - low) / (high - low)))), 1)
+
+    curves = [
+        Curve(
+            number=number,
+            name=name,
+            points=[
+                CurvePoint(
+                    across=_across(size, sizes),
+                    down=down(one.median),
+                    top=min(down(one.low), down(one.high)),
+                    bottom=max(down(one.low), down(one.high)),
+                    title=f"{name}, batch size {size}: {score(one.median, metric)} ({score_range(one.low, one.high, metric)})",
+                )
+                for size, one in sorted(line.items())
+                if one.median is not None
+            ],
+        )
+        for number, (name, line) in enumerate(summaries.items())
+    ]
+    middle = (low + high) / 2
+    ticks = [
+        (down(10**at if logarithmic else at), power_of_ten(round(at)) if logarithmic else score(at, metric)) for at in (low, middle, high)
+    ]
+    return curves, ticks
+
+
+def _across(size: int, sizes: Sequence[int]) -> float:
+    return round(MARGIN + (100 - 2 * MARGIN) * (sizes.index(size) / max(1, len(sizes) - 1)), 2)
+
+
+def _value(record: Record, metric: str) -> float | None:
+    values = record.metrics.get(metric)
+    return summarize(values, higher_is_better(metric)).median if values else None
+
+
+def _method(record: Record) -> str:
+    """The method with the options that were set, as its configuration has them under the surface's key."""
+    part = record.config.get(surface_named(record.surface).key)
+    return describe_part(part) if isinstance(part, dict) else record.method
+
+
+def _varying(records: Sequence[Record]) -> list[str]:
+    keys = ("model", "data", "mode", "defenses", "labels")
+    return [key for key in keys if len({json.dumps(record.threat_model.get(key), default=str) for record in records}) > 1]
+
+
+def _fact(record: Record, key: str) -> str:
+    value = record.threat_model.get(key)
+    if key == "defenses":
+        return ", then ".join(describe_part(part) for part in value or []) or "no defense"
+    return str(value) if key != "labels" else f"labels {value}"
