@@ -18,6 +18,7 @@ from dosimeter.surfaces.verdicts import Verdict, verdict_of
 from dosimeter.types import Outcome, Record
 
 HEIGHT = 180.0  # pixels of a curve
+LONGEST_NOTE = 110  # letters
 MARGIN = 6.0  # per cent left and right of the first and last point
 
 
@@ -31,7 +32,7 @@ class HeatCell:
     runs: int
     shade: float  # share of the runs that leaked
     links: list[tuple[str, str]]  # where a record lies, and its seed
-    note: str  # why there is no number
+    note: str  # why runs do not count as leaked, or have no number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +90,10 @@ def _panel(surface: Surface[Any], method: str, found: Mapping[str, Record]) -> P
         method=method,
         metric=metric_name(surface.headline),
         columns=[f"B = {size}" for size in sizes],
-        rows=[(name, [_cell(surface, by_size[size]) if size in by_size else None for size in sizes]) for name, by_size in settings.items()],
+        rows=[
+            (name, [_cell(surface, by_size[size]) if size in by_size else None for size in sizes])
+            for name, by_size in sorted(settings.items())
+        ],
         curves=curves,
         ticks=ticks,
         across=[(_across(size, sizes), str(size)) for size in sizes],
@@ -101,7 +105,8 @@ def _cell(surface: Surface[Any], runs: Mapping[str, Record]) -> HeatCell:
     values = [value for record in runs.values() if (value := _value(record, metric)) is not None]
     leaked = sum(verdict_of(record) is Verdict.LEAKED for record in runs.values() if record.outcome != Outcome.CRASHED)
     summary = summarize(values, higher_is_better(metric)) if values else None
-    reasons = dict.fromkeys(f"{record.outcome}: {record.reason}" for record in runs.values() if _value(record, metric) is None)
+    closed = [record for record in runs.values() if verdict_of(record) is not Verdict.LEAKED]
+    reasons = dict.fromkeys(_why(record) for record in closed)
     return HeatCell(
         median=score(summary.median, metric) if summary else "–",
         interval=score_range(summary.low, summary.high, metric) if summary and len(values) > 1 else "",
@@ -109,7 +114,7 @@ def _cell(surface: Surface[Any], runs: Mapping[str, Record]) -> HeatCell:
         runs=len(runs),
         shade=leaked / len(runs),
         links=[(place, str(record.seed)) for place, record in sorted(runs.items(), key=lambda item: item[1].seed)],
-        note="; ".join(reasons),
+        note=next(iter(reasons), ""),
     )
 
 
@@ -159,7 +164,7 @@ def _curves(
                 if one.median is not None
             ],
         )
-        for number, (name, line) in enumerate(summaries.items())
+        for number, (name, line) in enumerate(sorted(summaries.items()))
     ]
     middle = (low + high) / 2
     ticks = [
@@ -170,6 +175,13 @@ def _curves(
 
 def _across(size: int, sizes: Sequence[int]) -> float:
     return round(MARGIN + (100 - 2 * MARGIN) * (sizes.index(size) / max(1, len(sizes) - 1)), 2)
+
+
+def _why(record: Record) -> str:
+    """Why a run does not count as leaked, shortly: the end of its reason, which says what was lacking."""
+    said = record.reason.rsplit("; ", 1)[-1]
+    text = said if record.metrics else f"{record.outcome}: {said}"
+    return text if len(text) <= LONGEST_NOTE else f"{text[: LONGEST_NOTE - 1]}…"
 
 
 def _value(record: Record, metric: str) -> float | None:
@@ -190,6 +202,8 @@ def _varying(records: Sequence[Record]) -> list[str]:
 
 def _fact(record: Record, key: str) -> str:
     value = record.threat_model.get(key)
+    if value in (None, "", "given"):
+        return ""
     if key == "defenses":
         return ", then ".join(describe_part(part) for part in value or []) or "no defense"
     return str(value) if key != "labels" else f"labels {value}"
