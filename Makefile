@@ -9,9 +9,9 @@ READY := $(VENV)/.ready
 
 setup: $(READY)
 
-$(READY): pyproject.toml
+$(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	touch $(READY)
 
 audit: setup
