@@ -85,8 +85,9 @@ def test_no_false_certificate_in_a_few_draws_of_every_kind(campaign):
         ("claims/imprint: alike samples, tiny head", 5011),  # the labels of others cancel
         ("claims/linear_recursion: labels that cancel", 5010),
         ("claims/trap_weights: labels that cancel", 5026),
+        ("tokens/dager: local steps", 4004),  # a place in the middle of the texts showed no token, and the search crashed
     ],
 )
-def test_draws_that_once_gave_a_false_claim_give_none(campaign, name, seed):
+def test_draws_that_once_gave_a_false_claim_or_an_error_give_none(campaign, name, seed):
     result = campaign.run_draw(name, seed, None, 100)
     assert (result["false"], result["excused"], result.get("note")) == (0, 0, None)

@@ -85,6 +85,8 @@ def search(level: Level, choices: list[Tensor], batch_size: int | None, *, short
     wanted = batch_size or max((len(tokens) for tokens in choices), default=0)
     found: dict[Text, FoundText] = {}
     for cut in range(length, 0 if shorter else length - 1, -1):
+        if not all(len(tokens) for tokens in choices[:cut]):
+            continue  # a place in the middle shows no token, so that no whole text can be tried
         places = sorted(range(cut), key=lambda place: (abs(len(choices[place]) - wanted), place))
         for anchor, restart in ((anchor, restart) for anchor in places[:ANCHORS] for restart in range(RESTARTS)):
             passing = [text for text in found.values() if text.passes]
