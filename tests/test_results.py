@@ -71,6 +71,42 @@ def test_a_summary_of_the_reproduce_command_is_shown(tmp_path):
     assert "- smaller" in text
 
 
+def test_a_benchmark_writes_its_fact_with_the_command_that_gave_it(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import measured
+
+    monkeypatch.setattr("sys.argv", ["/somewhere/benchmarks/certificates.py", "--seed", "7", "--record", "a b.json", "--only", "two words"])
+    measured.write_measurement(tmp_path / "records" / "some.json", "7 to 9", ["method", "false"], [["`a`", 0]], ["0 false."])
+    text = written(tmp_path, 'title = "T"\n[[facts]]\ntitle = "One"\nmeasured = "some.json"\n')
+    assert "- command: `python benchmarks/certificates.py --seed 7 --only 'two words'`\n- seeds: 7 to 9\n" in text
+    assert "| method | false |\n|---|---|\n| `a` | 0 |" in text
+    assert text.endswith("- 0 false.\n")
+
+
+def test_the_campaign_sums_its_kinds_by_method(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import certificates
+
+    counts = dict.fromkeys(certificates.COUNTS, 0)
+    kinds = {
+        "labels/a: one": counts | {"draws": 2, "certified": 3, "recovered": 4, "recovered_and_certified": 3},
+        "labels/a: two": counts | {"draws": 2, "certified": 1, "recovered": 4, "recovered_and_certified": 1, "false": 1},
+        "features/b: one": counts | {"draws": 2},
+    }
+    summary = {"kinds": kinds, "notes": ["labels/a: two, seed 8: 1 false"], "skipped": {"maps: x": "needs the shared data"}}
+    certificates.write_record(tmp_path / "word.json", summary, 7, 2)
+    record = json.loads((tmp_path / "word.json").read_text())
+    assert record["rows"][0] == ["`features/b`", 1, 2, 0, 0, 0, 0, 0, "–"]
+    assert record["rows"][1] == ["`labels/a`", 2, 4, 4, 1, 0, 0, 0, "50.0%"]
+    assert record["rows"][2][:5] == ["all", 3, 6, 4, 1]
+    assert record["findings"] == [
+        "1 false certificates in contract out of 4.",
+        "1 kinds were left out: needs the shared data.",
+        "labels/a: two, seed 8: 1 false.",
+    ]
+    assert record["seeds"] == "7 to 8, used for nothing else"
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
