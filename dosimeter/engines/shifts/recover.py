@@ -28,7 +28,7 @@ LARGEST_NOISE_SHARE = 0.1  # of the gradient's entries
 LARGEST_ERROR_BAR = 1e-2
 LAYERS_NAMED = 3  # beside the roomiest one, where no layer shows its maps
 LAYOUT_SLACK = 8.0  # two passes over the grid share a part of their error
-SCALE_SLACK = 4.0
+SCALE_SLACK = 8.0  # errors of slopes are common to many equations
 MERGED_SLACK = 2.0  # slopes may differ less than maps do
 ZERO_NOISES = 50.0  # entries within as many standard deviations of zero are the ReLU's zeros
 
@@ -175,7 +175,7 @@ def recover_layer(exposure: Exposure, layer: ConvolutionLayer, *, batch_size: in
     scales = find_scales(exposure, layer, maps, slopes)
     if scales is None:
         raise NoLayout("no bias gradient of the update tells how large the maps are")
-    bars = _error_bars(maps, errors, SCALE_SLACK * scales.errors, unit)
+    bars = _error_bars(maps, errors, torch.hypot(SCALE_SLACK * scales.errors, samples.errors.to(maps)), unit)
     factors = scales.factors[:, None, None]
     certain = samples.certain.to(bars.device)
     return _judge(layer, layout, maps * factors, slopes / factors, bars, certain, scales.source, batch_size=batch_size)
@@ -233,7 +233,7 @@ def _largest_misfit(layer: ConvolutionLayer, rank: Rank) -> float:
 
 
 def _error_bars(maps: Tensor, errors: Tensor, of_scale: Tensor, unit: float) -> Tensor:
-    """Relative, from the disagreement of two passes, the error of the factor and the rounding: (B,)."""
+    """Relative, from the disagreement of two passes, the errors of factor and direction, and the rounding: (B,)."""
     layout = LAYOUT_SLACK * errors.flatten(1).norm(dim=1) / maps.flatten(1).norm(dim=1)
     return (layout.square() + of_scale.square() + (16 * unit) ** 2).sqrt()
 

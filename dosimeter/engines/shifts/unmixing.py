@@ -20,7 +20,8 @@ ZERO_NOISES = 30.0  # an entry counts as zero within as many standard deviations
 NEGATIVE_NOISES = 50.0  # an entry below zero by more refutes a direction
 LEAST_ZEROS = 4  # zeros for each sample of the batch, at least: a wrong edge has one less than there are samples
 LEAST_WITNESSES = 12  # zeros that fix a direction where it is weakest, beyond the B − 1 that fix any edge, and beyond chance
-CHANCE_SLACK = 2.0  # zeros that chance explains, over the entries in a band of the same width beside zero
+TIGHT_NOISES = 5.0  # a witness is zero within as many standard deviations
+CHANCE_SLACK = 2.0  # witnesses that chance explains, over the entries in a band of the same width farther from zero
 VISIBLE_NOISES = 100.0  # rows smaller than as many standard deviations say nothing
 LEAST_NOISE = 3e-7  # of an entry: a few units of single precision
 ERROR_SLACK = 4.0  # the errors are an estimate, and larger where entries are large
@@ -38,6 +39,7 @@ class Samples:
     zeros: Tensor  # (m,) entries of each that are zero to the noise
     witnesses: Tensor  # (m,) zeros that fix the direction where it is weakest
     certain: Tensor  # (m,) bool: enough of both, and nowhere negative
+    errors: Tensor  # (m,) of each direction where it is weakest, relative
 
 
 def unmix(mixtures: Tensor, errors: Tensor, seed: int = 0) -> Samples:
@@ -53,6 +55,7 @@ def unmix(mixtures: Tensor, errors: Tensor, seed: int = 0) -> Samples:
         zeros=torch.tensor([one.zeros for one in found], dtype=torch.int64),
         witnesses=torch.tensor([one.witnesses for one in found], dtype=torch.int64),
         certain=torch.tensor([one.certain for one in found], dtype=torch.bool),
+        errors=torch.tensor([one.error for one in found], dtype=torch.float64),
     )
 
 
@@ -63,6 +66,7 @@ class _Direction:
     zeros: int
     witnesses: int  # zeros that speak where the others say least
     certain: bool
+    error: float = 0.0  # by which the direction may be off there, relative
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,11 +90,15 @@ class _Mixed:
             return _Direction(zeros=0, witnesses=0, certain=False)
         _, vectors = np.linalg.eigh(zero.T @ zero)
         weakest = vectors[:, 1]  # the first is the direction itself
-        witnesses = int((np.abs(zero @ weakest) > VISIBLE_NOISES * self.noise(weakest)).sum())
+        says = np.abs(self.rows @ weakest) > VISIBLE_NOISES * self.noise(weakest)
+        away = np.abs(heights) / noise
+        witnesses = int((says & (away < TIGHT_NOISES)).sum())
+        beside = int((says & (away >= TIGHT_NOISES) & (away < 2 * ZERO_NOISES)).sum()) * TIGHT_NOISES / (2 * ZERO_NOISES - TIGHT_NOISES)
         speaking = int((np.linalg.norm(zero, axis=1) > VISIBLE_NOISES * noise).sum())
-        beside = int(((np.abs(heights) >= ZERO_NOISES * noise) & (np.abs(heights) < 2 * ZERO_NOISES * noise)).sum())
         enough = speaking >= LEAST_ZEROS * samples and witnesses >= samples + LEAST_WITNESSES + CHANCE_SLACK * beside
-        return _Direction(zeros=speaking, witnesses=witnesses, certain=fair and enough)
+        near = says & (away < ZERO_NOISES)
+        leaning = np.sqrt(np.mean(heights[near] ** 2) / np.mean((self.rows[near] @ weakest) ** 2)) if near.any() else np.inf
+        return _Direction(zeros=speaking, witnesses=witnesses, certain=fair and enough, error=float(leaning))
 
     def sharpen(self, direction: Array) -> Array:
         """The direction that its zeros alone determine: the least singular vector of the rows, those near zero weighed most."""

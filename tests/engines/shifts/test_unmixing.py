@@ -35,3 +35,21 @@ def test_an_edge_that_mixes_many_samples_is_not_certain():
     assert found.zeros >= 500
     assert found.witnesses < samples
     assert not found.certain
+
+
+def test_zeros_must_be_as_narrow_as_the_noise():
+    """A sample mixed with a little of another one has entries all over the band around zero; a sample's own zeros fill its middle."""
+    rng = np.random.default_rng(3)
+    samples, noise = 5, 1e-4
+    rows = np.concatenate([rng.uniform(0.3, 1.0, (400, samples)), rng.uniform(0.3, 1.0, (400, samples))])
+    direction = np.eye(samples)[0]
+    errors = np.full(rows.shape, noise / 4)  # as much as the slack makes of it
+
+    def described(heights: np.ndarray):
+        rows[:400, 0] = heights
+        return _Mixed(rows=rows, errors=errors).describe(direction)
+
+    narrow, wide = described(noise * rng.normal(0, 0.3, 400)), described(noise * rng.uniform(-29, 29, 400))
+    assert narrow.certain
+    assert not wide.certain
+    assert wide.error > 10 * narrow.error
