@@ -7,7 +7,7 @@
 A point is the peak beyond what the process holds when the method begins. The method has run once before on a small model, so that what
 libraries load and keep is not counted. The floor, which is the point of that small model itself, is subtracted. The exponent is the
 slope of log(peak − floor) against log(size) by least squares, and its residual is how far a point lies from the line. Points less than
-twice the floor are left out of the line. `audit` stands for all label and feature recoveries with their scores, as an audit runs them.
+twice the floor are left out of the line. `audit` stands for all label recoveries and `subspace` with their scores, as an audit runs them.
 `--resnet50` runs a whole quick audit of ResNet-50 with 1,000 classes, 224 pixels, a batch of 4 and 64 auxiliary images, all drawn, and
 prints the peak of the process.
 """
@@ -35,6 +35,7 @@ AXES = {  # sizes, and what the other axes stand at
     "batch": ((32, 64, 128, 256), {"classes": 1000, "width": 512}),
     "width": ((512, 1024, 2048, 4096), {"classes": 100, "batch": 8}),
 }
+SECONDS = 300  # of one point
 MOST_CLASSES = 8000  # by default, which takes minutes on one core
 SIDE, CHANNELS = 16, 8
 
@@ -53,6 +54,7 @@ def _run(method: str, classes: int, batch: int, width: int, seed: int) -> dict[s
     from torch import nn
 
     import dosimeter as dm
+    from dosimeter.surfaces.surface import surfaces
 
     torch.manual_seed(seed)
     flat = CHANNELS * SIDE * SIDE
@@ -66,7 +68,8 @@ def _run(method: str, classes: int, batch: int, width: int, seed: int) -> dict[s
     refused = ""
     try:
         if method == AUDIT:
-            records = dm.audit(model, truth, auxiliary=other, attacks=[], maps=[]).records
+            nothing: dict[str, Any] = {surface.plural: [] for surface in surfaces() if surface.plural not in ("labels", "features")}
+            records = dm.audit(model, truth, auxiliary=other, features="subspace", progress=None, **nothing).records
             refused = "; ".join(f"{record.method} crashed" for record in records if record.outcome == "crashed")
         elif method == ATTACK:
             dm.reconstruct(exposure, method, labels=truth.targets, steps=3)
@@ -100,7 +103,10 @@ def exponent(points: list[tuple[float, float]]) -> tuple[float, float]:
 def _in_process(method: str, point: dict[str, int], seed: int) -> dict[str, Any]:
     words = [sys.executable, __file__, "--seed", str(seed), "--point", json.dumps({"method": method, **point})]
     trimmed = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}  # what is freed goes back at once
-    done = subprocess.run(words, capture_output=True, text=True, check=False, env=os.environ | trimmed)
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, check=False, env=os.environ | trimmed, timeout=SECONDS)
+    except subprocess.TimeoutExpired:
+        return {"bytes": 1, "whole": 1, "parameters": 1, "refused": f"did not end in {SECONDS} s"}
     return json.loads(done.stdout) if done.returncode == 0 else {"bytes": 1, "whole": 1, "parameters": 1, "refused": done.stderr[-200:]}
 
 
@@ -182,22 +188,27 @@ def main() -> None:
         options.out.write_text(json.dumps(result, indent=2))
 
 
+def _row(method: str, axis: str, value: int, seed: int) -> dict[str, Any]:
+    row = {"method": method, "axis": axis, "value": value, **_in_process(method, AXES[axis][1] | {axis: value}, seed)}
+    said = row["refused"] or f"{row['bytes'] / 1e6:.0f} MB, the process {row['whole'] / 1e9:.2f} GB"
+    sys.stdout.write(f"{method:20} {axis:8} {value:6}  {said}\n")
+    sys.stdout.flush()
+    return row
+
+
 def fit_all(options: argparse.Namespace) -> list[dict[str, Any]]:
     points = [
         (method, axis, value)
         for method in options.methods
         for axis in options.axes
         for value in AXES[axis][0]
-        if axis != "classes" or value <= options.most_classes
+        if (axis == "classes" and value <= options.most_classes) or (axis != "classes" and method != AUDIT)
     ]
     with ThreadPoolExecutor(options.jobs) as pool:
         floors = dict(zip(options.methods, pool.map(lambda method: _in_process(method, SMALL, options.seed)["bytes"], options.methods)))
-        found = list(pool.map(lambda p: _in_process(p[0], AXES[p[1]][1] | {p[1]: p[2]}, options.seed), points))
-    rows = [{"method": m, "axis": a, "value": v, **result} for (m, a, v), result in zip(points, found)]
-    for row in rows:
-        if row["refused"]:
-            sys.stdout.write(f"{row['method']:20} {row['axis']} {row['value']}: {row['refused']}\n")
+        rows = list(pool.map(lambda p: _row(p[0], p[1], p[2], options.seed), points))
     fits = [describe_axis(method, axis, rows, floors[method]) for method in options.methods for axis in options.axes]
+    fits = [fit for fit in fits if fit["points"]]
     for fit in fits:
         peaks = ", ".join(f"{value}: {peak / 1e6:.0f} MB" for value, peak in fit["points"])
         slope = f"{fit['exponent']:5.2f} ± {fit['residual']:4.0%}" if fit["exponent"] is not None else "below its floor"
