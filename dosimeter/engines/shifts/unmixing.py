@@ -93,7 +93,7 @@ class _Mixed:
         says = np.abs(self.rows @ weakest) > VISIBLE_NOISES * self.noise(weakest)
         away = np.abs(heights) / noise
         witnesses = int((says & (away < TIGHT_NOISES)).sum())
-        beside = int((says & (away >= TIGHT_NOISES) & (away < 2 * ZERO_NOISES)).sum()) * TIGHT_NOISES / (2 * ZERO_NOISES - TIGHT_NOISES)
+        beside = int((says & (away >= TIGHT_NOISES) & (away < ZERO_NOISES)).sum()) * TIGHT_NOISES / (ZERO_NOISES - TIGHT_NOISES)
         speaking = int((np.linalg.norm(zero, axis=1) > VISIBLE_NOISES * noise).sum())
         enough = speaking >= LEAST_ZEROS * samples and witnesses >= samples + LEAST_WITNESSES + CHANCE_SLACK * beside
         near = says & (away < ZERO_NOISES)
