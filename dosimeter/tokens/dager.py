@@ -111,11 +111,9 @@ def _largest_bar(level: Level, ratios: Tensor) -> float:
     largest = 0.0
     for rows in torch.arange(len(tokens), device=tokens.device).split(4096):
         ids = tokens[rows, None].expand(-1, ratios.shape[1])
-        vectors = level.vectors(ids)[torch.arange(len(rows)), places[rows]]
-        bars = level.span.distances(vectors)[1]
-        if level.trained is not None:
-            moved = level.vectors(ids, trained=True)[torch.arange(len(rows)), places[rows]]
-            bars = bars + ((moved - vectors).norm(dim=1) / vectors.norm(dim=1)).to(bars) / PASS
+        whole = level.vectors(ids)
+        vectors, drift = whole[torch.arange(len(rows)), places[rows]], level.drift(whole, ids)
+        bars = level.span.distances(vectors)[1] + drift[torch.arange(len(rows)), places[rows]].to(vectors.dtype).double() / PASS
         largest = max(largest, float(bars.max()))
     return largest
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -34,13 +35,18 @@ class Level:
     layer: PositionLayer
     span: Span
     model: nn.Module
-    trained: nn.Module | None  # with the weights after the client's local steps; None where it took one
+    later: tuple[nn.Module, ...]  # with weights between and after the client's local steps, the last ones last; none where it took one
     blank: Any
 
-    def vectors(self, ids: Tensor, trained: bool = False) -> Tensor:
-        """What the layer receives for texts (n, t): (n, t, d)."""
-        model = self.trained if trained and self.trained is not None else self.model
-        return received_at(model, self.layer.name, with_ids(self.blank, ids))
+    def vectors(self, ids: Tensor, model: nn.Module | None = None) -> Tensor:
+        """What the layer receives for texts (n, t), before the client's local steps unless a `model` is given: (n, t, d)."""
+        return received_at(model or self.model, self.layer.name, with_ids(self.blank, ids))
+
+    def drift(self, vectors: Tensor, ids: Tensor) -> Tensor:
+        """How far the vectors (n, t, d) of texts move in the client's local steps, relative: (n, t)."""
+        if not self.later:
+            return torch.zeros_like(vectors[..., 0])
+        return (self.vectors(ids, self.later[-1]) - vectors).norm(dim=-1) / vectors.norm(dim=-1)
 
     def ratios(self, ids: Tensor, positions: Sequence[int] | None = None) -> Tensor:
         """How many error bars each vector of texts (n, t) is away from the span; at some positions only: (n, t or fewer)."""
@@ -55,12 +61,11 @@ class Level:
         return torch.cat([far for _, far in pieces]), torch.cat([ratio for ratio, _ in pieces])
 
     def _ratios(self, ids: Tensor, positions: list[int]) -> tuple[Tensor, Tensor]:
-        vectors = self.vectors(ids)[:, positions]
-        flat = vectors.flatten(0, 1).double()
-        far, bars = self.span.distances(flat)
-        if self.trained is not None:
-            moved = self.vectors(ids, trained=True)[:, positions].flatten(0, 1).double()
-            bars = bars + (moved - flat).norm(dim=1) / flat.norm(dim=1).clamp_min(1e-300) / PASS  # the drift itself may be left over
+        vectors = self.vectors(ids)
+        far, bars = self.span.distances(vectors[:, positions].flatten(0, 1))
+        bars = bars + self.drift(vectors, ids)[:, positions].flatten().to(bars) / PASS  # at worst the drift itself is left over
+        for model in self.later:  # a sample enters the update with its vector at its own steps
+            far = torch.minimum(far, self.span.distances(self.vectors(ids, model)[:, positions].flatten(0, 1))[0])
         return (far / bars).reshape(len(ids), -1), far.reshape(len(ids), -1)
 
     def repeated(self, tokens: Tensor, length: int, rng: torch.Generator) -> Tensor:
@@ -76,9 +81,7 @@ class Level:
             ids = tokens[first : first + at_once, None].expand(-1, length)
             vectors = self.vectors(ids)
             seen = (vectors @ screens.to(vectors)).norm(dim=-1) / vectors.norm(dim=-1)
-            moved = torch.zeros_like(seen)
-            if self.trained is not None:
-                moved = (self.vectors(ids, trained=True) - vectors).norm(dim=-1) / vectors.norm(dim=-1)
+            moved = self.drift(vectors, ids)
             near = (seen < SCREEN + 2 * moved).nonzero()
             if len(near):
                 flat = vectors[near[:, 0], near[:, 1]].double()
@@ -111,47 +114,57 @@ def find_levels(exposure: Exposure) -> tuple[Level | None, list[Level], str]:
     groups: dict[int, list[PositionLayer]] = {}
     for layer in layers:
         groups.setdefault(layer.group, []).append(layer)
-    trained = _trained(exposure)
+    later = _later_models(exposure)
     first = next((group for group in groups.values() if group[0].reach == "token"), None)
     if first is None:
         return None, [], "no layer whose gradient was sent receives vectors that depend on one token and its place alone"
     contexts = [group for group in groups.values() if group[0].reach != "token"]
-    build = lambda group: _level(exposure, group, trained)  # noqa: E731
+    build = lambda group: _level(exposure, group, later)  # noqa: E731
     level = build(first)
     if level.span.rank == 0:
         return None, [], f"the gradient of {first[0].name} is zero, as that of a fresh LoRA adapter, whose second matrix is zero"
     return level, [build(group) for group in contexts[:3]], ""
 
 
-def _level(exposure: Exposure, group: list[PositionLayer], trained: nn.Module | None) -> Level:
+def _level(exposure: Exposure, group: list[PositionLayer], later: tuple[nn.Module, ...]) -> Level:
     rows = torch.cat([change for layer in group if (change := layer.rows(exposure.update)) is not None])
     unit = torch.finfo(rows.dtype).eps / 2
-    noise, rounding = 0.0, 0.0
+    noise = rounding = 0.0
     for layer in group:
         distortion = distortion_of(exposure.update[layer.parameter], exposure.public)
         noise = max(noise, 0.0 if distortion is None else distortion.noise)
     training = training_of_one_client(exposure.public.training)
     if isinstance(training, FedAvg):  # a difference of weights has their rounding
         weights = dict(exposure.model.named_parameters())
-        largest = max(float(weights[layer.parameter].detach().abs().max()) for layer in group)
+        squares = [_rounding(weights[layer.parameter].detach()).square().mean() for layer in group]
         steps = training.local_steps(exposure.public.batch_size or 1)
-        rounding = unit * largest / (training.learning_rate * steps)
-    span = span_of(rows, unit, declared=noise, rounding=rounding)
-    return Level(layer=group[0], span=span, model=exposure.model, trained=trained, blank=exposure.public.blank)
+        rounding = float(max(squares)) ** 0.5 * steps**0.5 / (training.learning_rate * steps)
+    span = span_of(rows, unit, declared=math.hypot(noise, rounding))
+    span = replace(span, noise_is_large=noise > 0)
+    return Level(layer=group[0], span=span, model=exposure.model, later=later, blank=exposure.public.blank)
 
 
-def _trained(exposure: Exposure) -> nn.Module | None:
-    """The model with the client's weights after its local steps, where it takes several and sends all that it trains."""
+def _rounding(weights: Tensor) -> Tensor:
+    """The standard deviation of the rounding of each weight: a unit in its last place, over √12."""
+    digits = -math.log2(torch.finfo(weights.dtype).eps)
+    return torch.ldexp(torch.ones_like(weights), torch.frexp(weights).exponent - 1 - digits) / math.sqrt(12)
+
+
+def _later_models(exposure: Exposure) -> tuple[nn.Module, ...]:
+    """The model at weights between and after the client's local steps, taken to lie on a line; none where it takes one step."""
     training = training_of_one_client(exposure.public.training)
     if sends_one_gradient(exposure.public.training) or not isinstance(training, FedAvg):
-        return None
-    scale = training.learning_rate * training.local_steps(exposure.public.batch_size or 1)
-    model = deep_copy(exposure.model)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if name in exposure.update:
-                parameter.sub_(scale * exposure.update[name].to(parameter))
-    return model
+        return ()
+    steps = training.local_steps(exposure.public.batch_size or 1)
+    models = []
+    for share in (0.5 * (steps - 1) / steps, (steps - 1) / steps, 1.0):
+        model = deep_copy(exposure.model)
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if name in exposure.update:
+                    parameter.sub_(share * training.learning_rate * steps * exposure.update[name].to(parameter))
+        models.append(model)
+    return tuple(models)
 
 
 def doubt_of(exposure: Exposure, level: Level) -> str:

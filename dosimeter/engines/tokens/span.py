@@ -53,10 +53,9 @@ class Span:
         return outside / length, bars / length
 
 
-def span_of(gradient: Tensor, unit: float, *, declared: float = 0.0, rounding: float = 0.0) -> Span:
+def span_of(gradient: Tensor, unit: float, *, declared: float = 0.0) -> Span:
     """The row space of a (m, d) gradient whose entries were rounded to `unit`, relative, after noise of size `declared` was added.
 
-    `rounding` is the rounding of an entry that does not depend on its size, as that of a difference of weights.
     The rank is the number of singular values above the edge of the noise's spectrum (Marchenko & Pastur 1967).
     """
     matrix = gradient.to(torch.float64)
@@ -67,7 +66,7 @@ def span_of(gradient: Tensor, unit: float, *, declared: float = 0.0, rounding: f
     if rows > 2 * columns:
         matrix = torch.linalg.qr(matrix, mode="r").R
     _, values, right = torch.linalg.svd(matrix, full_matrices=False)
-    rounding = math.hypot(rounding, unit * float(gradient.double().square().mean().sqrt()))
+    rounding = unit * float(gradient.double().square().mean().sqrt())
     edge = max(
         ROUNDING_SLACK * noise_edge(rounding, rows, columns),
         NOISE_SLACK * noise_edge(declared, rows, columns),

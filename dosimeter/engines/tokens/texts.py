@@ -56,7 +56,7 @@ def follow(level: Level, choices: list[Tensor], batch_size: int | None) -> Found
             far = level.ratios(tried, [place])[:, 0].cpu()
             margin = min(margin, float(far[far > PASS].min()) / PASS if bool((far > PASS).any()) else margin)
             passing = far <= PASS
-            if level.trained is not None and place:
+            if level.later and place:
                 nearest = far.reshape(len(rows), -1).amin(1).repeat_interleave(len(tokens))
                 passing &= far <= NEARLY * nearest
             near = passing.nonzero().flatten()
@@ -71,7 +71,7 @@ def follow(level: Level, choices: list[Tensor], batch_size: int | None) -> Found
         if len(branches) == 0:
             break
     found = ended + [FoundText(tuple(row), far) for row, far in zip(branches.tolist(), worst.tolist())]
-    return FoundTexts(_surest(found, batch_size if level.trained is not None else None), margin)
+    return FoundTexts(_surest(found, batch_size if level.later else None), margin)
 
 
 def search(level: Level, choices: list[Tensor], batch_size: int | None, *, shorter: bool, rng: Generator) -> FoundTexts:
@@ -110,9 +110,18 @@ def _unexplained(choices: list[Tensor], found: list[FoundText]) -> list[Tensor]:
 
 
 def _surest(texts: list[FoundText], count: int | None) -> list[FoundText]:
-    """The texts that pass, and as many others as are missing, no text twice."""
+    """The surest texts, no text twice; of more than `count`, first those that are mostly new beside the surer ones."""
     ordered = sorted({text.tokens: text for text in texts}.values(), key=lambda text: text.ratio)
-    return ordered if count is None else ordered[:count]
+    if count is None or len(ordered) <= count:
+        return ordered
+    covered: set[tuple[int, int]] = set()
+    new, variants = [], []
+    for text in ordered:
+        pairs = set(enumerate(text.tokens))
+        mostly_new = 2 * len(pairs - covered) >= len(pairs)
+        (new if mostly_new else variants).append(text)
+        covered |= pairs if mostly_new else set()
+    return (new + variants)[:count]
 
 
 def _descend(level: Level, choices: list[Tensor], anchor: int, tokens: Tensor, rng: Generator) -> list[FoundText]:
