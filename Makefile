@@ -37,6 +37,7 @@ results: setup
 # Every page that is written by a command: the results, and the guide's page of equations.
 docs: results
 	$(BIN)/python docs/guide/build_equations.py
+	$(BIN)/python docs/guide/build_reach.py
 
 check: setup
 	$(BIN)/ruff check .

@@ -1,0 +1,124 @@
+"""Writes docs/guide/reach.md: which surface of which model and loss is proved, attempted or not read. Every cell is one run.
+
+python docs/guide/build_reach.py
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import dosimeter as dm
+from dosimeter.models.transformer import Transformer
+
+PAGE = Path(__file__).with_name("reach.md")
+HEAD = """# What is read of which model
+
+Each cell is one small run, which `python docs/guide/build_reach.py` repeats: an untrained model, a batch of three, no defense.
+
+- **proved**: a method certifies at least a part from the update alone, under its premises.
+- **attempted**: a method gives an answer, which a score has to judge.
+- **not read**: the methods refuse this setting. That says nothing about safety.
+- **impossible**: a theorem, named in the refusal, forbids it to every method.
+
+The proofs rest on these facts. Labels and features: the head's gradient is Σ (p − y) fᵀ, and few samples leave it a low rank ([the last
+layer](last-layer.md)). Maps: the matrices of a kernel's offsets are shifts of one another ([maps](maps.md)). Tokens: the row of an absent
+token is zero, and a layer's gradient has the vectors that it received as its row space ([texts](text.md)).
+
+"""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A model, what it is trained on, and its loss."""
+
+    family: str
+    loss_name: str
+    build: Callable[[], nn.Module]
+    batch: Callable[[], dm.Batch]
+    loss: Any = None
+
+
+def _pixels(targets: Any) -> Callable[[], dm.Batch]:
+    return lambda: dm.Batch(torch.rand(3, 1, 8, 8, generator=torch.Generator().manual_seed(3)), targets)
+
+
+def _texts(targets: Any = None) -> Callable[[], dm.Batch]:
+    ids = torch.randint(200, (3, 6), generator=torch.Generator().manual_seed(3))
+    return lambda: dm.Batch(ids, ids.roll(-1, 1) if targets is None else targets)
+
+
+def _dense(outputs: int) -> Callable[[], nn.Module]:
+    return lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, outputs))
+
+
+def _convolutions() -> nn.Module:
+    stem = [nn.Conv2d(1, 64, 3, 2, 1), nn.ReLU(), nn.Conv2d(64, 64, 3, 2, 1), nn.ReLU(), nn.Conv2d(64, 64, 3, 1, 1), nn.ReLU()]
+    return nn.Sequential(*stem, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10))
+
+
+def _transformer(kind: Any, **options: Any) -> Callable[[], nn.Module]:
+    return lambda: Transformer(kind, vocabulary=200, width=32, layers=2, heads=4, positions=8, **options)
+
+
+IDS = torch.tensor([3, 1, 4])
+MANY = torch.tensor([[1, 0, 1, 0, 0], [0, 1, 0, 0, 1], [0, 0, 0, 1, 0]]).float()
+SETTINGS = [
+    Setting("dense layers", "cross-entropy", _dense(10), _pixels(IDS)),
+    Setting("dense layers", "binary cross-entropy, several labels", _dense(5), _pixels(MANY), nn.BCEWithLogitsLoss()),
+    Setting("dense layers", "mean squared error", _dense(5), _pixels(MANY), nn.MSELoss()),
+    Setting("dense layers", "a function of your own", _dense(10), _pixels(IDS), nn.CrossEntropyLoss(weight=torch.arange(1.0, 11.0))),
+    Setting("convolutions", "cross-entropy", _convolutions, _pixels(IDS)),
+    Setting("decoder over texts, classes", "cross-entropy", _transformer("gpt2", classes=10), _texts(IDS)),
+    Setting("encoder over texts, classes", "cross-entropy", _transformer("bert", classes=10), _texts(IDS)),
+    Setting("decoder over texts, next token", "cross-entropy at each position", _transformer("gpt2"), _texts()),
+    Setting("the same, with a shared weight", "cross-entropy at each position", _transformer("gpt2", tied=True), _texts()),
+]
+Run = Callable[[dm.Exposure], Any]
+SURFACES: dict[str, list[Run]] = {
+    "labels": [lambda e, name=name: dm.recover_labels(e, name) for name in ("subspace", "ilrg", "zlg")],
+    "features": [lambda e: dm.recover_features(e, "subspace")],
+    "maps": [dm.recover_maps],
+    "inputs": [lambda e: dm.reconstruct(e, "dlg", labels=None, steps=2)],
+    "tokens": [lambda e, name=name: dm.recover_tokens(e, name) for name in ("embedding_rows", "dager")],
+}
+
+
+def cell(exposure: dm.Exposure, surface: str) -> str:
+    outcomes = {_outcome(run, exposure) for run in SURFACES[surface]}
+    return next(outcome for outcome in ("proved", "attempted", "impossible", "not read") if outcome in outcomes)
+
+
+def _outcome(run: Run, exposure: dm.Exposure) -> str:
+    try:
+        return "proved" if _proves(run(exposure)) else "attempted"
+    except dm.Impossible:
+        return "impossible"
+    except dm.Refused:
+        return "not read"
+
+
+def _proves(found: Any) -> bool:
+    certified = getattr(found, "certified", False)
+    return bool(certified.any()) if isinstance(certified, torch.Tensor) else bool(certified)
+
+
+def page() -> str:
+    lines = [f"| model | loss | {' | '.join(SURFACES)} |", "|---|---" + "|---" * len(SURFACES) + "|"]
+    for setting in SETTINGS:
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            model = setting.build().eval()
+        exposure = dm.observe(model, setting.batch(), loss=setting.loss)
+        cells = [cell(exposure, surface) for surface in SURFACES]
+        lines.append(f"| {setting.family} | {setting.loss_name} | {' | '.join(cells)} |")
+    return HEAD + "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
