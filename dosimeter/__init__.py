@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from dosimeter.version import __version__
 
 if TYPE_CHECKING:
+    from dosimeter.captures.aggregate import aggregate
     from dosimeter.captures.capture import Capture
     from dosimeter.captures.store import read_capture, write_capture
     from dosimeter.client.losses import BinaryCrossEntropy, CrossEntropy, Focal, TokenCrossEntropy
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from dosimeter.registry import attack, defense, feature_recovery, label_recovery
     from dosimeter.runs.audit import Audit, audit, read
     from dosimeter.runs.ceilings import Ceilings, ceilings
+    from dosimeter.runs.dose import dose
     from dosimeter.runs.server import reconstruct, recover_features, recover_labels, recover_maps, recover_tokens
     from dosimeter.surfaces.scoring import score
     from dosimeter.types import (
@@ -49,7 +51,9 @@ if TYPE_CHECKING:
     )
 
 _HOMES = {
+    "dosimeter.captures.aggregate": ("aggregate",),
     "dosimeter.captures.capture": ("Capture",),
+    "dosimeter.runs.dose": ("dose",),
     "dosimeter.captures.store": ("read_capture", "write_capture"),
     "dosimeter.runs.audit": ("Audit", "audit", "read"),
     "dosimeter.runs.ceilings": ("Ceilings", "ceilings"),
@@ -108,10 +112,12 @@ __all__ = [
     "TokenCrossEntropy",
     "TokenEstimate",
     "__version__",
+    "aggregate",
     "attack",
     "audit",
     "ceilings",
     "defense",
+    "dose",
     "feature_recovery",
     "identifiability",
     "inspect",

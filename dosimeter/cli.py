@@ -79,7 +79,9 @@ def _parser() -> argparse.ArgumentParser:
     )
 
     audit.add_argument("--model", metavar="NAME", help="the model, as model=NAME says it")
-    audit.add_argument("--capture", metavar="FILE", help="audit what a client of a federation sent, from its capture")
+    audit.add_argument(
+        "--capture", metavar="FILE", help="audit what a client of a federation sent, from its capture; or a folder of captures"
+    )
     audit.add_argument("--before", metavar="FILE", help="the weights that the server sent")
     audit.add_argument("--after", metavar="FILE", help="audit what a client of a federation sent: its weights after training")
     audit.add_argument("--truth", metavar="DATA", help="the private images behind a received update, to score what is recovered")
@@ -168,22 +170,19 @@ def _audit(options: argparse.Namespace) -> int:
             raise ValueError("--defenses: expected no received update beside it; its client has sent what it sent")
         data |= {"grid": grid_of(options.defenses)}
     check_report_place(options.out)
+    settings = {"out": options.out, "checkpoint_every": options.checkpoint_every, "max_seconds": options.max_seconds}
     if any(received.values()):
-        from dosimeter.runs.received_files import prepare_received
+        from dosimeter.runs.received_files import audit_received
 
-        client, config = prepare_received(data, **received)
+        with progress_bar() as progress:
+            result = audit_received(data, **received, **settings, progress=progress)
     else:
         config = construct(DefenseGrid if "grid" in data else AuditConfig, data)
         with step_bar() as listener, listening(listener):
             client = prepare(config.model, config.data, seed=config.seed, device=config.device)
-    with progress_bar() as progress:
-        settings = {
-            "out": options.out,
-            "progress": progress,
-            "checkpoint_every": options.checkpoint_every,
-            "max_seconds": options.max_seconds,
-        }
-        result = run_grid(client, config, **settings) if isinstance(config, DefenseGrid) else run_suite(client, config, **settings)
+        with progress_bar() as progress:
+            run = run_grid if isinstance(config, DefenseGrid) else run_suite
+            result = run(client, config, **settings, progress=progress)
     path = result.save(options.out)
     checks = check(conditions, result.records)
     failures = [one.failure for one in checks if one.failure]

@@ -224,6 +224,10 @@ class Defense(Method):
         """Gaussian noise over the most that one sample, or the whole batch, can move what is sent; None where neither is limited."""
         return None
 
+    def training_behind(self, training: Training) -> Training:
+        """What the client's training becomes behind this defense, as the server replays it."""
+        return training
+
     def norm_bound(self) -> float:
         """The largest L2 norm that the update can have after this defense."""
         return float("inf")

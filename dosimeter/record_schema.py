@@ -29,6 +29,11 @@ THREAT_MODEL: dict[str, Any] = {
     "defenses": Parts,
     "labels": str,
     "truth": str,
+    "round": Optional[NonNegativeInt],
+    "client": str,
+    "directions": Optional[NonNegativeInt],
+    "directions_so_far": Optional[NonNegativeInt],
+    "epsilon_so_far": Number,
     "needs": Texts,
 }
 DETAILS: dict[str, Any] = {

@@ -17,6 +17,7 @@ from dosimeter.config import construct, describe
 from dosimeter.interfaces import Defense, Exposure, Loss, Training
 from dosimeter.options import NonNegativeInt, OptionError, PositiveInt, check_fields, mismatch
 from dosimeter.record_schema import check_plain
+from dosimeter.registry import DEFENSES
 from dosimeter.types import Batch, Normalization
 
 FORMAT = 1  # raised where a key is added, or where one changes its meaning
@@ -32,6 +33,7 @@ class Facts:
     round: NonNegativeInt | None = None
     client: str = ""
     clients: PositiveInt = 1  # whose mean the update is
+    sizes: tuple[PositiveInt, ...] | None = None  # how many samples each of them has
     training: Training | None = None
     loss: Loss | None = None
     defenses: tuple[Defense, ...] = ()
@@ -69,6 +71,9 @@ class Capture(Facts):
             )
         if self.mode is not None and model.training != (self.mode == "train"):
             raise ValueError(f"model: the capture says that the client trained in {self.mode} mode; call model.{self.mode}() first")
+        if self.clients > 1 and not any(defense.name == "secure_aggregation" for defense in self.defenses):
+            together = DEFENSES.resolve("secure_aggregation", clients=self.clients, sizes=self.sizes)
+            facts = {"defenses": (together, *facts.get("defenses", self.defenses))} | {k: v for k, v in facts.items() if k != "defenses"}
         known = {name: getattr(self, name) for name in ("training", "loss", "defenses", "batch_size", "input_shape", "normalization")}
         return receive(model, self.update, kind=self.kind, auxiliary=auxiliary, check_kind=check_kind, **(known | facts))
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from dosimeter.client.checks import (
@@ -35,7 +36,7 @@ from dosimeter.types import Batch, Impossible, NamedInputs, Normalization, Refus
 
 def observe(
     model: nn.Module,
-    batch: Batch,
+    batch: Batch | Sequence[Batch],
     *,
     training: Training | str | None = None,
     defenses: Sequence[Defense | str] = (),
@@ -47,6 +48,8 @@ def observe(
 ) -> Exposure:
     """Let a client train on `batch` behind `defenses`, and return all that the server then has.
 
+    Several batches are those of several clients under secure aggregation: the server then has the mean of their updates.
+
     The model's current mode (train or eval) is the client's mode. Neither the model nor the batch is changed. The exposure's model is
     a copy made before the client trains. The client trains on another copy, which is thrown away. What the code of the model, the loss
     and the defenses kept of the batch elsewhere is undone. The client's random numbers depend on the seed and on its batch, so that
@@ -55,6 +58,9 @@ def observe(
     scale: Normalization = check_value(Normalization, normalization or Normalization(), "normalization")
     training = TRAININGS.resolve(training or FedSGD())
     defenses = [DEFENSES.resolve(defense) for defense in defense_list(defenses)]
+    if not isinstance(batch, Batch):
+        batch, sizes = join(batch, "batch")
+        defenses = [DEFENSES.resolve("secure_aggregation", clients=len(sizes), sizes=sizes), *defenses]
     seed, declare_batch_size = check_value(int, seed, "seed"), check_value(bool, declare_batch_size, "declare_batch_size")
     check_model(model)
     with nothing_kept(model, loss):
@@ -92,6 +98,20 @@ def observe(
     exposure = Exposure(model=client.model, update=update, public=public, auxiliary=auxiliary)
     check_exposure(exposure)
     return exposure
+
+
+def join(batches: Sequence[Batch], path: str) -> tuple[Batch, tuple[int, ...]]:
+    """The samples of several clients as one batch, and how many each client has."""
+    if not isinstance(batches, Sequence) or not batches or not all(isinstance(one, Batch) for one in batches):
+        raise TypeError(f"{path}: expected a Batch, or a list of them, got {type(batches).__name__}")
+    for one in batches:
+        check_tensors(one, path)
+        if isinstance(one.inputs, NamedInputs):
+            raise TypeError(f"{path}: expected tensors from every client, got inputs by name, which are not joined")
+        if one.inputs.shape[1:] != batches[0].inputs.shape[1:] or one.targets.shape[1:] != batches[0].targets.shape[1:]:
+            raise ValueError(f"{path}: expected samples of one shape from every client, got {[tuple(b.inputs.shape[1:]) for b in batches]}")
+    sizes = tuple(len(one.inputs) for one in batches)
+    return Batch(torch.cat([one.inputs for one in batches]), torch.cat([one.targets for one in batches])), sizes
 
 
 def _send(client: Client, defenses: Sequence[Defense], seed: int) -> tuple[Client, Update]:

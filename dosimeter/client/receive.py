@@ -124,7 +124,9 @@ def _declare(
     output = output_shape(model, (torch.zeros(1, *shape).to(next(model.parameters())) if blank is None else blank)[[0, 0]])
     classes, loss = output[-1], loss_of(loss, len(output) == 3)
     check_loss(loss, classes)
-    training = TRAININGS.resolve(training or FedSGD())
+    training, defenses = TRAININGS.resolve(training or FedSGD()), [DEFENSES.resolve(defense) for defense in defense_list(defenses)]
+    for defense in defenses:
+        training = defense.training_behind(training)
     with suppress(Refused):  # where the steps are unknown, the preflight says so
         steps = training.local_steps(batch_size)
         require_memory(STEP_BYTES * steps, f"training: a client with {steps} local steps")
@@ -135,6 +137,6 @@ def _declare(
         batch_size=batch_size,
         training=training,
         loss=loss,
-        defenses=tuple(DEFENSES.resolve(defense) for defense in defense_list(defenses)),
+        defenses=tuple(defenses),
         check_kind=check_value(bool, check_kind, "check_kind"),
     )

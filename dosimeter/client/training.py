@@ -11,7 +11,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from dosimeter.interfaces import Loss, Training
+from dosimeter.interfaces import Loss, Public, Training
 from dosimeter.network.probing import copied_buffers, forward
 from dosimeter.options import Fraction, PositiveFloat, PositiveInt
 from dosimeter.registry import TRAININGS
@@ -113,10 +113,13 @@ class MeanOfClients(Replayable):
 
     clients: PositiveInt
     each: Replayable
+    sizes: tuple[PositiveInt, ...] | None = None  # of the shares, in the order of the batch; None: as equal as possible
 
     def replay(self, gradient: Gradient, parameters: Update, buffers: dict[str, Tensor], inputs: Tensor, targets: Tensor) -> Update:
         total: Update = {}
-        for chosen in torch.tensor_split(torch.arange(len(targets), device=targets.device), self.clients):
+        everything = torch.arange(len(targets), device=targets.device)
+        equal = self.sizes is None or sum(self.sizes) != len(targets)  # guesses of another number than the clients have
+        for chosen in torch.tensor_split(everything, self.clients) if equal else everything.split(list(self.sizes or ())):
             share, wanted = inputs[chosen], targets[chosen]
             own = {name: buffer.clone() for name, buffer in buffers.items()}
             update = self.each.replay(gradient, parameters, own, share, wanted)
@@ -134,6 +137,8 @@ class MeanOfClients(Replayable):
         return self.each.gain(self._largest_share(batch_size))
 
     def _largest_share(self, batch_size: int | None) -> int | None:
+        if self.sizes is not None:
+            return max(self.sizes)
         return None if batch_size is None else math.ceil(batch_size / self.clients)
 
 
@@ -142,6 +147,16 @@ def sends_one_gradient(training: Training) -> bool:
     return isinstance(training, FedSGD) or (
         isinstance(training, FedAvg) and training.steps in (None, 1) and training.epochs == 1 and training.mini_batch is None
     )
+
+
+def sends_mean_gradient(public: Public) -> bool:
+    """Whether the update is one gradient of one batch. The mean of several clients' gradients is that of all their samples.
+
+    In train mode batch norm mixes the samples of each client alone, so that clients together are no large batch.
+    """
+    training = public.training
+    several = isinstance(training, MeanOfClients) and not public.train_mode
+    return sends_one_gradient(training.each if several and isinstance(training, MeanOfClients) else training)
 
 
 def eager_gradient(model: nn.Module, loss: Loss, create_graph: bool) -> Gradient:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dosimeter.client.training import MeanOfClients
 from dosimeter.interfaces import Public
 
 OF_THE_AUDIT = "the client trained on the batch of the audit"
@@ -21,5 +22,6 @@ def premises_of(public: Public, *, size_matters: bool = True) -> tuple[str, ...]
         f"the update is one gradient of the declared loss ({public.loss.name}) at the weights that were sent",
         f"no defense but {defenses} changed the update" if defenses else "no defense changed the update",
         *((size,) if size_matters else ()),
+        *((f"the batch is that of {public.training.clients} clients together",) if isinstance(public.training, MeanOfClients) else ()),
         OF_THE_AUDIT,
     )

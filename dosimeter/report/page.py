@@ -19,6 +19,7 @@ from dosimeter.report.findings import findings, headline_parts, verdict_matrix, 
 from dosimeter.report.sections import sections
 from dosimeter.report.settings import threat_model_lines
 from dosimeter.report.sweep import panels
+from dosimeter.report.timeline import timelines
 from dosimeter.report.tradeoff import tradeoff
 from dosimeter.surfaces.surface import surface_names, surfaces
 from dosimeter.surfaces.verdicts import UTILITY, Verdict
@@ -58,6 +59,7 @@ def render(records: Sequence[Record], title: str | None = None) -> str:
             matrix=matrix if len(matrix) > 1 and costs is None else [],
             surfaces=surfaces(),
             tradeoff=costs,
+            timelines=timelines(records),
             percent=percent,
             times=times,
             threat_model=threat_model_lines(records),

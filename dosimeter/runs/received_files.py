@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from dosimeter.captures.capture import Capture, Facts, hash_of
-from dosimeter.captures.store import read_capture, read_model
+from dosimeter.captures.store import captures_in, read_capture, read_model
 from dosimeter.client.kinds import Kind
 from dosimeter.config import construct
 from dosimeter.data.load import load_images
@@ -20,9 +20,10 @@ from dosimeter.normalization import from_pixels
 from dosimeter.options import PositiveInt
 from dosimeter.randomness import generator
 from dosimeter.registry import MODELS, options_of
-from dosimeter.runs.audit import Suite
+from dosimeter.runs.audit import Audit, Suite, run_suite
 from dosimeter.runs.audited_client import DataConfig
 from dosimeter.runs.devices import check_device
+from dosimeter.runs.dose import dose
 from dosimeter.runs.measurement import AuditedClient
 from dosimeter.runs.received import protocol_of, received_client
 from dosimeter.types import Batch, Normalization
@@ -65,9 +66,50 @@ def prepare_received(
     private = None if truth is None else _all_images(truth, exposure.public.input_shape, exposure.public.normalization)
     origin = f"round {sent.round}, client {sent.client or 'unknown'}" if sent.round is not None else Path(str(capture or after)).name
     client = received_client(exposure, private, origin=f"an update of {origin}")
-    named = client.description | {"model": config.model.name} | ({"framework": sent.framework} if sent.framework else {})
+    told = {"round": sent.round, "client": sent.client, "framework": sent.framework}
+    named = client.description | {"model": config.model.name} | {name: value for name, value in told.items() if value not in (None, "")}
     chosen = {name: getattr(config, name) for name in ("methods", "attack_labels", "budget", "adaptive", "seed")}
     return replace(client, description=named), Suite(**protocol_of(exposure.public), **chosen)
+
+
+def audit_received(
+    words: Mapping[str, Any],
+    *,
+    capture: str | None = None,
+    before: str | None = None,
+    after: str | None = None,
+    truth: str | None = None,
+    **options: Any,
+) -> Audit:
+    """Audit a received update, or all captures of a folder with the dose that the rounds of each client add up to.
+
+    `options` are those of `run_suite`. In a folder every capture has its model beside it, and `truth` is behind all of them.
+    """
+    if capture is None or not Path(capture).is_dir():
+        client, suite = prepare_received(words, capture=capture, before=before, after=after, truth=truth)
+        return run_suite(client, suite, **options)
+    if before is not None or after is not None:
+        raise ValueError("--capture: expected a folder of captures alone; each has its model beside it")
+    prepared = [prepare_received(words, capture=str(path), truth=truth) for path in captures_in(capture)]
+    if not prepared:
+        raise ValueError(f"{capture}: no captures there; `dm.write_capture` writes them")
+    clients = _with_doses([client for client, _ in prepared])
+    audits = [run_suite(client, suite, beside=clients, **options) for client, (_, suite) in zip(clients, prepared)]
+    records = {record.key: record for one in audits for record in one.records}
+    return Audit(records=tuple(records.values()), resumed=sum(one.resumed for one in audits))
+
+
+def _with_doses(clients: Sequence[AuditedClient]) -> list[AuditedClient]:
+    """The clients, in the order of their rounds, with what their rounds add up to."""
+    by_name: dict[str, list[AuditedClient]] = {}
+    for client in sorted(clients, key=lambda one: one.description.get("round", 0)):
+        by_name.setdefault(str(client.description.get("client", "")), []).append(client)
+    told: dict[int, AuditedClient] = {}
+    for rounds in by_name.values():
+        for client, found in zip(rounds, dose([one.received for one in rounds if one.received is not None])):
+            known = {name: value for name, value in vars(found).items() if value is not None}
+            told[id(client)] = replace(client, description=client.description | {"data": "updates of a federation"} | known)
+    return [told[id(client)] for client in clients]
 
 
 def _facts(config: ReceivedConfig, words: Mapping[str, Any], said: Facts) -> Facts:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dosimeter.client.training import sends_one_gradient
+from dosimeter.client.training import sends_mean_gradient
 from dosimeter.engines.premises import premises_of
 from dosimeter.engines.shifts.convolutions import ConvolutionLayer, find_convolutions
 from dosimeter.engines.shifts.head_samples import unmix_by_head
@@ -145,7 +145,7 @@ def _refusal(tried: Sequence[MapLayer], roomiest: MapLayer) -> str:
 
 def doubt_of_maps(public: Public) -> str:
     """Why nothing is certified here, "" where the update is one gradient as training gave it."""
-    if not sends_one_gradient(public.training):
+    if not sends_mean_gradient(public):
         return f"guesses only: the update sums gradients of {public.training.name}'s local steps"
     changing = [one.name for one in public.defenses if (one.distorts() and not one.is_modelled()) or one.scaling() in ("layers", "unknown")]
     if changing:

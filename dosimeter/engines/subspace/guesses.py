@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from dosimeter.client.losses import CrossEntropy
-from dosimeter.client.training import sends_one_gradient
+from dosimeter.client.training import sends_mean_gradient
 from dosimeter.engines.subspace.certificate import DEVIATIONS
 from dosimeter.engines.subspace.distortion import distortion_of
 from dosimeter.engines.subspace.feature_prior import FeaturePrior, find_feature_prior
@@ -58,7 +58,7 @@ def _likelihood_problem(exposure: Exposure, head: Head, labels: LabelEstimate | 
     public, loss = exposure.public, exposure.public.loss
     gradient = None if head.weight_gradient is None else head.weight_gradient.detach().to(torch.float64)
     distortion = distortion_of(gradient, public)
-    if gradient is None or distortion is None or not isinstance(loss, CrossEntropy) or not sends_one_gradient(public.training):
+    if gradient is None or distortion is None or not isinstance(loss, CrossEntropy) or not sends_mean_gradient(public):
         return None
     if not bool(gradient.any()) or not bool(torch.isfinite(gradient).all()):
         return None

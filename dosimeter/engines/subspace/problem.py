@@ -10,7 +10,7 @@ from torch import Generator, Tensor
 from torch.nn.functional import one_hot
 
 from dosimeter.client.losses import CrossEntropy
-from dosimeter.client.training import FedSGD, sends_one_gradient
+from dosimeter.client.training import FedSGD, sends_mean_gradient
 from dosimeter.engines.subspace.certificate import PAIR_FREEDOM
 from dosimeter.engines.subspace.distortion import distortion_of, missing_noise, unmodelled
 from dosimeter.engines.subspace.equations import Equations, build_equations, mean_coordinates
@@ -70,7 +70,7 @@ def separate_head(
 
 def doubt_of(equations: Equations, gradient: Tensor, public: Public) -> str:
     """Why the update (C, H) is no proof, whatever fits it: what is declared forbids one, or the update refutes what is declared."""
-    if not sends_one_gradient(public.training):
+    if not sends_mean_gradient(public):
         return f"the update sums gradients of {public.training.name}'s local steps"
     if changing := unmodelled(gradient, public):
         return f"{changing} changes the gradient's entries in a way that is not modelled"
