@@ -170,19 +170,19 @@ def _audit(options: argparse.Namespace) -> int:
             raise ValueError("--defenses: expected no received update beside it; its client has sent what it sent")
         data |= {"grid": grid_of(options.defenses)}
     check_report_place(options.out)
-    settings = {"out": options.out, "checkpoint_every": options.checkpoint_every, "max_seconds": options.max_seconds}
+    settings: dict[str, Any] = {"out": options.out, "checkpoint_every": options.checkpoint_every, "max_seconds": options.max_seconds}
     if any(received.values()):
         from dosimeter.runs.received_files import audit_received
 
         with progress_bar() as progress:
-            result = audit_received(data, **received, **settings, progress=progress)
+            result = audit_received(data, **received, **(settings | {"progress": progress}))
     else:
         config = construct(DefenseGrid if "grid" in data else AuditConfig, data)
         with step_bar() as listener, listening(listener):
             client = prepare(config.model, config.data, seed=config.seed, device=config.device)
         with progress_bar() as progress:
-            run = run_grid if isinstance(config, DefenseGrid) else run_suite
-            result = run(client, config, **settings, progress=progress)
+            settings |= {"progress": progress}
+            result = run_grid(client, config, **settings) if isinstance(config, DefenseGrid) else run_suite(client, config, **settings)
     path = result.save(options.out)
     checks = check(conditions, result.records)
     failures = [one.failure for one in checks if one.failure]

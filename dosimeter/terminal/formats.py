@@ -14,7 +14,7 @@ from dosimeter.report.findings import findings, headline
 from dosimeter.runs.audit import Audit
 from dosimeter.runs.gate import AnyCondition
 from dosimeter.surfaces.surface import surface_named
-from dosimeter.surfaces.verdicts import UTILITY, Verdict
+from dosimeter.surfaces.verdicts import LEAKS, UTILITY
 from dosimeter.types import Record
 from dosimeter.version import __version__
 
@@ -64,7 +64,7 @@ def sarif(result: Audit, checks: Sequence[Check], report: Path, source: str) -> 
     """One result a leaked surface and one a condition that is met or was not measured; all point to the file that was audited."""
     place = {"physicalLocation": {"artifactLocation": {"uri": source}, "region": {"startLine": 1}}}
     gated = any(one.failure for one in checks)
-    leaked = [verdict for verdict in result.verdicts if verdict.verdict is Verdict.LEAKED]
+    leaked = [verdict for verdict in result.verdicts if verdict.verdict in LEAKS]
     rules = [
         {
             "id": f"leaked/{one.surface}",
@@ -92,7 +92,7 @@ def markdown(result: Audit, checks: Sequence[Check], report: Path, source: str) 
     records = [record for record in result.records if record.surface != UTILITY]
     lines = [f"### {headline(findings(records))}", "", "| surface | verdict | method | why |", "|---|---|---|---|"]
     lines += [
-        f"| {v.surface} | {'**leaked**' if v.verdict is Verdict.LEAKED else v.verdict.value} | {_cell(v.method)} | {_cell(v.reason)} |"
+        f"| {v.surface} | {f'**{v.verdict}**' if v.verdict in LEAKS else v.verdict.value} | {_cell(v.method)} | {_cell(v.reason)} |"
         for v in result.verdicts
     ]
     if checks:
