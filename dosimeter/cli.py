@@ -175,7 +175,8 @@ def _audit(options: argparse.Namespace) -> int:
         from dosimeter.runs.received_files import audit_received
 
         with progress_bar() as progress:
-            result = audit_received(data, **received, **(settings | {"progress": progress}))
+            settings |= {"progress": progress}
+            result = audit_received(data, **received, **settings)
     else:
         config = construct(DefenseGrid if "grid" in data else AuditConfig, data)
         with step_bar() as listener, listening(listener):
