@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,6 @@ from torch import Generator
 
 import dosimeter as dm
 from certificate_kinds.kind import Kind, Row
-from dosimeter.models.transformer import Transformer
 
 METHODS = ("embedding_rows", "dager")
 
@@ -30,6 +30,8 @@ class Setting:
 
 
 def kinds(data: Path | None) -> list[Kind]:
+    if find_spec("dosimeter.models.transformer") is None:  # older code, with which results are compared
+        return []
     return [
         Kind(name=f"tokens/{method}: {name}", draw=partial(certified_tokens, method, setting), breaks=setting.breaks)
         for method in METHODS
@@ -60,6 +62,8 @@ def settings() -> dict[str, Setting]:
 
 def certified_tokens(method: str, setting: Setting, seed: int) -> list[Row]:
     """One row a token of the batch, one for each token or text that is proved and wrong, and one a proved text."""
+    from dosimeter.models.transformer import Transformer
+
     rng = Generator().manual_seed(seed)
 
     def pick(*choices: Any) -> Any:

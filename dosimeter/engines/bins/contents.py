@@ -146,8 +146,8 @@ class _Bins:
             alike = self._count_agreeing_functionals(rows, places) == places.shape[1] - 1
             confirmed = alike & self._is_shared_by_none() & self._confirmable(contents)
             if replay is not None and not replay.labels_can_cancel():
-                if not replay.shares and bool(alike.any()):
-                    self._calibrate(replay, contents[alike & self._are_clear(contents)])
+                if not replay.shares:
+                    self._calibrate(replay, contents, alike)
                 confirmed |= self._have_replayed_weights(contents, possible_places(self.null, places), replay)
         return contents, places, confirmed
 
@@ -214,10 +214,12 @@ class _Bins:
         """
         return self.agreement_counts and self.samples is not None and self.rank >= self.samples
 
-    def _calibrate(self, replay: Replayer, contents: Tensor) -> None:
-        """Let the replay find its unknown share in bins of all functionals with the same content (n, d + 1)."""
-        if len(contents) and (self._is_shared_by_none() or (self.agreement_counts and replay.batch_size is None)):
-            first = contents[_are_first_copies(_quotients(contents))]
+    def _calibrate(self, replay: Replayer, contents: Tensor, alike: Tensor) -> None:
+        """Let the replay find its unknown share: in samples that are proved by their bins, which are `alike` (n,); or a size in any."""
+        chosen = self._are_clear(contents) & (alike | (replay.batch_size is None))
+        if bool(chosen.any()) and (self._is_shared_by_none() or (self.agreement_counts and replay.batch_size is None)):
+            candidates = contents[chosen]
+            first = candidates[_are_first_copies(_quotients(candidates))]
             replay.calibrate(_quotients(first), first[:, -1], self._rounding(first).clamp_min(replay.least))
 
     def _are_single_pictures(self, contents: Tensor) -> Tensor:

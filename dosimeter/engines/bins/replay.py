@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ from dosimeter.normalization import input_bounds
 CHANCE_TOLERANCE = 5e-3  # over the number of labels: within more, mixtures pass by chance
 SURE_TOLERANCE = 1e-4  # likewise, where nothing else confirms a sample
 LEAST_TOLERANCE = 3e-6  # the model's own rounding
+LIKELY = 3e-4  # the chance from which on an undeclared size may be a coincidence
 MOST_SAMPLES = 256  # in a batch of undeclared size
 LABEL_TOLERANCE = 3e-3  # relative difference of weights up to which a label is named
 
@@ -58,20 +60,15 @@ class Replayer:
     def calibrate(self, inputs: Tensor, weights: Tensor, tolerance: Tensor) -> None:
         """Find the shares under which all of these single samples have their weights, up to `tolerance` (n,).
 
-        An undeclared size is a whole number. Then the samples need not be single: the size counts that at least two of them have under
-        some label, or that a lone one has by itself.
+        An undeclared size is a whole number. Then the samples need not be single: the size counts that so many of them have under some
+        label that chance does not explain it.
         """
         ratios = weights[:, None] / self._weights_of_one(inputs)  # (n, labels): the share under each label
-        if self.batch_size is None:
-            sizes = (1 / ratios).round()
-            whole = (ratios * sizes - 1).abs() <= tolerance.clamp_max(self.surest)[:, None]
-            whole &= (sizes >= 1) & (sizes <= MOST_SAMPLES)
-            votes = [int((whole & (sizes == size)).any(1).sum()) for size in range(1, MOST_SAMPLES + 1)]
-            most = max(votes)
-            if most >= 2 or (most == 1 and len(inputs) == 1 and votes[0]):
-                self.shares = [1 / (size + 1) for size, count in enumerate(votes) if count == most]
-            return
         tolerance = tolerance.clamp_max(self.exact)
+        if self.batch_size is None:
+            size = _common_size(ratios, tolerance)
+            self.shares = [] if size is None else [1 / size]
+            return
         fits = [((ratios / share - 1).abs() <= (tolerance + tolerance[0])[:, None]).any(1).all() for share in ratios[0]]
         self.shares = [float(share) for share, fit in zip(ratios[0], fits, strict=True) if fit and float(share) > 0]
 
@@ -126,3 +123,20 @@ def replayer_for(exposure: Exposure, layer: InsertedLayer, labels: Tensor | None
         return None
     replayer = Replayer(exposure, layer, share, labels)
     return replayer if replayer.is_possible() else None
+
+
+def _common_size(ratios: Tensor, tolerance: Tensor) -> int | None:
+    """The whole number that the inverses of most samples' shares (n, labels) have in common; None where chance may explain it.
+
+    One wrong sample has a given number, under any label, with about the chance 2 · tolerance · labels. So v of n wrong samples have some
+    number in common with at most binomial(n, v) times the chance's power v, times the numbers that are tried.
+    """
+    sizes = torch.arange(1, MOST_SAMPLES + 1, device=ratios.device, dtype=ratios.dtype)
+    fits = ((ratios[..., None] * sizes - 1).abs() <= tolerance[:, None, None]).any(1)  # (n, sizes)
+    votes = fits.sum(0)
+    most, count = int(votes.max()), len(ratios)
+    chance = min(1.0, 2 * float(tolerance.max()) * ratios.shape[1])
+    tried = 1 if count == 1 and bool(votes[0]) else MOST_SAMPLES  # a lone sample is most likely the whole batch
+    if most == 0 or int((votes == most).sum()) > 1 or math.comb(count, most) * chance**most * tried > LIKELY:
+        return None
+    return int(sizes[votes.argmax()])
