@@ -42,25 +42,28 @@ def network(norm: str, mode: str, seed: int) -> nn.Module:
     return model.train(mode == "train")
 
 
-def batch_of(pixels: Tensor, size: int, seed: int, device: str) -> dm.Batch:
+def batches_of(pixels: Tensor, size: int, seed: int, device: str) -> tuple[dm.Batch, dm.Batch, dm.Batch]:
+    """The private batch, a foreign one, and all other images; no image is in two of them."""
     rng = torch.Generator().manual_seed(seed)
-    chosen = torch.randperm(len(pixels), generator=rng)[:size]
-    return dm.Batch(pixels[chosen].to(device), torch.randint(0, 100, (size,), generator=rng).to(device))
+    shuffled = pixels[torch.randperm(len(pixels), generator=rng)].to(device)
+    labels = torch.randint(0, 100, (len(pixels),), generator=rng).to(device)
+    parts = [slice(0, size), slice(size, 2 * size), slice(2 * size, 2 * size + 200)]
+    private, foreign, rest = (dm.Batch(shuffled[part], labels[part]) for part in parts)
+    return private, foreign, rest
 
 
 def measure(options: argparse.Namespace, seed: int, attack: str, extra: dict[str, Any]) -> dict[str, Any]:
     pixels = images_of(options.data, options.images)
     model = network(options.norm, options.mode, seed).to(options.device)
-    batch = batch_of(pixels, options.batch, seed, options.device)
+    batch, other, rest = batches_of(pixels, options.batch, seed, options.device)
     exposure = dm.observe(model, batch, declare_batch_size=attack != "maps")
     began = time.perf_counter()
     found = dm.reconstruct(exposure, attack, labels=None if attack == "maps" else batch.targets, seed=seed, **extra)
     seconds = time.perf_counter() - began
     foreign = None
     if options.foreign:
-        other = dm.observe(model, batch_of(pixels, options.batch, seed + 1000, options.device), declare_batch_size=attack != "maps")
-        foreign = dm.reconstruct(other, attack, labels=None if attack == "maps" else batch.targets, seed=seed, **extra)
-    rest = batch_of(pixels, 200, seed + 2000, options.device)
+        strange = dm.observe(model, other, declare_batch_size=attack != "maps")
+        foreign = dm.reconstruct(strange, attack, labels=None if attack == "maps" else batch.targets, seed=seed, **extra)
     scores = dm.score(found, batch, auxiliary=rest, foreign=foreign, metrics=["psnr"])
     psnr = [round(float(value), 1) for value in scores["psnr"]]
     nulls = {name: round(statistics.median(float(value) for value in values["psnr"]), 1) for name, values in scores.nulls.items()}
