@@ -241,27 +241,14 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _sweep(options: argparse.Namespace) -> int:
-    from pathlib import Path
+    from dosimeter.terminal.sweep import sweep_and_report
 
-    from dosimeter.bars import step_bar
-    from dosimeter.records import read_cells
-    from dosimeter.report.page import check_report_place, write_report
-    from dosimeter.runs.workers import Processes, Ray, run_sweep
-
-    content, folder = _read_words(options.words), Path(options.out)
-    check_report_place(folder)
-    with step_bar() as listener:
-        engine = Ray(address=options.address, gpus=options.gpus) if options.on == "ray" else Processes(progress=listener)
-        cells = run_sweep(content, folder, workers=options.workers, engine=engine)
-    outcomes = {place: record.outcome for place, record in read_cells(folder).items()}
-    mine = [outcomes.get(f"cells/{cell.key}.json") for cell in cells]
-    missing, crashed = mine.count(None), mine.count("crashed")
-    path = write_report(folder)
+    found = sweep_and_report(_read_words(options.words), options)
     if options.json:
-        _print_json({"experiments": len(cells), "done": len(cells) - missing - crashed, "crashed": crashed, "report": str(path)})
+        _print_json(found)
     else:
-        sys.stdout.write(f"{len(cells) - missing - crashed} of {len(cells)} experiments done, {crashed} crashed\nreport: {path}\n")
-    return 3 if missing or crashed else 0
+        sys.stdout.write("{done} of {experiments} experiments done, {crashed} crashed\nreport: {report}\n".format(**found))
+    return 0 if found["done"] == found["experiments"] else 3
 
 
 def _list(options: argparse.Namespace) -> int:
@@ -337,11 +324,10 @@ def _report(options: argparse.Namespace) -> int:
     if options.pdf:
         paths["pdf"] = print_report(paths["report"])
     if options.format == "markdown":
-        from dosimeter.records import read_records
-        from dosimeter.runs.audit import Audit
+        from dosimeter.runs.audit import read
         from dosimeter.terminal.formats import markdown
 
-        sys.stdout.write(markdown(Audit(records=tuple(read_records(options.folder))), [], paths["report"], options.folder))
+        sys.stdout.write(markdown(read(options.folder), [], paths["report"], options.folder))
     elif options.json:
         _print_json({name: str(path) for name, path in paths.items()})
     else:
