@@ -54,7 +54,7 @@ def test_steps_are_cut_to_what_fits_on_a_coarse_scale():
     assert cut_steps(ATTACK, Forecast(setup=30.0), 10.0) is None  # nothing to cut
 
 
-def test_a_forecast_times_a_few_steps_and_knows_the_rest(classifier, batch, monkeypatch, clock):
+def test_a_forecast_times_one_step_and_knows_the_rest(classifier, batch, monkeypatch, clock):
     exposure = dm.observe(classifier, batch)
     taken = []
 
@@ -67,8 +67,23 @@ def test_a_forecast_times_a_few_steps_and_knows_the_rest(classifier, batch, monk
 
     monkeypatch.setattr(type(ATTACK), "__call__", slow)
     assert forecast(ATTACK, exposure, 0) == Forecast(setup=2.0, each=0.5, steps=400, runs=2)
-    assert taken == [0]
+    assert taken == [0]  # one step
     assert forecast(dm.label_recovery("ilrg"), exposure, 0) == Forecast()
+
+
+def test_the_training_of_a_decoder_is_timed_by_two_of_its_steps(classifier, batch, monkeypatch, clock):
+    decoding = dm.attack("generative_prior", steps=60)
+
+    def trains_first(self, exposure, labels, rng):
+        for step in range(1, 1001):
+            clock[0] += 0.25
+            advance(step, 1000, "training the decoder")
+        raise AssertionError
+
+    monkeypatch.setattr(type(decoding), "__call__", trains_first)
+    auxiliary = dm.Batch(batch.inputs, batch.targets)
+    found = forecast(decoding, dm.observe(classifier, batch, auxiliary=auxiliary), 0)
+    assert found == Forecast(setup=0.25 + 0.25 * 1000)
 
 
 def test_a_real_forecast_is_of_the_order_of_the_run(classifier, batch):
@@ -137,8 +152,8 @@ def test_a_quick_audit_gives_large_models_fewer_steps_by_a_count_that_no_clock_c
     assert step == pytest.approx(timing.SECONDS_A_PARAMETER * 30_000 * 75, rel=0.05)  # 64 inputs, a bias and 10 outputs a unit
     assert timing.within_quick_budget(ATTACK, timing.seconds_a_step(small)) is ATTACK
     cut = timing.within_quick_budget(ATTACK, 0.2)
-    assert cut.steps == 100
-    assert timing.within_quick_budget(dataclasses.replace(ATTACK, restarts=2), 0.2).steps == 50
+    assert cut.steps == 60
+    assert timing.within_quick_budget(dataclasses.replace(ATTACK, restarts=2), 0.2).steps == 30
     assert timing.within_quick_budget(ATTACK, 1e9).steps == timing.FEWEST_STEPS
     labels = dm.label_recovery("ilrg")
     assert timing.within_quick_budget(labels, 1e9) is labels
