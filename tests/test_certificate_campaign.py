@@ -4,6 +4,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
+
+import dosimeter as dm
 
 BENCHMARKS = str(Path(__file__).resolve().parents[1] / "benchmarks")
 
@@ -91,3 +95,37 @@ def test_no_false_certificate_in_a_few_draws_of_every_kind(campaign):
 def test_draws_that_once_gave_a_false_claim_or_an_error_give_none(campaign, name, seed):
     result = campaign.run_draw(name, seed, None, 100)
     assert (result["false"], result["excused"], result.get("note")) == (0, 0, None)
+
+
+def two_copies(width=30):
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Flatten(), nn.Linear(64, width), nn.ReLU(), nn.Linear(width, 3))
+    inputs = torch.rand(3, 1, 8, 8, generator=torch.Generator().manual_seed(1)) * 0.6 + 0.2
+    inputs[1] = inputs[0]
+    return model, inputs
+
+
+def test_a_rival_of_two_copies_has_their_update_and_none_of_them(campaign):
+    from certificate_kinds.rivals import split_copies
+
+    model, inputs = two_copies()
+    batch = dm.Batch(inputs, torch.tensor([2, 2, 1]))
+    rival = split_copies(model, batch, 0, 1e-3)
+    assert rival is not None
+    apart = (rival.inputs[:2].float() - inputs[0]).flatten(1).norm(dim=1) / inputs[0].norm()
+    assert float(apart.min()) > 1e-3
+    assert float(rival.inputs.min()) >= 0
+    assert float(rival.inputs.max()) <= 1
+    mine, other = (dm.observe(model, dm.Batch(one.inputs.float(), one.targets)).update for one in (batch, rival))
+    for name, gradient in mine.items():
+        torch.testing.assert_close(other[name], gradient, rtol=1e-4, atol=1e-6 * float(gradient.abs().max()))
+
+
+def test_a_sample_without_a_copy_of_its_label_has_no_such_rival(campaign):
+    from certificate_kinds.rivals import split_copies
+
+    model, inputs = two_copies()
+    assert split_copies(model, dm.Batch(inputs, torch.tensor([2, 2, 1])), 2, 1e-3) is None
+    assert split_copies(model, dm.Batch(inputs, torch.tensor([2, 0, 1])), 0, 1e-3) is None
+    assert split_copies(model, dm.Batch(inputs.round(), torch.tensor([2, 2, 1])), 0, 1e-3) is None  # black and white leave no room

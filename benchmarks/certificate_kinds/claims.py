@@ -84,6 +84,11 @@ def settings() -> dict[str, Setting]:
         "no size declared": Setting(protocol=(("declare_batch_size", False),)),
         "one step of FedAvg": Setting(protocol=(("training", dm.FedAvg(learning_rate=0.5)),)),
         "local steps": Setting(protocol=(("training", dm.FedAvg(learning_rate=0.5, steps=2)),)),
+        "three local steps": Setting(protocol=(("training", dm.FedAvg(learning_rate=0.5, steps=3)),)),
+        "local steps with momentum": Setting(protocol=(("training", dm.FedAvg(learning_rate=0.1, steps=2, momentum=0.9)),)),
+        "local mini-batches": Setting(protocol=(("training", dm.FedAvg(learning_rate=0.1, epochs=2, mini_batch=2)),)),
+        "one step of FedAvg at a small rate": Setting(protocol=(("training", dm.FedAvg(learning_rate=1e-3)),)),
+        "behind stochastic 16-bit quantisation": behind("quantisation", bits=16, stochastic=True),
         "one sample too many declared": Setting(wrong_size=1, breaks="batch size"),
         "one sample too few declared": Setting(wrong_size=-1, breaks="batch size"),
     }
