@@ -212,7 +212,7 @@ def write_record(file: Path, summary: Summary, seed: int, turns: int) -> None:
     findings = [f"{false:,} false certificates in contract out of {certified:,}."]
     for reason in sorted(set(summary["skipped"].values())):
         findings.append(f"{list(summary['skipped'].values()).count(reason)} kinds were left out: {reason}.")
-    findings += [f"{note}." for note in summary["notes"][:SHOWN_EXAMPLES]]
+    findings += [f"{note.rstrip('.')}." for note in summary["notes"][:SHOWN_EXAMPLES]]
     columns = ["methods", "kinds", "draws", "certified", "false", "excused", "refused", "errors", "share"]
     write_measurement(file, f"{seed} to {seed + turns - 1}, used for nothing else", columns, rows, findings)
 
