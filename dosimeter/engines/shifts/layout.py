@@ -243,7 +243,9 @@ def _spread(gradient: Tensor, spectrum: _Spectrum, rank: Rank, reads: Reads, sid
     corner, gap = _corners(moved, plan, n // area)
     place = _walk(moved, corner, reads.targets(side), plan)
     basis = torch.cat([place[position] for position in range(area)], 1)  # (n, n): position by position, B columns each
-    maps = torch.linalg.solve(basis, (values / values[0])[:, None] * right)  # (positions·B, channels)
+    maps, failed = torch.linalg.solve_ex(basis, (values / values[0])[:, None] * right)  # (positions·B, channels)
+    if bool(failed):
+        raise NoLayout("the walk over the grid finds the same vectors at several positions")
     return maps.reshape(area, n // area, -1).transpose(0, 1).contiguous(), gap
 
 

@@ -19,6 +19,7 @@ from dosimeter.network.convolving import carry_back
 
 LARGEST_MISFIT = 1e-2  # deviation of the equations that agree, over their right side, up to which a system is taken to belong
 LEAST_WITNESSES = 12  # equations that agree beyond as many as there are unknowns
+SINGULAR = 1e-12  # over the largest eigenvalue
 SILENT = 1e-9  # over the largest: below that a channel is dead, and its equation says nothing
 INLIER_DEVIATIONS = 4.0  # an equation agrees within as many
 REWEIGHTINGS = 12
@@ -38,7 +39,11 @@ def slopes_of(layer: ConvolutionLayer, maps: Tensor) -> Tensor:
     """The slopes behind the layer that belong to maps (B, H·W, in), by least squares over all offsets: (B, H'·W', out)."""
     shifted = shifted_maps(layer, maps)
     gradient = layer.gradient.to(maps).permute(2, 3, 1, 0).flatten(0, 2)  # (k·k·in, out)
-    return torch.linalg.solve(shifted @ shifted.T, shifted @ gradient).reshape(len(maps), layer.reads.outputs, -1)
+    square, right_side = shifted @ shifted.T, shifted @ gradient
+    slopes, failed = torch.linalg.solve_ex(square, right_side)
+    if bool(failed):  # an output that reads nothing but zeros leaves no trace
+        slopes = torch.linalg.pinv(square, rtol=SINGULAR, hermitian=True) @ right_side
+    return slopes.reshape(len(maps), layer.reads.outputs, -1)
 
 
 def shifted_maps(layer: ConvolutionLayer, maps: Tensor) -> Tensor:

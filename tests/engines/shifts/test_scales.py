@@ -1,8 +1,10 @@
 """The factors of the maps: channels vote, and a system that does not belong tells nothing."""
 
 import torch
+from torch import nn
 
-from dosimeter.engines.shifts.scales import _solve
+from dosimeter.engines.shifts.convolutions import ConvolutionLayer
+from dosimeter.engines.shifts.scales import _solve, slopes_of
 
 
 def planted(channels: int, samples: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -38,3 +40,18 @@ def test_dead_channels_say_nothing():
     assert torch.allclose(found.factors, factors, rtol=1e-8)
     sums[:, :80] = wanted[:80] = 0  # 16 are left, too few for 7 unknowns and 12 witnesses
     assert _solve(sums, wanted, "norm") is None
+
+
+def test_an_output_that_reads_only_zeros_has_no_slope():
+    """Maps of zeros leave no trace in the gradient; the other positions' slopes come out all the same."""
+    rng = torch.Generator().manual_seed(5)
+    module = nn.Conv2d(24, 24, 3, padding=1, bias=False).double()
+    maps = torch.rand(2, 24, 2, 2, generator=rng, dtype=torch.float64)
+    maps[1] = 0
+    outputs = module(maps)
+    slopes = torch.randn(outputs.shape, generator=rng, dtype=torch.float64)
+    (gradient,) = torch.autograd.grad(outputs, module.weight, slopes)
+    layer = ConvolutionLayer(name="one", module=module, height=2, width=2, non_negative=True, obstacle="", gradient=gradient)
+    found = slopes_of(layer, maps.flatten(2).transpose(1, 2))
+    assert torch.allclose(found[0], slopes[0].flatten(1).T, atol=1e-9)
+    assert not found[1].any()
