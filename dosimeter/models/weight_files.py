@@ -57,6 +57,8 @@ def _check_torch_file(path: Path) -> None:
                 _scan_pickles(file)
         except EndlessPickleError as error:
             raise ValueError(f"weights: {path} is refused, {error}") from None
+        except zipfile.BadZipFile as error:  # `is_zipfile` raises where an archive says that it spans disks
+            raise ValueError(f"weights: {path} is truncated, damaged or not a torch file") from error
 
 
 def _check_archive(file: IO[bytes], path: Path) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import struct
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -214,3 +215,14 @@ def test_a_module_that_fails_while_it_is_imported_is_named(user_module: str, tmp
     (tmp_path / "half_written_network.py").write_text("def build(:\n")
     with pytest.raises(OptionError, match=r"cannot import .*invalid syntax"):
         load_model("half_written_network:build", {}, None, seed=0)
+
+
+def test_an_archive_that_spans_disks_is_refused(tiny: nn.Module, tmp_path: Path) -> None:
+    path = tmp_path / "weights.pt"
+    torch.save(tiny.state_dict(), path)
+    content = bytearray(path.read_bytes())
+    end = content.rindex(b"PK\x05\x06")
+    content[end:end] = b"PK\x06\x07" + struct.pack("<LQL", 1, 0, 3)  # the locator of a ZIP64 end on disk 1 of 3
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=r"weights\.pt is truncated, damaged or not a torch file"):
+        load_weights(tiny, path)
