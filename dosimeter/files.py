@@ -64,7 +64,7 @@ def read_text(path: str | Path) -> str:
         content = file.read(LARGEST_TEXT + 1)
     if len(content) > LARGEST_TEXT:
         raise ValueError(f"{path}: expected at most {LARGEST_TEXT} bytes of text")
-    return content.decode("utf-8")
+    return content.decode("utf-8-sig")  # editors on Windows begin a file with a mark of the encoding
 
 
 def size_of(path: str | Path) -> int:

@@ -44,3 +44,8 @@ def test_only_regular_files_are_opened(tmp_path):
 
 def test_sizes_in_words():
     assert [files.readable_size(count) for count in (12, 3.2e9, 5e13)] == ["12 bytes", "3.2 GB", "50 TB"]
+
+
+def test_a_mark_of_the_encoding_is_no_part_of_a_text(tmp_path):
+    (tmp_path / "a.toml").write_bytes(b"\xef\xbb\xbfseed = 3\n")
+    assert files.read_text(tmp_path / "a.toml") == "seed = 3\n"

@@ -17,6 +17,7 @@ from dosimeter.options import Fraction, PositiveFloat, PositiveInt
 from dosimeter.registry import TRAININGS
 from dosimeter.types import Refused, Update
 
+MOST_STEPS = 10**6  # of a client in one round; more take days
 Gradient = Callable[[Update, dict[str, Tensor], Tensor, Tensor], Update]  # at parameters and buffers, of inputs and targets
 
 
@@ -80,6 +81,9 @@ class FedAvg(Replayable):
     def pieces(self, batch_size: int) -> list[slice]:
         """The mini-batches in the order in which they are trained on."""
         size = min(self.mini_batch or batch_size, batch_size)
+        steps = self.steps or self.epochs * -(-batch_size // size)
+        if steps > MOST_STEPS:
+            raise ValueError(f"training: expected at most {MOST_STEPS} local steps, got {steps}")
         epoch = [slice(first, min(first + size, batch_size)) for first in range(0, batch_size, size)]
         if self.steps is None:
             return epoch * self.epochs

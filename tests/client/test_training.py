@@ -107,3 +107,9 @@ def test_frozen_parameters_are_not_sent(classifier, batch):
 def test_refusal():
     with pytest.raises(OptionError, match=r"steps: expected a positive int, got 0"):
         FedAvg(steps=0)
+
+
+@pytest.mark.parametrize("options", [{"steps": 10**9}, {"epochs": 10**9}, {"epochs": 10**6, "mini_batch": 1}])
+def test_more_local_steps_than_days_hold_are_refused_before_they_are_listed(options):
+    with pytest.raises(ValueError, match="training: expected at most 1000000 local steps, got"):
+        FedAvg(**options).pieces(8)

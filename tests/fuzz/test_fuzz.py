@@ -51,12 +51,13 @@ def test_the_fuzzer_sees_faults(tmp_path):
 
     module = fuzz()
     watch = module.Watch()
-    module.SECONDS, module.BYTES = 1, 10**7
-    module.signal.signal(module.signal.SIGALRM, module._raise_hang)
+    module.SECONDS, module.LOADED, module.BYTES = 1, 2, 10**7
+    for number in (module.signal.SIGALRM, module.signal.SIGPROF):
+        module.signal.signal(number, module._raise_hang)
     outside = tmp_path / "outside"
     deeds = {
         "deed": [lambda: os.system("true"), lambda: outside.write_text("x")],
-        "hang": [lambda: time.sleep(5)],
+        "hang": [lambda: time.sleep(10), lambda: [None for _ in iter(int, 1)]],
         "memory": [lambda: bytes(10**8) and bytearray(range(256)) * 10**6],
         "traceback": [lambda: {}["x"]],
         "refused": [lambda: int("x")],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -9,9 +10,13 @@ from torch import Generator, Tensor
 
 from dosimeter.client.losses import as_distribution
 from dosimeter.engines.matching.recipe import Recipe
+from dosimeter.files import readable_size
 from dosimeter.interfaces import Exposure
+from dosimeter.memory import spare_memory
 from dosimeter.normalization import input_bounds
 from dosimeter.types import LabelEstimate, Refused
+
+START_COPIES = 4  # of all restarts' samples, before the first step
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +70,12 @@ def guess_under(exposure: Exposure, size: int, targets: Tensor | None) -> Guess:
 
 def draw_start(guess: Guess, labels: LabelEstimate | None, recipe: Recipe, rng: Generator) -> Tensor:
     """One start for each restart, (R, D). The first starts do not depend on how many follow."""
+    size = math.prod(guess.shape) + (0 if guess.targets is not None else guess.shape[0] * guess.classes)
+    needed = START_COPIES * recipe.restarts * size * guess.low.element_size()
+    if guess.low.device.type == "cpu" and needed > spare_memory():
+        raise Refused(
+            f"{recipe.restarts} restarts need about {readable_size(needed)} of memory for their samples alone; try fewer restarts"
+        )
     starts = [_draw_one(guess, labels, recipe, rng, sloping=restart % 2 == 1) for restart in range(recipe.restarts)]
     return torch.stack(starts)
 

@@ -1,5 +1,6 @@
 """Where a guess begins."""
 
+import pytest
 import torch
 from torch import Generator
 
@@ -30,3 +31,9 @@ def test_coloured_samples_are_noise_around_colours_of_their_own() -> None:
     assert torch.equal(inputs, drawn("coloured"))
     flat, sloping = (inputs[..., 8:] - inputs[..., :8]).mean((2, 3, 4)).std(1).tolist()  # of right half from left, over 40 samples
     assert sloping > 5 * flat
+
+
+def test_restarts_beyond_memory_are_refused_before_they_are_drawn(classifier, batch):
+    exposure = dm.observe(classifier, batch)
+    with pytest.raises(dm.Refused, match=r"100000000 restarts need about .* try fewer restarts"):
+        dm.reconstruct(exposure, "dlg", restarts=10**8, steps=1)
