@@ -17,7 +17,7 @@ from tests.test_contracts import build
 METHODS = [(surface.name, name) for surface in surfaces() for name in surface.methods]
 HARD = ["black", "duplicate", "two classes", "one too many", "one too few", "replaced"]
 EXTRA = {"one too many": 1, "one too few": -1}  # samples that are declared beside the true number
-OF_SURFACE = {"maps": ["convolutions"], "tokens": ["texts"]}  # worlds of a surface; others are tried in all
+OF_SURFACE = {"maps": ["convolutions", "perceptron"], "tokens": ["texts"]}  # worlds of a surface; others are tried in all
 
 
 def draw(count: int, classes: int) -> dm.Batch:
