@@ -5,7 +5,7 @@
 
 `papers/resnet50_from_keras.py` writes the weights. Weights in half precision are used as they are: the rounded ones are the model. Every
 setting of the JSON list overrides options of `draw` and of the matching that follows it. `DIR` gets a tensor of pictures for each setting.
-`--score DIR` computes LPIPS, PSNR and SSIM of such tensors, and needs no GPU.
+`--score DIR` computes LPIPS, PSNR and SSIM of such tensors, and needs no GPU. `DOSIMETER_LPIPS_WEIGHTS` names LPIPS's weights.
 """
 
 from __future__ import annotations

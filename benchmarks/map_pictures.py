@@ -1,6 +1,6 @@
 """Pictures from exact maps beside matching attacks and nulls, on CIFAR images and a ResNet-18 of our registry.
 
-    python benchmarks/map_pictures.py --data ../shared/data --images cifar100 --batch 8 --seeds 0 1 [--norm group] [--mode train]
+    python benchmarks/map_pictures.py --data DIR --images cifar100 --batch 8 --seeds 0 1 [--norm group] [--mode train]
         [--attacks inverting_gradients stepwise] [--steps 1000] [--device cuda] [--out table.json]
 
 Labels and batch size are unknown to `maps`; the matching attacks are given both. Prints PSNR of every sample and seconds. Nulls: the mean
@@ -21,12 +21,14 @@ import torch
 from torch import Tensor, nn
 
 import dosimeter as dm
-from dosimeter.registry import MODELS
+from dosimeter.registry import DATASETS, MODELS
 
 GROUPS = 8
 
 
-def images_of(folder: Path, name: str) -> Tensor:
+def images_of(folder: Path | None, name: str) -> Tensor:
+    if folder is None:
+        return DATASETS.build("photographs", size=32, crops=9).images
     with np.load(folder / f"{name}.npz") as data:
         return torch.from_numpy(data["test_images"]).permute(0, 3, 1, 2).float() / 255
 
@@ -52,6 +54,16 @@ def batches_of(pixels: Tensor, size: int, seed: int, device: str) -> tuple[dm.Ba
     return private, foreign, rest
 
 
+def save_picture(path: Path, truth: Tensor, found: Tensor) -> None:
+    """Each sample above what was drawn of it, four times as large."""
+    from PIL import Image
+
+    order = torch.cdist(found.flatten(1), truth.flatten(1)).argmin(0)
+    rows = [torch.cat(list(one.clamp(0, 1).cpu()), -1) for one in (truth, found[order])]
+    pixels = torch.cat(rows, -2).permute(1, 2, 0).repeat_interleave(4, 0).repeat_interleave(4, 1)
+    Image.fromarray((255 * pixels).round().byte().numpy()).save(path)
+
+
 def measure(options: argparse.Namespace, seed: int, attack: str, extra: dict[str, Any]) -> dict[str, Any]:
     pixels = images_of(options.data, options.images)
     model = network(options.norm, options.mode, seed).to(options.device)
@@ -65,6 +77,8 @@ def measure(options: argparse.Namespace, seed: int, attack: str, extra: dict[str
         strange = dm.observe(model, other, declare_batch_size=attack != "maps")
         foreign = dm.reconstruct(strange, attack, labels=None if attack == "maps" else batch.targets, seed=seed, **extra)
     scores = dm.score(found, batch, auxiliary=rest, foreign=foreign, metrics=["psnr"])
+    if options.picture and attack == "maps":
+        save_picture(options.picture, batch.inputs, found.inputs)
     psnr = [round(float(value), 1) for value in scores["psnr"]]
     nulls = {name: round(statistics.median(float(value) for value in values["psnr"]), 1) for name, values in scores.nulls.items()}
     return {"attack": attack, "seed": seed, "psnr": psnr, "seconds": round(seconds, 1), "nulls": nulls, "message": found.message}
@@ -72,7 +86,7 @@ def measure(options: argparse.Namespace, seed: int, attack: str, extra: dict[str
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--data", type=Path, help="the folder of the CIFAR files; without it, crops of the bundled photographs")
     parser.add_argument("--images", choices=["cifar10", "cifar100"], default="cifar100")
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
@@ -84,6 +98,7 @@ def main() -> None:
     parser.add_argument("--foreign", action="store_true", help="also attack the gradient of another batch")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--picture", type=Path, help="a PNG of the last batch: truth above, recovery below")
     options = parser.parse_args()
     torch.backends.cudnn.allow_tf32 = False  # the client computes in single precision
     given = {name: json.loads(value) for name, value in (one.split("=", 1) for one in options.option)}
@@ -92,7 +107,8 @@ def main() -> None:
         for attack in ("maps", *options.attacks):
             row = measure(options, seed, attack, given if attack == "maps" else {"steps": options.steps})
             rows.append(row)
-            setting = f"{options.images} B={options.batch} {options.norm} norm, {options.mode} mode, seed {seed}"
+            images = options.images if options.data else "photographs"
+            setting = f"{images} B={options.batch} {options.norm} norm, {options.mode} mode, seed {seed}"
             middle = statistics.median(row["psnr"])
             print(f"{attack} {setting}: median {middle:.1f} dB, {row['psnr']}, {row['seconds']} s, nulls {row['nulls']}; {row['message']}")
     if options.out:

@@ -18,7 +18,8 @@ from torch import Tensor
 
 from dosimeter.engines.downward.layers import Layer
 
-LARGEST_CONDITION = 1e4
+LARGEST_CONDITION = 500.0  # of an input's equations: single precision leaves four digits
+LARGEST_CONDITION_OF_PATCHES = 1e4
 MOST_UNKNOWNS = 6000  # positions of one class
 INVERSE_STEPS = 12  # of the power iterations for the condition
 DEAD = 1e-12  # of the largest column: positions that no slope reaches
@@ -109,7 +110,7 @@ def solve_input(layers: Sequence[Layer], slopes: Mapping[int, Tensor], shape: tu
         misfit=misfit,
         excess=min(excesses),
         condition=max(conditions),
-        reason="; ".join(reasons),
+        reason="; ".join(dict.fromkeys(reasons)),
         classes=tuple(classes),
     )
 
@@ -126,7 +127,7 @@ def read_slopes(layer: Layer, maps: Tensor) -> Tensor | None:
         return None
     gram = rows @ rows.T
     factor, failed = torch.linalg.cholesky_ex(gram)
-    if int(failed) or not _condition(gram, factor) < LARGEST_CONDITION:
+    if int(failed) or not _condition(gram, factor) < LARGEST_CONDITION_OF_PATCHES:
         return None
     flat = layer.gradient.flatten(1).T  # (in·k·k, out)
     slopes = torch.cholesky_solve(rows @ flat, factor)
