@@ -12,6 +12,7 @@ from dosimeter.engines.tokens.levels import PASS, Level, doubt_of, find_levels, 
 from dosimeter.engines.tokens.texts import FoundTexts, follow, search
 from dosimeter.interfaces import Exposure, TokenRecovery
 from dosimeter.network.token_inputs import find_token_embedding
+from dosimeter.options import PositiveInt
 from dosimeter.registry import TOKENS
 from dosimeter.types import NamedInputs, Outcome, Refused, TokenEstimate
 
@@ -34,7 +35,10 @@ class Dager(TokenRecovery):
     LoRA's first matrices are layers as any other.
     """
 
+    quick = {"tries": 200_000}
+
     sequences: bool = True  # also join the tokens to texts
+    tries: PositiveInt = 2_000_000  # of a text of an encoder
 
     def __call__(self, exposure: Exposure, rng: Generator) -> TokenEstimate:
         _refuse_dropout(exposure)
@@ -49,11 +53,11 @@ class Dager(TokenRecovery):
         near = ratios <= PASS
         found = frozenset(near.any(1).nonzero().flatten().tolist())
         nothing = FoundTexts([], 0.0)
-        texts, message = _texts(exposure, contexts, near, rng) if self.sequences and found else (nothing, "")
+        texts, message = _texts(exposure, contexts, near, self.tries, rng) if self.sequences and found else (nothing, "")
         return _estimate(exposure, level, ratios, found, texts, message)
 
 
-def _texts(exposure: Exposure, contexts: list[Level], near: Tensor, rng: Generator) -> tuple[FoundTexts, str]:
+def _texts(exposure: Exposure, contexts: list[Level], near: Tensor, tries: int, rng: Generator) -> tuple[FoundTexts, str]:
     """The texts, and why there are none."""
     usable = [context for context in contexts if context.span.rank and not context.span.full]
     if not usable:
@@ -63,7 +67,7 @@ def _texts(exposure: Exposure, contexts: list[Level], near: Tensor, rng: Generat
     if context.layer.reach == "earlier":
         return follow(context, choices, exposure.public.batch_size), ""
     padded = isinstance(exposure.public.blank, NamedInputs)  # only a mask makes texts of one batch differ in length
-    return search(context, choices, exposure.public.batch_size, shorter=padded, rng=rng), ""
+    return search(context, choices, exposure.public.batch_size, shorter=padded, tries=tries, rng=rng), ""
 
 
 def _estimate(exposure: Exposure, level: Level, ratios: Tensor, found: frozenset[int], joined: FoundTexts, message: str) -> TokenEstimate:

@@ -74,12 +74,13 @@ def follow(level: Level, choices: list[Tensor], batch_size: int | None) -> Found
     return FoundTexts(_surest(found, batch_size if level.later else None), margin)
 
 
-def search(level: Level, choices: list[Tensor], batch_size: int | None, *, shorter: bool, rng: Generator) -> FoundTexts:
+def search(level: Level, choices: list[Tensor], batch_size: int | None, *, shorter: bool, tries: int, rng: Generator) -> FoundTexts:
     """Texts of an encoder, whose vectors depend on all tokens: for one anchor token, place by place the token that brings it nearest.
 
     Ours, in place of the paper's enumeration. The anchor's vector is a sum over the places, so that each wrong token adds to its
     distance from the span by itself, and a few sweeps find the text. An anchor is a place with about as many tokens as there are
-    texts. `shorter` texts than the longest are tried where fewer than the declared number are found.
+    texts. `shorter` texts than the longest are tried where fewer than the declared number are found. The search ends after as many
+    `tries` of a text.
     """
     length = max((place + 1 for place, tokens in enumerate(choices) if len(tokens)), default=0)
     wanted = batch_size or max((len(tokens) for tokens in choices), default=0)
@@ -90,10 +91,11 @@ def search(level: Level, choices: list[Tensor], batch_size: int | None, *, short
         places = sorted(range(cut), key=lambda place: (abs(len(choices[place]) - wanted), place))
         for anchor, restart in ((anchor, restart) for anchor in places[:ANCHORS] for restart in range(RESTARTS)):
             passing = [text for text in found.values() if text.passes]
-            if len(passing) >= wanted:
+            if len(passing) >= wanted or tries <= 0:
                 return FoundTexts(_surest(list(found.values()), wanted), float("inf"))
             left = _unexplained(choices[:cut], passing)
             fresh = left if restart % 2 == 0 else choices[:cut]
+            tries -= len(left[anchor]) * sum(map(len, fresh)) * SWEEPS
             for text in _descend(level, fresh, anchor, left[anchor], rng):
                 found[text.tokens] = text
     return FoundTexts(_surest(list(found.values()), batch_size), float("inf"))
