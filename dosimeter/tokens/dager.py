@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Generator, Tensor
@@ -35,7 +36,7 @@ class Dager(TokenRecovery):
     LoRA's first matrices are layers as any other.
     """
 
-    quick = {"tries": 200_000}
+    quick: ClassVar = {"tries": 200_000}
 
     sequences: bool = True  # also join the tokens to texts
     tries: PositiveInt = 2_000_000  # of a text of an encoder
