@@ -132,7 +132,7 @@ def _restore_class(cls: type, before: dict[str, Any]) -> None:
 
 def _restore_object(holder: Any, held: dict[str, Any], slots: dict[str, Any]) -> None:
     """Past the object's own way to set an attribute, which a frozen dataclass forbids."""
-    if hasattr(holder, "__dict__"):
+    if isinstance(getattr(holder, "__dict__", None), dict):  # of some objects it is a view, which nothing can have filled
         _refill_dictionary(holder.__dict__, held)
     for name in filled_slots(holder).keys() - slots.keys():
         object.__delattr__(holder, name)
