@@ -546,9 +546,11 @@ def _read_checkpoint(path: Path) -> object:
 
 def _read_capture(path: Path) -> object:
     import dosimeter as dm
-    from dosimeter.terminal.capture import print_captures, read_captures
+    from dosimeter.cli import main
 
-    print_captures(read_captures(str(path)))
+    code = main(["capture", "show", str(path)])
+    if code not in (0, 2):
+        raise AssertionError(f"exit code {code}")
     return dm.read_capture(path).receive(model(), input_shape=(3, 2, 2))
 
 

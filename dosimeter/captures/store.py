@@ -110,7 +110,7 @@ def _bytes_of(entry: Any, name: str, path: Path) -> int:
     kind, shape = (entry.get("dtype"), entry.get("shape")) if isinstance(entry, dict) else (None, None)
     if not isinstance(shape, list) or not all(type(side) is int and side >= 0 for side in shape):
         raise ValueError(f"{path}: truncated, damaged or not a safetensors file: {name!r} has no shape")
-    if kind not in TYPES:
+    if not isinstance(kind, str) or kind not in TYPES:
         raise ValueError(f"{path}: {name!r}: expected a type out of {', '.join(TYPES)}, got {kind!r}")
     size = TYPES[kind]
     for side in shape:

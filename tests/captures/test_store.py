@@ -111,6 +111,7 @@ ENTRY = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}
         (headed({"__metadata__": FACTS}, b""), "holds no tensor"),
         (headed({"__metadata__": FACTS, "w": ENTRY | {"shape": [10**15]}}), "memory|add up"),
         (headed({"__metadata__": FACTS, "w": ENTRY | {"dtype": "F8_E4M3"}}), "expected a type out of BOOL"),
+        (headed({"__metadata__": FACTS, "w": ENTRY | {"dtype": ["F32"]}}), "expected a type out of BOOL"),
         (headed({"__metadata__": FACTS, "w": ENTRY}, b"12345678"), "do not add up to its size"),
         (headed({"__metadata__": {"dosimeter_capture": '{"format": 9, "kind": "gradient"}'}, "w": ENTRY}), "install a newer one"),
     ],
