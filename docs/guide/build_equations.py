@@ -142,7 +142,7 @@ def methods() -> list[tuple[str, str, str, str]]:
     for kind in KINDS:
         for name in registries()[kind]:
             entry = registries()[kind].entry(name)
-            file = Path(inspect.getfile(entry)).resolve().relative_to(ROOT).as_posix()
+            file = f"{entry.__module__.replace('.', '/')}.py"
             rows.append((kind, name, file, _source(inspect.getdoc(entry) or "")))
     return rows
 

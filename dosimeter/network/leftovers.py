@@ -47,7 +47,7 @@ def _undo_of(value: Any) -> Undo | None:
     """How a value gets its present contents again; None where it cannot change."""
     match value:
         case Tensor():
-            return partial(_refill_tensor, value, value.detach().clone()) if value.layout is torch.strided else None
+            return partial(_refill_tensor, value, value.detach().clone()) if value.layout is torch.strided and not value.is_meta else None
         case np.ndarray():
             return partial(_refill_array, value, value.copy())
         case list() | deque():
