@@ -1,7 +1,7 @@
 """How often an audit says "leaked" of an update that carries nothing of the private batch, and of one that does.
 
     python benchmarks/calibration.py [--draws 1000] [--power 240] [--seed 0] [--jobs 16] [--data shared/data] [--out FILE.json]
-        [--record docs/results/records/word/calibration.json]
+        [--record calibration.json]
 
 The server gets, in place of the private batch's update: that of other images with random labels; that of other images with the
 same labels, where only inputs are judged; or noise with the norm of each layer of a foreign update. Images of CIFAR-10, CIFAR-100

@@ -12,8 +12,34 @@ from torch import nn
 
 import dosimeter as dm
 from dosimeter.config import construct, describe
-from dosimeter.interfaces import ActiveAttack, Attack, Bound, Defense, FeatureRecovery, LabelRecovery, Loss, MapRecovery, Metric, Training
-from dosimeter.registry import ATTACKS, BOUNDS, DEFENSES, FEATURES, LABELS, LOSSES, MAPS, METHODS, METRICS, TRAININGS, Registry, options_of
+from dosimeter.interfaces import (
+    ActiveAttack,
+    Attack,
+    Bound,
+    Defense,
+    FeatureRecovery,
+    LabelRecovery,
+    Loss,
+    MapRecovery,
+    Metric,
+    TokenRecovery,
+    Training,
+)
+from dosimeter.registry import (
+    ATTACKS,
+    BOUNDS,
+    DEFENSES,
+    FEATURES,
+    LABELS,
+    LOSSES,
+    MAPS,
+    METHODS,
+    METRICS,
+    TOKENS,
+    TRAININGS,
+    Registry,
+    options_of,
+)
 from dosimeter.runs.experiment import run
 from dosimeter.runs.measurement import AuditedClient, Measurement
 from dosimeter.types import Knowledge, Refused
@@ -200,8 +226,8 @@ def test_switching_a_defense_on_does_not_move_the_attack(name, classifier, batch
 
 
 def test_every_interface_has_its_registry():
-    wanted = {LABELS: LabelRecovery, FEATURES: FeatureRecovery, MAPS: MapRecovery, ATTACKS: Attack, DEFENSES: Defense}
-    wanted |= {BOUNDS: Bound, LOSSES: Loss, TRAININGS: Training, METRICS: Metric}
+    wanted = {LABELS: LabelRecovery, FEATURES: FeatureRecovery, MAPS: MapRecovery, TOKENS: TokenRecovery}
+    wanted |= {ATTACKS: Attack, DEFENSES: Defense, BOUNDS: Bound, LOSSES: Loss, TRAININGS: Training, METRICS: Metric}
     assert {registry: registry.interface for registry in METHODS} == wanted
     assert {"idlg", "ilrg"} <= set(LABELS)
     assert {"dlg", "inverting_gradients"} <= set(ATTACKS)

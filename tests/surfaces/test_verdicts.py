@@ -11,7 +11,7 @@ from dosimeter.types import Impossible, LabelEstimate, Outcome, Refused
 
 
 def test_the_words_in_the_records_come_gravest_first():
-    words = ["leaked", "not shown at this budget", "not attempted", "impossible here", "not measured"]
+    words = ["leaked", "proved", "unverified", "not shown at this budget", "not attempted", "impossible here", "not measured"]
     assert [str(verdict) for verdict in Verdict] == words
 
 
