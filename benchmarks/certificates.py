@@ -3,7 +3,7 @@
     python benchmarks/certificates.py --seed 1 --draws 20 --jobs 16 --seconds 550 --out after.json [--data ../shared/data]
     PYTHONPATH=OLDER_TREE python benchmarks/certificates.py --seed 1 --draws 20 --jobs 16 --out before.json
     python benchmarks/certificates.py --merge after-1.json after-2.json --before before.json
-    python benchmarks/certificates.py --seed 1 --draws 400 --claims 20600 --record docs/results/records/word/certificates.json
+    python benchmarks/certificates.py --seed 1 --draws 400 --claims 20600 --record certificates.json
 
 A kind of draw is a function of a seed that returns rows (`certificate_kinds/kind.py`). Every module in `certificate_kinds/` with a function
 `kinds(data)` takes part. A draw that crashes or takes longer than `--limit` seconds is counted as an error and printed; the others go on.
