@@ -1,6 +1,7 @@
 """The campaign for false proofs counts what it is meant to count."""
 
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -129,3 +130,13 @@ def test_a_sample_without_a_copy_of_its_label_has_no_such_rival(campaign):
     assert split_copies(model, dm.Batch(inputs, torch.tensor([2, 2, 1])), 2, 1e-3) is None
     assert split_copies(model, dm.Batch(inputs, torch.tensor([2, 0, 1])), 0, 1e-3) is None
     assert split_copies(model, dm.Batch(inputs.round(), torch.tensor([2, 2, 1])), 0, 1e-3) is None  # black and white leave no room
+
+
+@pytest.mark.usefixtures("campaign")
+def test_an_edge_between_samples_that_single_zeros_hold_is_no_sample():
+    """Two edges of this batch's cone mix three samples. They have a hundred zeros in common, and two more by being edges."""
+    from certificate_kinds.maps import certified_maps, small
+
+    rows = certified_maps(partial(small, change="black"), 800011)
+    assert [row.certified for row in rows] == [True] * 7
+    assert all(row.true for row in rows)

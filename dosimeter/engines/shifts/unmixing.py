@@ -20,6 +20,7 @@ ZERO_NOISES = 30.0  # an entry counts as zero within as many standard deviations
 NEGATIVE_NOISES = 50.0  # an entry below zero by more refutes a direction
 LEAST_ZEROS = 4  # zeros for each sample of the batch, at least: a wrong edge has one less than there are samples
 LEAST_WITNESSES = 12  # zeros that fix a direction where it is weakest, beyond the B − 1 that fix any edge, and beyond chance
+HINGE = 0.9  # leverage of a zero that alone fixes a direction: a mixture of m samples always has m − 1 such zeros
 TIGHT_NOISES = 5.0  # a witness is zero within as many standard deviations
 CHANCE_SLACK = 2.0  # witnesses that chance explains, over the entries in a band of the same width farther from zero
 VISIBLE_NOISES = 100.0  # rows smaller than as many standard deviations say nothing
@@ -96,9 +97,21 @@ class _Mixed:
         beside = int((says & (away >= TIGHT_NOISES) & (away < ZERO_NOISES)).sum()) * TIGHT_NOISES / (ZERO_NOISES - TIGHT_NOISES)
         speaking = int((np.linalg.norm(zero, axis=1) > VISIBLE_NOISES * noise).sum())
         enough = speaking >= LEAST_ZEROS * samples and witnesses >= samples + LEAST_WITNESSES + CHANCE_SLACK * beside
+        enough = enough and not self._hinges(zero @ vectors[:, 1:], noise)
         near = says & (away < ZERO_NOISES)
         leaning = np.sqrt(np.mean(heights[near] ** 2) / np.mean((self.rows[near] @ weakest) ** 2)) if near.any() else np.inf
         return _Direction(zeros=speaking, witnesses=witnesses, certain=fair and enough, error=float(leaning))
+
+    def _hinges(self, zero: Array, noise: float) -> bool:
+        """Whether single zeros (k, B − 1) hold the direction in place, as those do that an edge between samples meets by being an edge.
+
+        Without them, some way to change the direction leaves all other zeros as they are.
+        """
+        leverage = np.square(np.linalg.qr(zero)[0]).sum(1)
+        rest = zero[leverage < HINGE]
+        if len(rest) == len(zero):
+            return False
+        return len(rest) <= zero.shape[1] or float(np.linalg.svd(rest, compute_uv=False)[-1]) < VISIBLE_NOISES * noise
 
     def sharpen(self, direction: Array) -> Array:
         """The direction that its zeros alone determine: the least singular vector of the rows, those near zero weighed most."""
