@@ -161,6 +161,6 @@ def _as_tensor(value: Any) -> Tensor | None:
             return torch.from_numpy(value.copy())
         if isinstance(value, (list, tuple)) and value and isinstance(value[0], (int, float, list, tuple)):
             return torch.tensor(value, dtype=torch.float64)
-    except (TypeError, ValueError, RuntimeError):
+    except (TypeError, ValueError, RuntimeError, OverflowError):  # no numbers, of different lengths, or beyond any float
         pass
     return None
