@@ -75,17 +75,16 @@ def _exhibit(finding: Finding, records: Sequence[Record]) -> Exhibit | None:
     pieces = pieces_of(telling)
     worst = sorted(range(len(pieces)), key=lambda i: (not pieces[i].beats, _rank(i, telling)))[:MOST_SHOWN]
     scored = len(telling.metrics.get(surface_named(finding.surface).headline, [])) or len(pieces)
-    closest = (
-        f"the {len(worst)} of {scored} samples that leaked most" if scored > len(worst) else "all samples, those that leaked most first"
-    )
-    if not telling.metrics:
-        closest = f"the first {len(worst)} of {scored} samples" if scored > len(worst) else "all samples"
     per_sample = telling.evidence[0].get("sample") is not None or len(pieces) > 1
-    return Exhibit(finding=finding, pieces=[pieces[i] for i in worst], note=closest if per_sample and scored > 1 else "")
+    note = f"what leaked most of {scored} samples" if telling.metrics else f"the first of {scored} samples"
+    return Exhibit(finding=finding, pieces=[pieces[i] for i in worst], note=note if per_sample and scored > 1 else "")
 
 
 def _rank(i: int, record: Record) -> float:
-    """The order of evidence by what an eye sees of it: by the surface's own metric for that where it was measured, else by the headline."""
+    """The order of evidence by what the update adds for the eye: how far the score is beyond the best null's.
+
+    The score is the surface's own for the eye where it was measured, else the headline. A flat picture that any guess resembles comes last.
+    """
     shown, surface = record.evidence[i], surface_named(record.surface)
     if shown.get("recovered") is None:
         return math.inf
@@ -95,7 +94,9 @@ def _rank(i: int, record: Record) -> float:
     value = values[at] if at < len(values) else None
     if value is None:
         return math.inf if record.metrics else 0.0
-    return -value if higher_is_better(metric) else value
+    sign = 1.0 if higher_is_better(metric) else -1.0
+    rivals = [sign * rival for rival in _rivals(i, record, metric).values() if rival is not None]
+    return max(rivals, default=0.0) - sign * value
 
 
 def _rivals(i: int, record: Record, metric: str) -> dict[str, float | None]:
