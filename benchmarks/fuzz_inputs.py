@@ -314,7 +314,7 @@ def _attack() -> Any:
 
 
 def _decoder_settings() -> Any:
-    from dosimeter.engines.decoder.train import DecoderSettings
+    from dosimeter.engines.decoder.settings import DecoderSettings
 
     return DecoderSettings(width=2, epochs=1)
 

@@ -20,8 +20,8 @@ import dosimeter as dm
 from dosimeter.engines.decoder.cache import train_or_load
 from dosimeter.engines.decoder.losses import squared_error
 from dosimeter.engines.decoder.network import Decoder, Shape
+from dosimeter.engines.decoder.settings import DecoderSettings
 from dosimeter.engines.decoder.target import Target
-from dosimeter.engines.decoder.train import DecoderSettings
 from dosimeter.models.backbone import load_backbone
 from dosimeter.models.loading import load_model
 from dosimeter.randomness import generator

@@ -124,6 +124,7 @@ def _parser() -> argparse.ArgumentParser:
     generator.add_argument("action", choices=("train",), help="train: on the auxiliary images, through the frozen model")
     generator.add_argument("words", nargs="*", metavar="CONFIG.toml | key=value", help="an audit file, and options that override it")
     generator.add_argument("--out", metavar="FILE", help="where the decoder goes (default: the user's cache, where the attacks look)")
+    generator.add_argument("--max-seconds", type=float, metavar="SECONDS", help="end the training then, as decoder.seconds=SECONDS does")
 
     capture = _add(commands, "capture", _capture, "show what a client of a federation sent, from its capture")
     capture.add_argument("action", choices=("show",), help="show: the facts of the capture and its tensors")
@@ -298,7 +299,8 @@ def _generator(options: argparse.Namespace) -> int:
 
     _spare_cores()
     with step_bar() as listener, listening(listener):
-        found = train_from(_read_words(options.words), options.out)
+        limit = [] if options.max_seconds is None else [f"decoder.seconds={options.max_seconds}"]
+        found = train_from(_read_words([*options.words, *limit]), options.out)
     if options.json:
         _print_json(found)
     else:

@@ -8,10 +8,9 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Generator, Tensor
 
-from dosimeter.engines.decoder.cache import obtain
+from dosimeter.engines.decoder.drawing import DrawsWithDecoder
 from dosimeter.engines.decoder.latent import Latent, descend, evaluate, evolve
 from dosimeter.engines.decoder.nulls import decoder_nulls
-from dosimeter.engines.decoder.train import DecoderSettings
 from dosimeter.engines.matching.differentiable import reason_against, twice_differentiable
 from dosimeter.engines.matching.distances import Cosine
 from dosimeter.engines.matching.optimisers import Adam
@@ -19,7 +18,7 @@ from dosimeter.engines.matching.problem import Problem, make_problem
 from dosimeter.engines.matching.recipe import Recipe
 from dosimeter.engines.matching.schedules import Rate
 from dosimeter.engines.matching.state import begin
-from dosimeter.interfaces import Attack, Exposure
+from dosimeter.interfaces import Exposure
 from dosimeter.normalization import to_pixels
 from dosimeter.options import NonNegativeFloat, PositiveFloat, PositiveInt
 from dosimeter.registry import ATTACKS
@@ -28,7 +27,7 @@ from dosimeter.types import Knowledge, LabelEstimate, Outcome, Reconstruction, R
 
 @ATTACKS.register("generative_prior")
 @dataclass(frozen=True, kw_only=True)
-class GenerativePrior(Attack):
+class GenerativePrior(DrawsWithDecoder):
     """Searches the latent space of a decoder, trained on auxiliary images, for a batch whose gradient points where the client's does.
 
     `search="descent"`: the latent stage of Jeon et al., "Gradient Inversion with Generative Image Prior" (GIAS), NeurIPS 2021, Eq. (5).
@@ -49,13 +48,10 @@ class GenerativePrior(Attack):
     population: PositiveInt = 16
     dimensions: PositiveInt = 64
     penalty: NonNegativeFloat = 1e-3
-    decoder: str | None = None  # a file of `dosimeter generator train`; none: kept, or trained now
-    width: PositiveInt | None = None  # none: by the size of the images
-    epochs: PositiveInt = 30
 
     def __call__(self, exposure: Exposure, labels: LabelEstimate | None, rng: Generator) -> Reconstruction:
         assert exposure.auxiliary is not None
-        target, trained = obtain(exposure, DecoderSettings(width=self.width, epochs=self.epochs), self.decoder)
+        target, trained = self.obtain_decoder(exposure)
         known = to_pixels(exposure.auxiliary.inputs, target.normalization).clamp(0, 1)
         latent = Latent.of(target, trained.decoder, known, self.dimensions, rng)
         recipe = Recipe(distance=Cosine(), optimiser=Adam(), rate=Rate(start=self.learning_rate), steps=self.steps)

@@ -33,7 +33,7 @@ from dosimeter.runs.experiment import failure_record, run
 from dosimeter.runs.exposures import Expose, Exposures
 from dosimeter.runs.measurement import AuditedClient, Measurement, Protocol, key_of
 from dosimeter.runs.received import protocol_of, received_client
-from dosimeter.runs.timing import Timetable, left_out, seconds_a_step, within_quick_budget
+from dosimeter.runs.timing import OutOfTime, Timetable, left_out, quick_training, seconds_a_step, within_quick_budget
 from dosimeter.surfaces.judging import SurfaceVerdict, judge_surfaces
 from dosimeter.surfaces.surface import Surface, surfaces
 from dosimeter.types import Batch, Normalization, Outcome, Record, Refused
@@ -243,7 +243,7 @@ def run_suite(
         step = seconds_a_step(exposure)
         for surface in surfaces():
             if suite.choice(surface) == "all":
-                chosen[surface.name] = tuple(within_quick_budget(method, step) for method in chosen[surface.name])
+                chosen[surface.name] = tuple(_quick(method, step, exposure, timetable) for method in chosen[surface.name])
         every = [method for methods in chosen.values() for method in methods]
     countering = [method for method in every if suite.adaptive and adapt(method, exposure).changed]
     attempts = {name: sum(1 + (method in countering) for method in methods) for name, methods in chosen.items()}
@@ -255,19 +255,25 @@ def run_suite(
     resumed: list[Record] = []
 
     def carry_out(measurement: Measurement, later: Sequence[Recovery] = ()) -> Record:
+        if max_seconds is not None:
+            timetable.time_step(measurement.scored, exposure, suite.seed)
         fitted, cut = timetable.fit(measurement.scored, later)
         fit = replace(measurement, method=fitted) if cut and fitted is not None else measurement
         record = known.get(key_of(client, fit))
-        if record is not None and record.outcome != Outcome.CRASHED and not left_out(record.details):
+        if record is not None and record.outcome != Outcome.CRASHED and (fitted is None or not left_out(record.details)):
             resumed.append(record)
         else:
             if fitted is None:
                 record = failure_record(client, measurement, Outcome.NOT_ATTEMPTED, cut, left_out=True)
             else:
                 left = timetable.seconds_for([measurement.scored, *later])
-                with listening(_listener(progress, measurement, len(records), total, left)):
-                    record = _run_or_record_crash(client, fit, attempts[fit.surface.name], exposing, suite.budget == "quick")
-                record = replace(record, warnings=[*record.warnings, cut]) if cut else record
+                try:
+                    with listening(_listener(progress, measurement, len(records), total, left, timetable)):
+                        record = _run_or_record_crash(client, fit, attempts[fit.surface.name], exposing, suite.budget == "quick")
+                    record = replace(record, warnings=[*record.warnings, cut]) if cut else record
+                except OutOfTime as stop:
+                    timetable.cuts.append(f"{measurement.scored.name} {stop}")
+                    record = failure_record(client, measurement, Outcome.NOT_ATTEMPTED, timetable.cuts[-1], left_out=True)
             if folder:
                 write_record(folder, record)
         records.append(record)
@@ -277,7 +283,7 @@ def run_suite(
         known |= known_records(folder, client, *beside)
         protocol = {name: getattr(suite, name) for name in Protocol.__dataclass_fields__}
         if max_seconds is not None or progress is not None:
-            timetable.time_steps([method for method in every if not isinstance(method, Tampering)], exposure, suite.seed)
+            timetable.time_steps(every, exposure, suite.seed)
         recovered = [(recovery, carry_out(Measurement(**protocol, labels=recovery))) for recovery in chosen["labels"]]
         source = "given" if suite.attack_labels == "given" else _label_source(recovered, suite.defenses if suite.adaptive else ())
         measurements = [
@@ -290,6 +296,16 @@ def run_suite(
         for position, measurement in enumerate(measurements):
             carry_out(measurement, [other.scored for other in measurements[position + 1 :]])
     return Audit(records=tuple(records), resumed=len(resumed), cuts=tuple(timetable.cuts))
+
+
+def _quick(method: Recovery, step: float, exposure: Exposure, timetable: Timetable) -> Recovery:
+    """The method as a quick audit runs it. What it leaves out is in the timetable."""
+    fitted, said = quick_training(within_quick_budget(method, step), exposure)
+    if fitted is None:
+        timetable.leave_out(method, said)
+    elif said:
+        timetable.cuts.append(said)
+    return method if fitted is None else fitted
 
 
 def _is_granted(method: LabelRecovery, exposure: Exposure) -> bool:
@@ -337,10 +353,20 @@ def _label_source(recovered: list[tuple[LabelRecovery, Record]], defenses: tuple
 
 
 def _listener(
-    progress: Callable[[Progress], None] | None, measurement: Measurement, position: int, methods: int, left: float | None
-) -> Listener | None:
-    if progress is None:
-        return None
+    progress: Callable[[Progress], None] | None,
+    measurement: Measurement,
+    position: int,
+    methods: int,
+    left: float | None,
+    timetable: Timetable,
+) -> Listener:
     where = Progress(measurement.scored.name, position, methods, left=left)
-    progress(where)
-    return lambda done, steps, note: progress(replace(where, done=done, steps=steps, note=note))
+    if progress is not None:
+        progress(where)
+
+    def listen(done: int, steps: int, note: str) -> None:
+        timetable.stop_if_late(done, steps)
+        if progress is not None:
+            progress(replace(where, done=done, steps=steps, note=note))
+
+    return listen

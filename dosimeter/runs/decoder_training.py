@@ -9,8 +9,8 @@ from typing import Any
 
 from dosimeter.config import construct
 from dosimeter.engines.decoder.cache import StoredDecoder, train_or_load
+from dosimeter.engines.decoder.settings import DecoderSettings
 from dosimeter.engines.decoder.target import Target
-from dosimeter.engines.decoder.train import DecoderSettings
 from dosimeter.models.loading import ModelConfig
 from dosimeter.normalization import to_pixels
 from dosimeter.options import check_fields

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from dosimeter.artefacts import save_checkpoints
-from dosimeter.interfaces import Attack, Exposure, Recovery
-from dosimeter.network.copies import deep_copy
-from dosimeter.network.leftovers import nothing_kept
+from dosimeter.engines.decoder.drawing import DrawsWithDecoder
+from dosimeter.interfaces import Attack, Exposure, Recovery, Tampering
+from dosimeter.network.operations import FLOPS_A_SECOND, forward_flops
 from dosimeter.numbers import duration
 from dosimeter.options import OptionError
 from dosimeter.progress import listening
@@ -25,9 +25,13 @@ LEAST_SHARE_OF_STEPS = 1 / 32  # an attack that would have to do with fewer of i
 FEWEST_STEPS = 10
 
 
-# One core that computes and moves data as fast as this needs so many seconds for a step. Only the order of magnitude matters.
-FLOPS_A_SECOND, SECONDS_A_PARAMETER, FORWARDS_A_STEP = 7.5e10, 1.8e-8, 6
+# One core that moves data as fast as this needs so many seconds for a step. Only the order of magnitude matters.
+SECONDS_A_PARAMETER, FORWARDS_A_STEP = 1.8e-8, 6
 QUICK_SECONDS = 12.0  # of that core, which one attack may take where the budget is quick
+QUICK_TRAINING_SECONDS = 90.0  # of that core, for a decoder that several attacks share
+LEAST_SHARE_OF_EPOCHS = 1 / 3  # in a quick audit; a decoder that would have to do with fewer is not trained
+LEAST_SHARE_OF_TRAINING = 1 / 8  # of its seconds, where max_seconds cuts it
+STOPPED_AFTER = 1.1  # of the limit: a method that takes steps even then is ended
 
 
 class _Enough(BaseException):
@@ -39,22 +43,30 @@ class Forecast:
     """What one run of a method takes. `steps` is 0 where the method has no steps to cut, or was not seen to take them."""
 
     setup: float = 0.0  # seconds before the first step
+    training: float = 0.0  # seconds of a decoder's training, which several methods may share
     each: float = 0.0  # seconds of one step
     steps: int = 0
     runs: int = 1  # two, where the foreign null repeats the attack
 
     @property
     def seconds(self) -> float:
-        return self.runs * (self.setup + self.each * max(1, self.steps))
+        return self.training + self.runs * (self.setup + self.each * max(1, self.steps))
+
+
+class OutOfTime(BaseException):
+    """A method ran long after the limit. No method catches it."""
+
+
+def _takes_steps(method: Any) -> bool:
+    return hasattr(method, "steps") or hasattr(method, "epochs")
 
 
 def forecast(method: Any, exposure: Exposure, seed: int) -> Forecast:
     """Time one step of a method, on labels that nobody recovered. A method without steps is taken to need no time.
 
-    What comes before the first step counts once a run. Where something else takes the first steps, such as the training of a decoder, two
-    of them are timed: it is done once, and cannot be cut.
+    What comes before the first step counts once a run. Where the training of a decoder takes the first steps, two of them are timed.
     """
-    if not (hasattr(method, "steps") or hasattr(method, "epochs")):
+    if not _takes_steps(method):
         return Forecast()
     surface = surface_of_method(method)
     runs = 2 if surface.has_foreign_null else 1
@@ -72,7 +84,8 @@ def forecast(method: Any, exposure: Exposure, seed: int) -> Forecast:
             run_method(exposure, tried, _stand_in_labels(exposure) if surface.takes_labels else None, seed)
     except _Enough:
         (start, first, total), (end, last, _) = marks[0], marks[-1]
-        return Forecast(setup=start - began + (end - start) / (last - first) * total)
+        whole = start - began + (end - start) / (last - first) * total
+        return Forecast(training=whole) if isinstance(method, DrawsWithDecoder) else Forecast(setup=whole)
     except Exception:  # what it cannot do it will say when its turn comes
         return Forecast()
     end = time.perf_counter()
@@ -94,34 +107,34 @@ def share_time(wanted: Sequence[float], seconds: float) -> list[float]:
 
 
 def cut_steps(method: Any, expected: Forecast, seconds: float) -> Any | None:
-    """The method with as many of its steps as fit into the time, or None where too few do.
+    """The method with as much of its training or as many of its steps as fit into the time, or None where too few do.
 
-    The number is rounded down to the steps times a power of 2^(−1/2), so that a second run of the audit most likely cuts alike.
+    Either is rounded down to the whole times a power of 2^(−1/2), so that a second run of the audit most likely cuts alike.
     """
     if expected.seconds <= seconds:
         return method
+    if expected.training:
+        share = (seconds - expected.seconds + expected.training) / expected.training
+        return replace(method, training_seconds=expected.training * _coarsely(share)) if share >= LEAST_SHARE_OF_TRAINING else None
     if not expected.steps or not expected.each:
         return None
     fitting = (seconds / expected.runs - expected.setup) / expected.each
     if fitting < max(FEWEST_STEPS, LEAST_SHARE_OF_STEPS * expected.steps):
         return None
-    halvings = math.ceil(-2 * math.log2(min(1.0, fitting / expected.steps)))
-    return replace(method, steps=max(1, round(expected.steps * 2 ** (-halvings / 2))))
+    return replace(method, steps=max(1, round(expected.steps * _coarsely(fitting / expected.steps))))
+
+
+def _coarsely(share: float) -> float:
+    """The next power of 2^(−1/2) that is no larger."""
+    return 2 ** (-math.ceil(-2 * math.log2(min(1.0, share))) / 2)
 
 
 def seconds_a_step(exposure: Exposure) -> float:
     """How long one step of matching takes on the core above: a count of operations, so that it is the same on every machine."""
-    from torch.utils.flop_counter import FlopCounterMode
-
     parameters = sum(change.numel() for change in exposure.update.values())
     like = next(iter(exposure.update.values()))
-    counter = FlopCounterMode(display=False)
-    try:
-        with torch.no_grad(), nothing_kept(exposure.model), counter:
-            deep_copy(exposure.model)(torch.zeros(1, *exposure.public.input_shape, dtype=like.dtype, device=like.device))
-    except Exception:  # batch norm in train mode, say, takes no single sample everywhere
-        return SECONDS_A_PARAMETER * parameters
-    flops = counter.get_total_flops() * (exposure.public.batch_size or 1)
+    sample = torch.zeros(1, *exposure.public.input_shape, dtype=like.dtype, device=like.device)
+    flops = (forward_flops(exposure.model, sample) or 0.0) * (exposure.public.batch_size or 1)
     return FORWARDS_A_STEP * flops / FLOPS_A_SECOND + SECONDS_A_PARAMETER * parameters
 
 
@@ -134,6 +147,22 @@ def within_quick_budget(method: Any, step: float) -> Any:
     return method if steps <= allowed else replace(method, steps=allowed)  # pyright: ignore[reportCallIssue]
 
 
+def quick_training(method: Any, exposure: Exposure) -> tuple[Any | None, str]:
+    """The method with as many epochs of its decoder's training as `QUICK_TRAINING_SECONDS` of one core allow, and what was cut.
+
+    None stands for a method that is left out. On a GPU all epochs are quick.
+    """
+    cost = method.cost_of_training(exposure) if isinstance(method, DrawsWithDecoder) else None
+    if cost is None or next(iter(exposure.update.values())).device.type != "cpu" or cost.seconds(method.epochs) <= QUICK_TRAINING_SECONDS:
+        return method, ""
+    allowed = int((QUICK_TRAINING_SECONDS - cost.features) / cost.epoch)
+    takes = f"its decoder takes about {duration(cost.seconds(method.epochs))} of one core to train"
+    if allowed < LEAST_SHARE_OF_EPOCHS * method.epochs:
+        instead = f"attacks=[{method.name!r}] or the published budget trains it, and training_seconds= limits that"
+        return None, f"{method.name} left out of the quick audit: {takes}; {instead}"
+    return replace(method, epochs=allowed), f"{method.name} cut to {allowed} of {method.epochs} epochs of training: {takes}"
+
+
 @dataclass
 class Timetable:
     """The time of one audit: the limit, what the methods are expected to take, and what was cut."""
@@ -142,46 +171,89 @@ class Timetable:
     began: float = field(default_factory=lambda: time.perf_counter())
     expected: dict[int, Forecast] = field(default_factory=dict)  # by the method's identity, since options may be unhashable
     cuts: list[str] = field(default_factory=list)
+    beforehand: dict[int, str] = field(default_factory=dict)  # by the method's identity: why it is left out
+    training_seconds: float | None = None  # of a decoder, once one was cut: the same for all, so that they share it
 
     def __post_init__(self) -> None:
         if self.limit is not None and not (isinstance(self.limit, (int, float)) and 0 < self.limit < math.inf):
             raise OptionError("max_seconds", f"expected a positive number of seconds, got {self.limit!r}")
 
     def time_steps(self, methods: Sequence[Recovery], exposure: Exposure, seed: int) -> None:
-        """Time one step of every method, until a tenth of the limit is gone."""
+        """Time one step of every method, until a tenth of the limit is gone. The others are timed when their turn comes."""
         for method in methods:
             if self.limit is None or self.elapsed < 0.1 * self.limit:
-                self.expected[id(method)] = forecast(method, exposure, seed)
+                self.time_step(method, exposure, seed)
+
+    def time_step(self, method: Recovery, exposure: Exposure, seed: int) -> None:
+        if id(method) in self.beforehand or isinstance(method, Tampering):
+            return
+        known, fitted = self.expected.get(id(method)), self._with_shared_training(method)
+        if known is None or (known.training and fitted is not method):
+            self.expected[id(method)] = forecast(fitted, exposure, seed)
+
+    def _with_shared_training(self, method: Any) -> Any:
+        """The method with the decoder that was cut for another one."""
+        if self.training_seconds is None or not isinstance(method, DrawsWithDecoder) or method.training_seconds is not None:
+            return method
+        return replace(method, training_seconds=self.training_seconds)
+
+    def leave_out(self, method: Recovery, reason: str) -> None:
+        """Leave a method out when its turn comes."""
+        self.beforehand[id(method)] = reason
+
+    def stop_if_late(self, done: int, steps: int) -> None:
+        """End a method that still takes steps long after the limit."""
+        if self.limit is not None and self.elapsed > STOPPED_AFTER * self.limit:
+            raise OutOfTime(f"stopped after {done} of {steps} steps: max_seconds = {self.limit:g} had passed")
 
     @property
     def elapsed(self) -> float:
         return time.perf_counter() - self.began
 
     def seconds_for(self, methods: Sequence[Recovery]) -> float:
-        return sum(self._expected(method).seconds for method in methods)
+        """What the methods are expected to take, where known; the training of a decoder, which they share, counts once."""
+        return sum(seconds for seconds in self._wanted(methods) if seconds < math.inf)
+
+    def _wanted(self, methods: Sequence[Recovery]) -> list[float]:
+        """The seconds of each method; infinite where nothing is known of a method with steps."""
+        wanted, trained = [], self.training_seconds is not None
+        for method in methods:
+            mine = self._expected(method)
+            wanted.append(math.inf if mine is None else mine.seconds - (mine.training if trained else 0.0))
+            trained = trained or (mine is not None and mine.training > 0)
+        return wanted
 
     def fit(self, method: Any, later: Sequence[Recovery]) -> tuple[Any | None, str]:
         """The method as it fits into the time that is left beside those that come later, and a sentence on what was cut.
 
         None stands for a method that is left out.
         """
+        if id(method) in self.beforehand:
+            return None, self._note(self.beforehand[id(method)])
         if self.limit is None:
             return method, ""
         left = self.limit - self.elapsed
-        mine = self._expected(method)
+        mine = self._expected(method) or Forecast()
         if left <= 0:
             return None, self._note(f"{method.name} left out: max_seconds = {self.limit:g} had passed")
-        allowed = share_time([mine.seconds, *(self._expected(other).seconds for other in later)], left)[0]
-        fitted = cut_steps(method, mine, allowed)
+        allowed = share_time(self._wanted([method, *later]), left)[0]
+        fitted = cut_steps(self._with_shared_training(method), mine, allowed)
         if fitted is None:
             needs = f"it takes about {duration(mine.seconds)}, and max_seconds = {self.limit:g} leave it {duration(allowed)}"
             return None, self._note(f"{method.name} left out: {needs}")
         if fitted is method:
             return method, ""
-        return fitted, self._note(f"{method.name} cut to {fitted.steps} of {method.steps} steps, to keep max_seconds = {self.limit:g}")
+        if mine.training:
+            self.training_seconds = fitted.training_seconds
+        training = getattr(fitted, "training_seconds", None)
+        parts = [f"{training:.3g} s of training its decoder"] if training != getattr(method, "training_seconds", None) else []
+        parts += [f"{fitted.steps} of {method.steps} steps"] if getattr(fitted, "steps", None) != getattr(method, "steps", None) else []
+        return fitted, self._note(f"{method.name} cut to {' and '.join(parts)}, to keep max_seconds = {self.limit:g}")
 
-    def _expected(self, method: Recovery) -> Forecast:
-        return self.expected.get(id(method), Forecast())
+    def _expected(self, method: Recovery) -> Forecast | None:
+        """None where a method has steps or epochs and was not timed yet."""
+        unknown = None if _takes_steps(method) and id(method) not in self.beforehand else Forecast()
+        return self.expected.get(id(method), unknown)
 
     def _note(self, sentence: str) -> str:
         self.cuts.append(sentence)

@@ -7,8 +7,9 @@ from torch import nn
 
 import dosimeter as dm
 from dosimeter.engines.decoder.cache import obtain, train_or_load
+from dosimeter.engines.decoder.settings import DecoderSettings
 from dosimeter.engines.decoder.target import Target
-from dosimeter.engines.decoder.train import DecoderSettings, decode_without_slope
+from dosimeter.engines.decoder.train import decode_without_slope
 from dosimeter.models.resnet_cifar import CifarResNet
 from dosimeter.types import Refused
 

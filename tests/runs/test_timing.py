@@ -83,7 +83,94 @@ def test_the_training_of_a_decoder_is_timed_by_two_of_its_steps(classifier, batc
     monkeypatch.setattr(type(decoding), "__call__", trains_first)
     auxiliary = dm.Batch(batch.inputs, batch.targets)
     found = forecast(decoding, dm.observe(classifier, batch, auxiliary=auxiliary), 0)
-    assert found == Forecast(setup=0.25 + 0.25 * 1000)
+    assert found == Forecast(training=0.25 + 0.25 * 1000)
+
+
+def test_a_decoder_is_cut_once_and_shared(clock):
+    timetable = Timetable(limit=100.0)
+    first, second = dm.attack("fgla", width=8), dm.attack("rgla", width=8)
+    timetable.expected = {id(first): Forecast(training=400.0), id(second): Forecast(training=400.0)}
+    assert timetable.seconds_for([first, second]) == 400.0  # trained once
+    fitted, said = timetable.fit(first, [second])
+    assert fitted.training_seconds == 100.0
+    assert said == "fgla cut to 100 s of training its decoder, to keep max_seconds = 100"
+    clock[0] = 90.0
+    timetable.expected[id(second)] = Forecast(setup=1.0)  # timed anew, with the decoder
+    fitted, said = timetable.fit(second, [])
+    assert (fitted.training_seconds, said) == (100.0, "rgla cut to 100 s of training its decoder, to keep max_seconds = 100")
+    assert cut_steps(first, Forecast(training=400.0), 49.0) is None  # too little to learn anything
+    assert cut_steps(first, Forecast(training=400.0), 51.0).training_seconds == pytest.approx(50.0)
+
+
+def test_a_method_that_nobody_timed_yet_may_want_any_time(clock):
+    timetable = Timetable(limit=100.0)
+    timed, unknown = dm.attack("dlg", steps=300), dm.attack("inverting_gradients", steps=400)
+    timetable.expected = {id(timed): Forecast(each=1.0, steps=300)}
+    assert timetable.fit(timed, [unknown])[0].steps == 38  # half of the time, rounded down
+    assert timetable.seconds_for([timed, unknown]) == 300.0
+
+
+@pytest.fixture
+def photographs():
+    """A model for images of 96 pixels, and a batch with auxiliary images."""
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        model = nn.Sequential(nn.Conv2d(3, 8, 3, stride=4), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(32, 10)).eval()
+    images, labels = torch.rand(72, 3, 96, 96, generator=torch.Generator().manual_seed(0)), torch.arange(72) % 10
+    return model, dm.Batch(images[:2], labels[:2]), dm.Batch(images[8:], labels[8:])
+
+
+@pytest.fixture
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def test_a_quick_audit_trains_no_decoder_that_takes_long_and_says_so_beforehand(photographs, own_cache, monkeypatch, tmp_path):
+    model, batch, auxiliary = photographs
+    exposure = dm.observe(model, batch, auxiliary=auxiliary)
+    attack = dm.attack("rgla", features="subspace", width=32)
+    whole = attack.cost_of_training(exposure).seconds(30)
+    monkeypatch.setattr(timing, "QUICK_TRAINING_SECONDS", 1.01 * whole)
+    assert timing.quick_training(attack, exposure) == (attack, "")
+    monkeypatch.setattr(timing, "QUICK_TRAINING_SECONDS", 0.5 * whole)
+    fitted, said = timing.quick_training(attack, exposure)
+    assert 13 <= fitted.epochs <= 15
+    assert said.startswith(f"rgla cut to {fitted.epochs} of 30 epochs of training: its decoder takes about")
+    monkeypatch.setattr(timing, "QUICK_TRAINING_SECONDS", 0.2 * whole)
+    assert timing.quick_training(attack, exposure)[0] is None
+    assert timing.quick_training(dm.attack("rgla", decoder="mine.safetensors"), exposure)[1] == ""
+    monkeypatch.setattr("dosimeter.engines.decoder.cache.train_decoder", lambda *_, **__: pytest.fail("trained"))
+    others = {"labels": [], "features": [], "maps": []}
+    for resumed in (0, 3):
+        report = dm.audit(model, batch, auxiliary=auxiliary, out=tmp_path / "out", **others)
+        drawn = {record.method: record for record in report.records if record.method in ("fgla", "generative_prior", "rgla")}
+        assert {record.verdict for record in drawn.values()} == {"not attempted"}
+        assert "left out of the quick audit: its decoder takes about" in drawn["rgla"].reason
+        assert sum(cut.startswith(("fgla", "generative_prior", "rgla")) for cut in report.cuts) == 3
+        assert report.resumed >= resumed
+    assert len({record.key for record in read_records(tmp_path / "out")}) == len(read_records(tmp_path / "out")) == len(report.records)
+
+
+def test_a_decoder_in_the_cache_costs_nothing(photographs, own_cache):
+    model, batch, auxiliary = photographs
+    exposure = dm.observe(model, batch, auxiliary=auxiliary)
+    attack = dm.attack("rgla", features="subspace", width=2, epochs=1)
+    assert attack.cost_of_training(exposure).epoch > 0
+    dm.reconstruct(exposure, attack)
+    assert attack.cost_of_training(exposure) is None
+
+
+def test_a_method_that_runs_long_after_the_limit_is_stopped(classifier, batch, monkeypatch):
+    def never_ends(self, exposure, labels, rng):
+        for step in range(10**9):
+            advance(step, 10**9)
+
+    monkeypatch.setattr(type(ATTACK), "__call__", never_ends)
+    monkeypatch.setattr(timing, "forecast", lambda *_: Forecast())
+    report = dm.audit(classifier, batch, attacks=[ATTACK], max_seconds=1.0, progress=None, **ONLY)
+    assert report.records[-1].verdict == "not attempted"
+    assert "stopped after" in report.records[-1].reason
+    assert len(report.cuts) == 1
 
 
 def test_a_real_forecast_is_of_the_order_of_the_run(classifier, batch):

@@ -8,15 +8,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from dosimeter.artefacts import CheckpointFile, fingerprint, fingerprint_of_tensors, read_tensors, write_tensors
 from dosimeter.config import describe, digest
+from dosimeter.engines.decoder.cost import memory_lacking
 from dosimeter.engines.decoder.network import Decoder, Shape
+from dosimeter.engines.decoder.settings import DecoderSettings
 from dosimeter.engines.decoder.target import Target
-from dosimeter.engines.decoder.train import DecoderSettings, train_decoder
+from dosimeter.engines.decoder.train import train_decoder
 from dosimeter.interfaces import Exposure
 from dosimeter.normalization import to_pixels
 from dosimeter.stopping import saving_before_stop
@@ -37,7 +40,8 @@ class StoredDecoder:
     @property
     def origin(self) -> str:
         facts = self.facts
-        return f"decoder trained on {facts['images']} auxiliary images to a squared error of {float(facts['error']):.4f}"
+        trained = f"decoder trained on {facts['images']} auxiliary images to a squared error of {float(facts['error']):.4f}"
+        return "; ".join(filter(None, (trained, facts["notes"])))
 
 
 def default_folder() -> Path:
@@ -50,8 +54,13 @@ def obtain(exposure: Exposure, settings: DecoderSettings, path: str | None) -> t
     target = Target.of(exposure)
     if path is not None:
         return target, load_decoder(Path(path).expanduser(), target)
-    assert exposure.auxiliary is not None
-    return target, train_or_load(target, to_pixels(exposure.auxiliary.inputs, target.normalization).clamp(0, 1), settings)
+    return target, train_or_load(target, _auxiliary_pixels(exposure, target), settings)
+
+
+def kept_decoder(exposure: Exposure, target: Target, settings: DecoderSettings) -> StoredDecoder | None:
+    """The decoder that the cache holds for this model, auxiliary set and settings, or None."""
+    depends = _dependencies(target, _auxiliary_pixels(exposure, target), settings)
+    return _if_it_depends_on(depends, _load_intact(_cached_path(depends), target))
 
 
 def train_or_load(
@@ -61,17 +70,19 @@ def train_or_load(
 
     An old or damaged decoder in the user's cache is trained anew and replaced. One that the user names as `path` is refused.
     """
-    depends = {"backbone": target.fingerprint(), "auxiliary": _fingerprint(pixels), "settings": describe(settings)}
+    depends = _dependencies(target, pixels, settings)
     if start is not None:
         depends["start"] = start.facts
     if path is None:
-        path = default_folder() / f"decoder-{digest(depends)}.safetensors"
+        path = _cached_path(depends)
         found = _load_intact(path, target)
     else:
         found = load_decoder(path, target) if path.is_file() else None
         _refuse_foreign_progress(_progress_path(path))
-    if found is not None and all(found.facts.get(name) == json.dumps(value) for name, value in depends.items()):
-        return found
+    if (known := _if_it_depends_on(depends, found)) is not None:
+        return known
+    if lacking := memory_lacking(target, len(pixels), settings):
+        raise Refused(lacking)
     keep = CheckpointFile(_progress_path(path), SECONDS_BETWEEN_SAVES, digest(depends))
     with saving_before_stop():
         result = train_decoder(target, pixels, settings, keep, start=None if start is None else start.decoder)
@@ -114,6 +125,25 @@ def load_decoder(path: Path, target: Target) -> StoredDecoder:
         raise Refused(f"decoder: {path} was changed after its training, its weights are others; remove it to train a new one")
     decoder = decoder.to(target.device).eval().requires_grad_(False)
     return StoredDecoder(decoder=decoder, path=path, facts=facts)
+
+
+def _auxiliary_pixels(exposure: Exposure, target: Target) -> Tensor:
+    assert exposure.auxiliary is not None
+    return to_pixels(exposure.auxiliary.inputs, target.normalization).clamp(0, 1)
+
+
+def _dependencies(target: Target, pixels: Tensor, settings: DecoderSettings) -> dict[str, Any]:
+    """All that decides what a decoder learns."""
+    return {"backbone": target.fingerprint(), "auxiliary": _fingerprint(pixels), "settings": describe(settings)}
+
+
+def _cached_path(depends: Mapping[str, Any]) -> Path:
+    return default_folder() / f"decoder-{digest(depends)}.safetensors"
+
+
+def _if_it_depends_on(depends: Mapping[str, Any], found: StoredDecoder | None) -> StoredDecoder | None:
+    same = found is not None and all(found.facts.get(name) == json.dumps(value) for name, value in depends.items())
+    return found if same else None
 
 
 def _load_intact(path: Path, target: Target) -> StoredDecoder | None:

@@ -9,11 +9,12 @@ from typing import ClassVar
 import torch
 from torch import Generator, Tensor
 
-from dosimeter.engines.decoder.cache import obtain
+from dosimeter.engines.decoder.drawing import DrawsWithDecoder
 from dosimeter.engines.decoder.nulls import decoder_nulls
 from dosimeter.engines.decoder.refine import Refinement, gain
+from dosimeter.engines.decoder.settings import DecoderSettings
 from dosimeter.engines.decoder.target import Target
-from dosimeter.engines.decoder.train import DecoderSettings, decode_without_slope
+from dosimeter.engines.decoder.train import decode_without_slope
 from dosimeter.engines.matching.attack import MatchingAttack
 from dosimeter.engines.matching.distances import Cosine
 from dosimeter.engines.matching.optimisers import Adam
@@ -23,34 +24,33 @@ from dosimeter.engines.matching.schedules import Rate
 from dosimeter.engines.matching.solve import solve
 from dosimeter.interfaces import Exposure
 from dosimeter.normalization import from_pixels, to_pixels
-from dosimeter.options import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from dosimeter.options import NonNegativeFloat, NonNegativeInt, PositiveFloat
 from dosimeter.types import FeatureEstimate, Knowledge, LabelEstimate, Outcome, Reconstruction, Refused
 
 TRIAL = 16  # auxiliary images on which a refinement must prove itself, at most
 
 
 @dataclass(frozen=True, kw_only=True)
-class DecodingAttack(MatchingAttack):
+class DecodingAttack(DrawsWithDecoder, MatchingAttack):
     """An attack that recovers features and has a decoder draw them; the decoder is read from a file or trained on the auxiliary data."""
 
     needs: ClassVar[frozenset[Knowledge]] = frozenset({Knowledge.HEAD_GRADIENT, Knowledge.SOFTMAX_LOSS, Knowledge.AUXILIARY})
 
-    decoder: str | None = None  # a file of `dosimeter generator train`; none: kept, or trained now
-    width: PositiveInt | None = None  # none: by the size of the images, 512 at 224 pixels
-    epochs: PositiveInt = 30
     fine_tuning_epochs: NonNegativeInt = 0
     refinement_steps: NonNegativeInt = 0  # of each image on its own, towards its feature, where that helps on auxiliary images
     refinement_rate: PositiveFloat = 0.01
     refinement_variation: NonNegativeFloat = 0.01
     joint_steps: NonNegativeInt = 0  # of all images together, towards the whole update
 
+    def decoder_settings(self) -> DecoderSettings:
+        return replace(super().decoder_settings(), fine_tuning_epochs=self.fine_tuning_epochs)
+
     @abstractmethod
     def recover(self, exposure: Exposure, labels: LabelEstimate | None, rng: Generator) -> FeatureEstimate:
         """The features that are drawn."""
 
     def __call__(self, exposure: Exposure, labels: LabelEstimate | None, rng: Generator) -> Reconstruction:
-        settings = DecoderSettings(width=self.width, epochs=self.epochs, fine_tuning_epochs=self.fine_tuning_epochs)
-        target, trained = obtain(exposure, settings, self.decoder)
+        target, trained = self.obtain_decoder(exposure)
         estimate = self.recover(exposure, labels, rng)
         if len(estimate.features) == 0 or not bool(estimate.features.isfinite().all()):
             raise Refused(f"no features to draw: {estimate.message or 'the recovery left the finite numbers'}")

@@ -7,54 +7,22 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Generator, Tensor
 
 from dosimeter.artefacts import CheckpointFile
 from dosimeter.engines.decoder.losses import fine_tuning, perceptual_reason, squared_error
-from dosimeter.engines.decoder.network import Decoder, Shape, default_width
+from dosimeter.engines.decoder.network import Decoder
+from dosimeter.engines.decoder.settings import DecoderSettings
 from dosimeter.engines.decoder.target import Target
-from dosimeter.engines.decoder.training_set import FeatureBatch, TrainingSet
-from dosimeter.options import Fraction, NonNegativeInt, PositiveFloat, PositiveInt, check_fields
+from dosimeter.engines.decoder.training_set import FeatureBatch, TrainingSet, too_late
 from dosimeter.progress import advance
 from dosimeter.randomness import generator
 from dosimeter.types import Refused
 
 WARM_UP = 0.05  # of the steps, over which the step size rises
 FEWEST = 8  # auxiliary images that teach anything
-
-
-@dataclass(frozen=True, kw_only=True)
-class DecoderSettings:
-    """How a decoder is built and trained; part of the key under which it is kept.
-
-    Xue et al. train 30 epochs of Adam at 1e-4 on the squared error in batches of 24; RGLA goes on with −PSNR + 10 (1 − SSIM) +
-    10 LPIPS. Departures: a larger step size that rises and falls, mirrored images besides, and batches of several sizes for the
-    target's batch norm, since the client's is unknown.
-    """
-
-    width: PositiveInt | None = None  # channels of the first stage; none: by the size of the images, 512 at 128 pixels and more
-    finest: PositiveInt | None = None  # pixels a side that are drawn before scaling up, where auxiliary images hold no more; none: all
-    epochs: PositiveInt = 30
-    fine_tuning_epochs: NonNegativeInt = 0
-    seconds: PositiveFloat | None = None  # the training ends here if its epochs have not, its step size fallen to nothing
-    batch_size: PositiveInt = 24
-    learning_rate: PositiveFloat = 1e-3
-    client_batch_sizes: tuple[PositiveInt, ...] = (8, 16, 32, 64)  # drawn from, where the client trains in train mode
-    mirrored: bool = True
-    mosaics: Fraction = 0.0  # share of batches made of four images side by side, with finer detail than a small one scaled up has
-    sharpened: Fraction = 0.0  # share of batches with the edges sharpened that scaling up has blurred
-    coloured: Fraction = 0.0  # share of batches with colours weaker and stronger than the auxiliary images have, and exchanged
-    reuse: PositiveInt = 1  # epochs that the same features are trained on, where all of them fit into memory
-    precision: Literal["auto", "fp32", "bf16"] = "auto"  # auto: bf16 on a GPU
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-        if not self.client_batch_sizes:
-            raise ValueError("client_batch_sizes: expected at least one")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,16 +57,17 @@ def train_decoder(
     first = session.resume(keep)
     for epoch in range(first, session.epochs):
         session.run(epoch)
-        if session.progress > 1 and epoch + 1 < session.epochs:
-            break  # out of time
+        if session.out_of_time():
+            break
         if keep is not None and keep.due and epoch + 1 < session.epochs:
             keep.save(session.state(), {"epoch": str(epoch + 1)})
+    session.note_what_was_cut()
     if math.isnan(session.error):
         raise Refused(f"the decoder's training left the finite numbers; try a smaller learning_rate than {settings.learning_rate:g}")
     if math.isinf(session.error):
         if settings.seconds is None:
             raise Refused(f"decoder.batch_size: batches of {settings.batch_size} leave the training without a step")
-        raise Refused(f"decoder.seconds: {settings.seconds} s were over before the first step; the features alone take longer")
+        raise Refused(too_late(len(pixels)))
     if keep is not None:
         keep.remove()
     return TrainedDecoder(
@@ -120,6 +89,7 @@ class _Session:
         if self.cuda:
             target.model.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
         self.training_set = TrainingSet(
+            out_of_time=self.out_of_time,
             target=target,
             pixels=pixels,
             client_batch_sizes=settings.client_batch_sizes,
@@ -146,15 +116,8 @@ class _Session:
         self._losses: dict[bool, Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]] = {}
 
     def _decoder(self, start: Decoder | None) -> Decoder:
-        target, settings = self.target, self.settings
-        shape = Shape(
-            feature=target.feature_shape,
-            image=target.image_shape,
-            width=settings.width or default_width(target.image_shape),
-            finest=settings.finest,
-        )
-        with _draw_from_seed(settings.seed):
-            decoder = Decoder(shape).to(target.device)
+        with _draw_from_seed(self.settings.seed):
+            decoder = Decoder(self.settings.shape_for(self.target)).to(self.target.device)
         if start is None:
             decoder.standardise(self.training_set.sample())
         else:
@@ -167,6 +130,14 @@ class _Session:
         done = (self.step + 1) / (self.epochs * self.steps_each)
         seconds = self.settings.seconds
         return done if seconds is None else max(done, self.elapsed / seconds)
+
+    def out_of_time(self) -> bool:
+        return self.settings.seconds is not None and self.elapsed > self.settings.seconds
+
+    def note_what_was_cut(self) -> None:
+        whole = self.epochs * self.steps_each
+        if self.out_of_time() and self.step < whole:
+            self.notes += (f"its training was cut at {self.settings.seconds:g} s, after {self.step} of {whole} steps",)
 
     @property
     def elapsed(self) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -14,9 +14,15 @@ from torch.nn.functional import avg_pool2d, max_pool2d
 
 from dosimeter.engines.decoder.target import Target
 from dosimeter.randomness import generator
+from dosimeter.types import Refused
 
 HELD = 2**29  # bytes of features and images that are computed and then trained on, before the next are; of a GPU's memory, a quarter
 MOMENTS = 512  # images that the features' moments are taken from, at most
+
+
+def too_late(images: int) -> str:
+    """Why a training that is limited in time gave nothing."""
+    return f"the decoder's time was over before its first step: the features of {images} auxiliary images take longer; grant more seconds"
 
 
 class FeatureBatch(NamedTuple):
@@ -45,6 +51,7 @@ class TrainingSet:
     bfloat16: bool
     seed: int
     rounds: int = 1  # times that all images are asked for
+    out_of_time: Callable[[], bool] = lambda: False  # asked before every pass through the target
 
     @cached_property
     def capacity(self) -> int:
@@ -63,12 +70,14 @@ class TrainingSet:
         return max(self.client_batch_sizes)
 
     def feature_batches(self, number: int) -> Iterator[FeatureBatch]:
-        """All images once, in an order and with variations that `number` decides."""
+        """All images once, in an order and with variations that `number` decides, as long as there is time."""
         rng = generator(self.seed, f"decoder features {number}")
         for part in torch.randperm(len(self.pixels), generator=rng).split(self.capacity):
             batch: FeatureBatch | None = None
             filled = 0
             for chosen in part.split(self.together):
+                if self.out_of_time():
+                    return
                 piece = self._piece(chosen, rng)
                 if batch is None:  # all at once, since pieces that are joined later take twice the memory
                     batch = FeatureBatch(*(tensor.new_empty(len(part), *tensor.shape[1:]) for tensor in piece))
@@ -82,7 +91,15 @@ class TrainingSet:
         """Features of enough images to take their moments."""
         rng = generator(self.seed, "decoder moments")
         chosen = torch.randperm(len(self.pixels), generator=rng)[: min(self.capacity, MOMENTS)]
-        return torch.cat([self._piece(piece, rng).features for piece in chosen.split(self.together)])
+        found = []
+        for piece in chosen.split(self.together):
+            self._refuse_if_late()
+            found.append(self._piece(piece, rng).features)
+        return torch.cat(found)
+
+    def _refuse_if_late(self) -> None:
+        if self.out_of_time():
+            raise Refused(too_late(len(self.pixels)))
 
     def _piece(self, chosen: Tensor, rng: Generator) -> FeatureBatch:
         """Some images in client batches of one size and one kind."""
@@ -112,8 +129,12 @@ class TrainingSet:
         parts = torch.arange(len(self.pixels)).split(self.together)
         ways = []
         for turned in (False, True) if self.mirrored else (False,):
-            images = (self.target.images(self.pixels[part.to(self.pixels.device)]) for part in parts)
-            ways.append(torch.cat([self._features(some.flip(-1) if turned else some, self.together) for some in images]))
+            found = []
+            for part in parts:
+                self._refuse_if_late()
+                images = self.target.images(self.pixels[part.to(self.pixels.device)])
+                found.append(self._features(images.flip(-1) if turned else images, self.together))
+            ways.append(torch.cat(found))
         return torch.stack(ways).cpu()
 
     def augment(self, chosen: Tensor, rng: Generator) -> tuple[Tensor, Tensor]:

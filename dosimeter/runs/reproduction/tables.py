@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from dosimeter.config import construct, read_toml
 from dosimeter.data.samplers import Random
-from dosimeter.engines.decoder.train import DecoderSettings
+from dosimeter.engines.decoder.settings import DecoderSettings
 from dosimeter.interfaces import Sampler
 from dosimeter.models.loading import ModelConfig
 from dosimeter.options import Fraction, NonNegativeFloat, NonNegativeInt, OptionError, PositiveFloat, PositiveInt, check_fields, check_value

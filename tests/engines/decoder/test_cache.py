@@ -9,8 +9,8 @@ from torch import nn
 
 from dosimeter.engines.decoder import cache
 from dosimeter.engines.decoder.cache import load_decoder, train_or_load
+from dosimeter.engines.decoder.settings import DecoderSettings
 from dosimeter.engines.decoder.target import Target
-from dosimeter.engines.decoder.train import DecoderSettings
 from dosimeter.progress import listening
 from dosimeter.types import Normalization, Refused
 

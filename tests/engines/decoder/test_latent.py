@@ -8,7 +8,7 @@ from dosimeter.engines.decoder import nulls as nulls_of
 from dosimeter.engines.decoder.cache import obtain
 from dosimeter.engines.decoder.latent import Latent, descend, evaluate, evolve
 from dosimeter.engines.decoder.nulls import decoder_nulls
-from dosimeter.engines.decoder.train import DecoderSettings
+from dosimeter.engines.decoder.settings import DecoderSettings
 from dosimeter.engines.matching.distances import Cosine
 from dosimeter.engines.matching.optimisers import Adam
 from dosimeter.engines.matching.problem import make_problem

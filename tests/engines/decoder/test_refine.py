@@ -5,8 +5,9 @@ import torch
 from torch import nn
 
 from dosimeter.engines.decoder.refine import Refinement, gain
+from dosimeter.engines.decoder.settings import DecoderSettings
 from dosimeter.engines.decoder.target import Target
-from dosimeter.engines.decoder.train import DecoderSettings, train_decoder
+from dosimeter.engines.decoder.train import train_decoder
 from dosimeter.types import Normalization
 
 

@@ -1,6 +1,7 @@
 """Training: what it learns, that a killed one resumes to the same bits, and what it refuses."""
 
 import itertools
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -8,8 +9,9 @@ import torch
 
 from dosimeter.artefacts import CheckpointFile
 from dosimeter.engines.decoder import training_set
+from dosimeter.engines.decoder.settings import DecoderSettings
 from dosimeter.engines.decoder.target import Target
-from dosimeter.engines.decoder.train import DecoderSettings, decode_without_slope, train_decoder
+from dosimeter.engines.decoder.train import decode_without_slope, train_decoder
 from dosimeter.progress import listening
 from dosimeter.types import Normalization, Refused
 
@@ -115,6 +117,7 @@ def test_it_ends_with_its_time_and_a_resumed_one_has_only_what_is_left(view, dig
     result = train_decoder(view, digits[0][:50], settings)
     assert 1.0 <= result.seconds < 5.0
     assert result.error < 0.2
+    assert re.fullmatch(r"its training was cut at 1 s, after \d+ of 200000 steps", result.notes[0])
     keep = CheckpointFile(tmp_path / "decoder.progress", every=0.0)
 
     def kill(done: int, total: int, note: str) -> None:
@@ -133,7 +136,7 @@ def test_it_ends_with_its_time_and_a_resumed_one_has_only_what_is_left(view, dig
         resumed = train_decoder(view, digits[0][:50], settings, keep)
     assert steps[0] == 21
     assert 1.0 <= resumed.seconds < 5.0
-    with pytest.raises(Refused, match="over before the first step"):
+    with pytest.raises(Refused, match="over before its first step: the features of 50"):
         train_decoder(view, digits[0][:50], DecoderSettings(width=16, seconds=1e-6))
 
 
