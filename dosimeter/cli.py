@@ -139,6 +139,12 @@ def _parser() -> argparse.ArgumentParser:
     report.add_argument("folder", metavar="DIR")
     report.add_argument("--format", default="text", choices=("text", "markdown"), help="print the path, or a summary in Markdown")
     report.add_argument("--pdf", action="store_true", help="also print its first page to report.pdf, with Chromium or Chrome")
+
+    ask = _add(commands, "ask", _ask, "answer a question in SQL over the records of an audit or a sweep, with DuckDB")
+    ask.add_argument("folder", metavar="DIR")
+    ask.add_argument(
+        "question", metavar="SQL", help="over the tables `records` and `samples`, such as 'SELECT method, verdict FROM records'"
+    )
     return parser
 
 
@@ -334,6 +340,18 @@ def _report(options: argparse.Namespace) -> int:
         _print_json({name: str(path) for name, path in paths.items()})
     else:
         sys.stdout.write("".join(f"{path}\n" for path in paths.values()))
+    return 0
+
+
+def _ask(options: argparse.Namespace) -> int:
+    from dosimeter.runs.audit import read
+    from dosimeter.terminal.questions import answer, print_answer
+
+    columns, rows = answer(read(options.folder).records, options.question)
+    if options.json:
+        _print_json([dict(zip(columns, row)) for row in rows])
+    else:
+        print_answer(columns, rows)
     return 0
 
 
