@@ -4,6 +4,9 @@ The gradient at kernel offset o is G_o = D_oᵀ A: A (n, in) holds the input at 
 positions that offset o reads. Each channel of A is its own problem with the same matrix, and all offsets of all layers that receive the
 input are stacked. So a kernel of k by k determines up to k²·out positions, where a single matrix determines out. A stride splits the
 positions into classes that share no offset, and each class is solved by itself.
+
+Behind batch norm in train mode the slopes sum to zero over the batch. A class that a single offset reads is then known up to one number a
+channel. The zeros of a rectifier tell this number: they are the least entries, and many.
 """
 
 from __future__ import annotations
@@ -23,6 +26,8 @@ LARGEST_CONDITION_OF_PATCHES = 1e4
 MOST_UNKNOWNS = 6000  # positions of one class
 INVERSE_STEPS = 12  # of the power iterations for the condition
 DEAD = 1e-12  # of the largest column: positions that no slope reaches
+BALANCED = 1e-5  # sum of a class's slopes, relative to their norm, below which they sum to zero
+FLOOR_SHARE = 16  # one entry in so many, and four at least, must be a rectifier's zeros to show where zero is
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +49,7 @@ class Solution:
     misfit: float  # of all gradients that were solved, relative
     excess: float  # equations for each unknown, in the class that has the fewest
     condition: float  # of the worst class that was solved
+    floor_spread: float  # of the zeros that show a class's zero, relative; 0 where none is needed
     reason: str  # why a class was left; "" where all are solved
     classes: tuple[SolvedClass, ...]
 
@@ -65,8 +71,13 @@ class Solution:
         return found
 
 
-def solve_input(layers: Sequence[Layer], slopes: Mapping[int, Tensor], shape: tuple[int, int, int, int]) -> Solution:
-    """The input (B, C, H, W) of layers that all receive it, from their gradients and the slopes (B, out, h, w) at their outputs."""
+def solve_input(
+    layers: Sequence[Layer], slopes: Mapping[int, Tensor], shape: tuple[int, int, int, int], *, rectified: bool = False
+) -> Solution:
+    """The input (B, C, H, W) of layers that all receive it, from their gradients and the slopes (B, out, h, w) at their outputs.
+
+    `rectified`: the input is what a rectifier gave.
+    """
     samples, channels, height, width = shape
     count = samples * height * width
     like = layers[0].gradient
@@ -81,15 +92,20 @@ def solve_input(layers: Sequence[Layer], slopes: Mapping[int, Tensor], shape: tu
     maps = like.new_zeros(count, channels)
     solved = torch.zeros(count, dtype=torch.bool, device=like.device)
     classes: list[SolvedClass] = []
-    left, reasons, conditions, excesses = [block * 0 for block in wanted], [], [1.0], [torch.inf]
+    left, reasons, conditions, excesses, spreads = [block * 0 for block in wanted], [], [1.0], [torch.inf], [0.0]
     for blocks, columns in _classes(touched):
         matrix = torch.cat([rows[block][:, columns] for block in blocks])
         target = torch.cat([wanted[block] for block in blocks])
         live = matrix.abs().amax(1) > 0
-        answer, factor, condition, reason = _solve(matrix[live], target[live])
+        balanced = rectified and _balanced(matrix)
+        answer, factor, condition, reason = _solve(*_centred(matrix[live], target[live]) if balanced else (matrix[live], target[live]))
         if answer is None:
             reasons.append(reason)
             continue
+        if balanced:
+            floor, spread = _floor(answer)
+            answer = answer - floor
+            spreads.append(spread)
         maps[columns], solved[columns] = answer, True
         conditions.append(condition)
         named = tuple((places[block][0].output, places[block][1], rows[block][:, columns]) for block in blocks)
@@ -110,6 +126,7 @@ def solve_input(layers: Sequence[Layer], slopes: Mapping[int, Tensor], shape: tu
         misfit=misfit,
         excess=min(excesses),
         condition=max(conditions),
+        floor_spread=max(spreads),
         reason="; ".join(dict.fromkeys(reasons)),
         classes=tuple(classes),
     )
@@ -181,6 +198,29 @@ def _solve(matrix: Tensor, target: Tensor) -> tuple[Tensor | None, Tensor, float
     answer = torch.cholesky_solve(matrix.T @ target, factor)
     answer = answer + torch.cholesky_solve(matrix.T @ (target - matrix @ answer), factor)
     return answer, factor, condition, ""
+
+
+def _balanced(matrix: Tensor) -> bool:
+    """Whether every equation's slopes sum to zero, so that a constant added to all positions changes nothing."""
+    return float(matrix.sum(1).norm()) < BALANCED * float(matrix.norm())
+
+
+def _centred(matrix: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """One more equation for every channel: its entries sum to zero."""
+    count = matrix.shape[1]
+    return torch.cat([matrix, matrix.new_full((1, count), float(matrix.norm()) / count)]), torch.cat([target, target[:1] * 0])
+
+
+def _floor(maps: Tensor) -> tuple[Tensor, float]:
+    """Where zero is in each channel of (n, C): the middle of the narrowest range with enough entries; and the widest of these ranges."""
+    count = max(4, len(maps) // FLOOR_SHARE)
+    if len(maps) < count:
+        return maps.new_zeros(maps.shape[1]), torch.inf
+    ordered = maps.sort(0).values
+    widths = ordered[count - 1 :] - ordered[: len(maps) - count + 1]
+    first = widths.argmin(0)
+    chosen = first + torch.arange(count, device=maps.device)[:, None]
+    return ordered.gather(0, chosen).mean(0), float(widths.amin(0).max() / maps.std())
 
 
 def _condition(gram: Tensor, factor: Tensor) -> float:

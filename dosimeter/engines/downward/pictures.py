@@ -13,7 +13,7 @@ from dosimeter.engines.downward.inversion import Inversion, MapTargets, approach
 from dosimeter.engines.downward.layers import Layer, as_grid, find_layers
 from dosimeter.engines.downward.norms import keeps_statistics
 from dosimeter.engines.downward.slopes import Backward, Gate
-from dosimeter.engines.downward.walk import LARGEST_MISFIT, KnownMap, walk_down
+from dosimeter.engines.downward.walk import LARGEST_MISFIT, KnownMap, Walk, walk_down
 from dosimeter.engines.shifts.convolutions import ConvolutionLayer, find_convolutions
 from dosimeter.engines.shifts.layout import NoLayout
 from dosimeter.engines.shifts.recover import LayerMaps, declared_noise, doubt_of_maps, recover_layer
@@ -152,6 +152,10 @@ def _walk(exposure: Exposure, layer: ConvolutionLayer, found: LayerMaps, head: H
     else:
         walked = walk_down(backward, layers, start, tolerance=_tolerance(exposure, layer))
         known, reasons = walked.known, walked.reasons
+        turn = known[-1]
+        if head_value is not None and turn.freedom is not None and turn.whole and tape.follows_from(head_value, [turn.value]):
+            again, labels = _walk_from(exposure, layers, turn, head, head_value, _tolerance(exposure, layer), tape)
+            known, reasons = (*known[:-1], *again.known), again.reasons or reasons
     if labels is None and head_value is not None:
         behind = next((one for one in known[1:] if one.freedom is None and tape.follows_from(head_value, [one.value])), None)
         if behind is not None:
@@ -167,6 +171,21 @@ def _walk(exposure: Exposure, layer: ConvolutionLayer, found: LayerMaps, head: H
         labels=labels,
         doubt=doubt_of_maps(exposure.public),
     )
+
+
+def _walk_from(
+    exposure: Exposure, layers: Mapping[int, list[Layer]], start: KnownMap, head: Head, head_value: int, tolerance: float, tape: Tape
+) -> tuple[Walk, Tensor | None]:
+    """Walk down from a map from which all that follows can be computed, whatever its factor; with the labels that it shows."""
+    backward = Backward(tape, tensors_of(exposure.model, torch.float64))
+    least = float(start.maps[start.maps > 0].min())
+    backward.put(start.value, Gate(maps=start.maps, opened=start.maps > 0, known=start.known, doubt=OPEN_SLACK * least))
+    slopes, labels, reason = _head_slopes(exposure, tape, backward.tensors, (start.value, start.maps), head, head_value)
+    if slopes is None:
+        return Walk(known=(start,), reasons={start.value: reason}), None
+    backward.anchors[head_value] = slopes
+    backward.put_all_behind(start.value, head_value)
+    return walk_down(backward, layers, start, tolerance=tolerance), labels
 
 
 def _statistics_between(tape: Tape, start: int, end: int) -> bool:

@@ -61,7 +61,7 @@ class Backward:
     def put(self, value: int, gate: Gate) -> None:
         """Set a gate. What was computed through it is forgotten."""
         if value in self.gates:
-            self._behind = {one: slopes for one, slopes in self._behind.items() if one >= value}
+            self._behind = {one: slopes for one, slopes in self._behind.items() if one > value}
         self.gates[value] = gate
 
     def put_all_behind(self, start: int, wanted: int) -> None:
@@ -82,12 +82,15 @@ class Backward:
     def flip(self, value: int, entry: int) -> None:
         self.put(value, self.gates[value].flipped(entry))
 
-    def slopes(self, value: int) -> Tensor | None:
-        """The slopes at a layer's output or at what a gate gives; None where they depend on maps that are not known."""
+    def slopes(self, value: int, at: Tensor | None = None) -> Tensor | None:
+        """The slopes at a layer's output or at what a gate gives; None where they depend on maps that are not known.
+
+        `at` is an estimate of the value itself: the derivative of a norm with statistics of its own depends on what it receives.
+        """
         exact = value in self.gates and bool(self.gates[value].known.all())
         if not exact and any(self.tape.is_rectifier(one) and one not in self.gates for one in self._closure(value)):
             return None  # what a rectifier lets through depends on what it receives
-        first, second = self._draw(value, 1), self._draw(value, 2)
+        first, second = self._draw(value, 1, at), self._draw(value, 2, at)
         if first is None or second is None or not bool(torch.isfinite(first).all()):
             return None
         scale = first.abs().max()
@@ -143,7 +146,7 @@ class Backward:
                     reached.add(number)
         return found
 
-    def _draw(self, value: int, seed: int) -> Tensor | None:
+    def _draw(self, value: int, seed: int, at: Tensor | None) -> Tensor | None:
         """The slopes at one value, with random numbers in the place of all that is not known."""
         rng, values = Generator().manual_seed(seed), {}
 
@@ -154,7 +157,7 @@ class Backward:
         closure, like = self._closure(value), next(iter(self.anchors.values()))
         ends: list[Tensor] = []
         with torch.enable_grad():
-            values[value] = draw(value).requires_grad_()
+            values[value] = (draw(value) if at is None else at.detach().clone()).requires_grad_()
             for number in closure:
                 operation = self.tape.operation(number)
                 if number in self.gates:

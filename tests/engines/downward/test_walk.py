@@ -5,7 +5,8 @@ import torch
 from torch import nn
 
 import dosimeter as dm
-from dosimeter.engines.downward.layers import find_layers
+from dosimeter.engines.downward.equations import solve_input
+from dosimeter.engines.downward.layers import Layer, find_layers
 from dosimeter.engines.downward.slopes import Backward, Gate
 from dosimeter.engines.downward.walk import KnownMap, walk_down
 from dosimeter.network.tape import record, tensors_of
@@ -87,3 +88,29 @@ def test_a_rectifier_behind_the_first_map_that_rounding_opened_is_found() -> Non
     assert found.known[1].flips == 1
     torch.testing.assert_close(backward.gates[6].opened, values[6] > 0)
     torch.testing.assert_close(found.known[1].maps, values[2], rtol=1e-6, atol=1e-8)
+
+
+def balanced(inputs: torch.Tensor) -> tuple[Layer, torch.Tensor]:
+    """A projection of stride 2, and slopes at its output that sum to zero over the batch."""
+    rng = torch.Generator().manual_seed(0)
+    slopes = torch.randn(4, 40, 3, 3, dtype=torch.float64, generator=rng)
+    slopes = slopes - slopes.mean((0, 2, 3), keepdim=True)
+    gradient = torch.einsum("bohw,bihw->oi", slopes, inputs[:, :, ::2, ::2])[:, :, None, None]
+    names = {"output": 1, "source": 0, "weight": "w"}
+    return Layer(**names, gradient=gradient, stride=(2, 2), padding=(0, 0), dilation=(1, 1), groups=1), slopes
+
+
+def test_zeros_of_a_rectifier_show_what_slopes_that_sum_to_zero_leave_open() -> None:
+    inputs = torch.randn(4, 5, 6, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1)).relu()
+    layer, slopes = balanced(inputs)
+    found = solve_input([layer], {1: slopes}, (4, 5, 6, 6), rectified=True)
+    assert found.solved.double().mean() == 0.25
+    torch.testing.assert_close(found.maps[:, :, ::2, ::2], inputs[:, :, ::2, ::2], rtol=1e-7, atol=1e-9)
+    assert found.floor_spread < 1e-6
+    assert not bool(solve_input([layer], {1: slopes}, (4, 5, 6, 6)).solved.any())
+
+
+def test_a_map_without_zeros_does_not_show_it() -> None:
+    inputs = 1 + torch.rand(4, 5, 6, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    layer, slopes = balanced(inputs)
+    assert solve_input([layer], {1: slopes}, (4, 5, 6, 6), rectified=True).floor_spread > 1e-2
