@@ -105,8 +105,10 @@ def _parser() -> argparse.ArgumentParser:
     listing = _add(commands, "list", _list, "list every method with its idea, what it needs and its options")
     listing.add_argument("kind", nargs="?", metavar="KIND", help="only this kind: labels, features, maps, attacks, defenses, ...")
 
-    again = _add(commands, "reproduce", _reproduce, "carry out a paper's table again and set it beside the published numbers")
-    again.add_argument("table", nargs="?", metavar="PAPER/TABLE", help="which table, or a TOML file; without one, all are listed")
+    again = _add(commands, "reproduce", _reproduce, "carry out a paper's tables again and set them beside the published numbers")
+    again.add_argument("table", nargs="?", metavar="PAPER[/TABLE]", help="a paper, a table, or a TOML file; without one, all are listed")
+    again.add_argument("--status", action="store_true", help="run nothing; say for every item of each paper how far it is reproduced")
+    again.add_argument("--seed", type=int, metavar="N", help="of the first batch (default: the table's own, 0)")
     again.add_argument("--quick", action="store_true", help="fewer batches and smaller models: minutes on two cores")
     again.add_argument("--data", metavar="DIR", help="where the data sets and weights lie (default: $DOSIMETER_DATA)")
     again.add_argument("--cache", metavar="DIR", help="where models trained for a table are kept (default: the user's cache)")
@@ -271,25 +273,9 @@ def _list(options: argparse.Namespace) -> int:
 
 
 def _reproduce(options: argparse.Namespace) -> int:
-    from pathlib import Path
+    from dosimeter.terminal.reproducing import run_reproduce
 
-    from dosimeter.bars import step_bar
-    from dosimeter.runs.devices import choose_device
-    from dosimeter.runs.reproduction.library import Library
-    from dosimeter.runs.reproduction.reproduce import reproduce
-    from dosimeter.runs.reproduction.tables import read_table, summaries
-    from dosimeter.terminal.reproduction import print_reproduction, print_tables
-
-    if options.table is None:
-        _print_json(summaries()) if options.json else print_tables(summaries())
-        return 0
-    device = str(choose_device(options.device))
-    table = read_table(options.table, quick=options.quick)
-    folders = {name: Path(value).expanduser() for name in ("data", "cache") if (value := getattr(options, name))}
-    with step_bar() as listener:
-        result = reproduce(table, Library(**folders), out=Path(options.out) / table.key, device=device, progress=listener)
-    _print_json(result.as_json()) if options.json else print_reproduction(result)
-    return 0
+    return run_reproduce(options, _print_json)
 
 
 def _inspect(options: argparse.Namespace) -> int:

@@ -4,7 +4,8 @@
     python docs/results/build.py            # write the pages
     python docs/results/build.py --check    # say which pages are not what the records give, and fail
 
-A page is one file `records/<page>.toml`. The README here explains the keys of a record.
+A page is one file `records/<page>.toml`, or a paper: its items from `papers/<paper>.toml`, the results of its tables from
+`records/reproductions`, and the facts of `records/<paper>.toml`. The README here explains the keys of a record.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import sys
 import tomllib
 from pathlib import Path
 from typing import Any
+
+from dosimeter.runs.reproduction.inventory import ItemStatus, Paper, count_by_status, papers, result_of, status_of, tables_of
 
 HERE = Path(__file__).resolve().parent
 PAGE_KEYS = {"title", "about", "order", "defaults", "facts"}
@@ -31,8 +34,10 @@ class RecordError(ValueError):
 
 
 def pages(folder: Path = HERE) -> dict[Path, str]:
-    """Every page with its text, and the index."""
+    """Every page with its text, and the index. The papers have their pages here alone."""
     contents = {file.stem: _read(file) for file in sorted((folder / "records").glob("*.toml"))}
+    for key, paper in papers().items() if folder == HERE else ():
+        contents[key] = {"facts": [], "order": 1, **contents.get(key, {}), "title": paper.title, "paper": paper}
     written = {folder / f"{name}.md": page(data, name, folder / "records") for name, data in contents.items()}
     written[folder / "README.md"] = index((folder / "index.md").read_text(), contents)
     return written
@@ -41,6 +46,8 @@ def pages(folder: Path = HERE) -> dict[Path, str]:
 def page(data: dict[str, Any], name: str, records: Path) -> str:
     """One page: what it is about, then each fact with where it comes from, its numbers and what they show."""
     parts = [f"# {data['title']}", f"<!-- written by docs/results/build.py from records/{name}.toml; change that file -->"]
+    if "paper" in data:
+        parts += _paper(data["paper"])
     parts += _paragraphs(data.get("about", ""))
     for position, fact in enumerate(data["facts"]):
         parts += _fact({**data.get("defaults", {}), **fact}, f"{name}.facts[{position}]", records)
@@ -50,8 +57,49 @@ def page(data: dict[str, Any], name: str, records: Path) -> str:
 def index(text: str, contents: dict[str, dict[str, Any]]) -> str:
     """The hand-written introduction with the list of pages below it."""
     ordered = sorted(contents, key=lambda name: (contents[name].get("order", 99), name))
-    lines = [f"| [{contents[name]['title']}]({name}.md) | {len(contents[name]['facts'])} |" for name in ordered]
+    lines = [f"| [{contents[name]['title']}]({name}.md) | {_measurements(contents[name])} |" for name in ordered]
     return "\n".join([text.rstrip(), "", "| page | measurements |", "|---|---:|", *lines, ""])
+
+
+def _measurements(data: dict[str, Any]) -> int:
+    """The facts of a page, and the tables of its paper that were run."""
+    tables = tables_of(data["paper"].key) if "paper" in data else []
+    return len(data["facts"]) + sum(result_of(table) is not None for table in tables)
+
+
+def _paper(paper: Paper) -> list[str]:
+    """A paper's items with their status, then every table that was run: published beside measured, and the departures."""
+    found = status_of(paper)
+    counted = ", ".join(f"{number} {status}" for status, number in count_by_status(found).items() if number)
+    rows = [
+        [item.item, item.shows, ", ".join(f"`{command}`" for command in item.commands), item.status, _counts(item), "; ".join(item.reasons)]
+        for item in found
+    ]
+    parts = [
+        f"{paper.source}. {len(found)} items: {counted}. `dosimeter reproduce --status {paper.key}` prints this list, and "
+        "[the guide](../guide/reproducing.md) explains its words.",
+        _table(["item", "shows", "command", "status", "agree / exceeded / short", "why"], rows),
+    ]
+    for table in tables_of(paper.key):
+        if (result := result_of(table)) is not None:
+            quick = " --quick" if result["profile"] == "quick" else ""
+            parts += [
+                f"## `{table}`",
+                _provenance(
+                    {
+                        "command": f"dosimeter reproduce {table}{quick} --seed {result['seed']} --data DIR",
+                        "seeds": f"{result['seed']} and the next ones, one a batch",
+                        "machine": result["device"],
+                        "version": result["version"],
+                    }
+                ),
+                *_summary(result),
+            ]
+    return parts
+
+
+def _counts(item: ItemStatus) -> str:
+    return f"{item.reproduced} / {item.exceeded} / {item.fell_short} ({item.profile})" if item.profile else ""
 
 
 def _read(file: Path) -> dict[str, Any]:

@@ -7,11 +7,13 @@ from rich.table import Table
 from rich.text import Text
 
 from dosimeter.runs.reproduction.comparing import Agreement
+from dosimeter.runs.reproduction.inventory import ItemStatus, Paper, Status, count_by_status
 from dosimeter.runs.reproduction.reproduce import Reproduction
 from dosimeter.terminal.console import plain_console
 from dosimeter.terminal.record import short
 
 AGREEMENT_COLOURS = {Agreement.REPRODUCED: "green", Agreement.UNPUBLISHED: "dim", Agreement.SKIPPED: "dim"}  # others: yellow
+STATUS_COLOURS = {Status.DONE: "green", Status.SHORT: "yellow", Status.NOT_YET: "red"}  # others: dim
 UNBOUNDED_WIDTH = 10_000  # characters that no table's line has
 
 
@@ -21,6 +23,23 @@ def print_tables(tables: list[dict[str, str]]) -> None:
     for table in tables:
         console.print(Text.assemble((table["table"], "bold"), f"  {table['title']}"), soft_wrap=True)
         console.print(Text(f"      {table['source']}", "dim"), soft_wrap=True)
+
+
+def print_status(paper: Paper, found: list[ItemStatus]) -> None:
+    """Every item of a paper with its status, the counts behind it and why it is short; then the counts of the paper."""
+    console = plain_console()
+    console.print(Text.assemble((f"{paper.key}: {paper.title}", "bold")), soft_wrap=True)
+    for item in found:
+        counts = [
+            f"{number} {word}" for number, word in ((item.reproduced, "agree"), (item.exceeded, "exceeded"), (item.fell_short, "short"))
+        ]
+        measured = f" ({', '.join(counts)}; {item.profile} profile)" if item.profile else ""
+        status = (item.status.value, STATUS_COLOURS.get(item.status, "dim"))
+        console.print(Text.assemble(f"  {item.item}: ", status, f"{measured}: {item.shows}"), soft_wrap=True)
+        for reason in item.reasons:
+            console.print(Text(f"      {reason}", "dim"), soft_wrap=True)
+    counted = ", ".join(f"{number} {word}" for word, number in count_by_status(found).items() if number)
+    console.print(Text(f"  {len(found)} items: {counted}", "bold"), soft_wrap=True)
 
 
 def print_reproduction(result: Reproduction) -> None:

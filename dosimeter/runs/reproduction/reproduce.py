@@ -23,6 +23,7 @@ from dosimeter.runs.reproduction.tables import Row, Table
 from dosimeter.runs.reproduction.targets import aim_at, target_samples
 from dosimeter.runs.reproduction.trials import client_of, substitutions, targeted_draw, trial_key
 from dosimeter.types import Record
+from dosimeter.version import __version__
 
 Progress = Callable[[int, int, str], None]  # trials done, in all, the row at work
 
@@ -36,6 +37,9 @@ class Reproduction:
     source: str
     published: str
     profile: str
+    seed: int  # of the first batch; the next batches have the next seeds
+    device: str
+    version: str
     departures: tuple[str, ...]
     row_departures: dict[str, tuple[str, ...]]
     accuracies: dict[str, float]  # of the trained models, on test images
@@ -79,6 +83,9 @@ def _reproduce(table: Table, library: Library, folder: Path | None, device: str,
         source=table.source,
         published=table.published,
         profile=table.profile,
+        seed=table.seed,
+        device=device,
+        version=__version__,
         departures=table.departures,
         row_departures={row.name: said for row in table.rows if (said := (*row.departures, *_substitutions_of(row, library)))},
         accuracies=_accuracies(everything),
