@@ -42,6 +42,7 @@ class Method(ABC):
     name: ClassVar[str] = ""  # set by the registry
     needs: ClassVar[frozenset[Knowledge]] = frozenset()
     partial_labels: ClassVar[bool] = False  # takes labels of which some are unknown
+    reads_any_update: ClassVar[bool] = False  # True: reads updates that are no sum of gradients too, such as Adam's
     quick: ClassVar[dict[str, Any]] = {}  # options for an audit of a minute, where the defaults take longer
 
     def __post_init__(self) -> None:
@@ -98,6 +99,14 @@ class Training(Method):
     def gain(self, batch_size: int | None) -> float | None:
         """What the weights of the steps' gradients in the update add up to, as momentum raises it; None where it is no sum of gradients."""
         return None
+
+    def decay(self, batch_size: int | None) -> float:
+        """What weight decay alone multiplies the weights by in one round. Updates are differences to the weights times this."""
+        return 1.0
+
+    def preconditioning(self) -> str:
+        """Why the update is no weighted sum of gradients, as behind Adam, so that only methods made for it can read it; "" where it is."""
+        return ""
 
     def sample_term(self, gradient: Update) -> Update | None:
         """What a sample with this gradient of its own adds, where the update is a mean of such terms; None where it is not."""

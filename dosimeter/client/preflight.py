@@ -14,6 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from dosimeter.client.checks import check_update
 from dosimeter.client.kinds import Kind, grid_of, resemblance
 from dosimeter.client.sent_tensors import Converted, SentTensors, convert
+from dosimeter.client.training import FedAvg
 from dosimeter.interfaces import Defense, Loss, Training
 from dosimeter.network.head import locate_head
 from dosimeter.types import Refused, Update
@@ -78,29 +79,37 @@ def look_at(model: nn.Module, sent: SentTensors, declared: Declared) -> Prefligh
     try:
         check_update(sent.parameters, dict(model.named_parameters()))
         _check_buffers(sent, model)
-        unit = 1.0 if declared.kind == "gradient" else _unit(declared)
+        unit, decay = (1.0, 1.0) if declared.kind == "gradient" else _unit(declared)
+        _check_trained(model, declared)
     except ValueError as error:
         return Preflight((*lines, Line("tensors", "misfit", str(error))))
     if sent.unknown:
         return Preflight(tuple(lines))
     lines.append(_precision(sent, model))
     lines.append(_kind(sent.parameters, model, declared))
-    converted = convert(sent, model, declared.kind, unit)
+    converted = convert(sent, model, declared.kind, unit, decay)
     if lines[-1].state != "misfit":
-        lines.extend(_frozen(converted))
+        lines.extend(_frozen(converted, declared))
         lines.extend(_batch_norms(model, converted.buffers, declared))
         lines.append(_size(converted.update, model, declared))
     return Preflight(tuple(lines), converted)
 
 
-def _unit(declared: Declared) -> float:
+def _unit(declared: Declared) -> tuple[float, float]:
+    """What a change of weights is divided by, and what the weights before are multiplied by."""
     try:
-        return declared.training.unit(declared.batch_size)
+        return declared.training.unit(declared.batch_size), declared.training.decay(declared.batch_size)
     except Refused as refusal:
         if "batch size" in str(refusal):
             raise
         asked = f"kind {declared.kind!r} needs the client's learning rate and steps"
         raise ValueError(f"training: {asked}, such as training=dm.FedAvg(learning_rate=0.01, steps=4); {refusal}") from None
+
+
+def _check_trained(model: nn.Module, declared: Declared) -> None:
+    """Refuse a declared training that freezes layers which the model lacks."""
+    if isinstance(declared.training, FedAvg):
+        declared.training.trained(name for name, parameter in model.named_parameters() if parameter.requires_grad)
 
 
 def _check_buffers(sent: SentTensors, model: nn.Module) -> None:
@@ -168,7 +177,9 @@ def _has_unit_one(declared: Declared) -> bool:
         return False
 
 
-def _frozen(converted: Converted) -> Iterator[Line]:
+def _frozen(converted: Converted, declared: Declared) -> Iterator[Line]:
+    if isinstance(declared.training, FedAvg) and (moved := [name for name in converted.update if declared.training.freezes(name)]):
+        yield Line("frozen", "misfit", f"update: {_listed(moved)} moved, and training.frozen says that the client does not train it")
     if converted.thawed:
         said = (
             f"update: {_listed(converted.thawed)} moved, and the model has it frozen; call requires_grad_(True) on what the client trains"

@@ -56,8 +56,8 @@ def sort_tensors(model: nn.Module, update: Any) -> SentTensors:
     )
 
 
-def convert(sent: SentTensors, model: nn.Module, kind: Kind, unit: float) -> Converted:
-    """The update in a gradient's units: −(after − before) / unit. Differences are taken in double precision."""
+def convert(sent: SentTensors, model: nn.Module, kind: Kind, unit: float, decay: float = 1.0) -> Converted:
+    """The update in a gradient's units: (decay · before − after) / unit. Differences are taken in double precision."""
     before = dict(model.named_parameters())
     if kind == "gradient":
         return Converted(update={name: change.detach().clone() for name, change in sent.parameters.items()}, buffers=dict(sent.buffers))
@@ -67,7 +67,12 @@ def convert(sent: SentTensors, model: nn.Module, kind: Kind, unit: float) -> Con
         moved[name] = tensor.double() - weight if kind == "weights" else tensor.double()
     still = tuple(name for name, change in moved.items() if not change.any())
     kept = [name for name in moved if name not in still] or list(moved)  # an update that is zero everywhere stays
-    update = {name: (moved[name] / -unit).to(torch.promote_types(before[name].dtype, torch.float32)) for name in kept}
+    update = {
+        name: (((decay - 1) * before[name].detach().double() - moved[name]) / unit).to(
+            torch.promote_types(before[name].dtype, torch.float32)
+        )
+        for name in kept
+    }
     olds = dict(model.named_buffers())
     buffers = {name: olds[name].detach() + value.to(olds[name].dtype) for name, value in sent.buffers.items() if name in olds}
     return Converted(

@@ -8,7 +8,8 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from torch import Tensor
 
-from dosimeter.client.training import Gradient, Replayable
+from dosimeter.client.gradients import Gradient
+from dosimeter.client.training import Replayable
 from dosimeter.interfaces import Attack, Defense, Exposure, LabelRecovery, Method, Replay
 from dosimeter.registry import FEATURES
 from dosimeter.types import Update

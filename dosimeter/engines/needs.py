@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from dosimeter.client.observe import observe
-from dosimeter.interfaces import Exposure, Method
+from dosimeter.interfaces import Attack, Exposure, Method
 from dosimeter.network.head import find_head, parameter_name
 from dosimeter.normalization import from_pixels
 from dosimeter.randomness import generator
@@ -55,10 +55,19 @@ def check_needs(method: Method, exposure: Exposure, labels: LabelEstimate | None
     """Refuse, with the reason and the remedy, a method that needs what this threat model does not grant."""
     if labels is not None and not method.partial_labels and bool((labels.labels < 0).any()):
         raise Refused(f"{method.name} needs every label or none, and -1 marks an unknown one; the feature recovery subspace takes some")
+    if (why := exposure.public.training.preconditioning()) and not (method.reads_any_update or _replays(method)):
+        raise Refused(
+            f"{method.name} reads gradients: {why}. rlu counts labels, embedding_rows lists tokens, and matching attacks replay the steps"
+        )
     for need in sorted(method.needs):
         missing = _missing(need, exposure, labels)
         if missing:
             raise Refused(f"{method.name} needs {'the ' if need in NEEDS_WITH_ARTICLE else ''}{need.value}: {missing}")
+
+
+def _replays(method: Method) -> bool:
+    """Whether the method runs the client's training on guesses, whatever the optimiser."""
+    return isinstance(method, Attack) and method.matches != "nothing"
 
 
 def why_not_sent(exposure: Exposure, parameter: str, layer: str) -> str:

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dosimeter.engines.sample_share import unscaled_layers
+from dosimeter.client.training import FedAvg
+from dosimeter.engines.sample_share import training_of_one_client, unscaled_layers
 from dosimeter.engines.subspace.distortion import distortion_of
 from dosimeter.engines.weight_rounding import rounding_of_weights
 from dosimeter.interfaces import Public
@@ -47,6 +48,9 @@ def row_errors(change: Tensor, weight: Tensor, public: Public) -> RowErrors:
 
 
 def quotients_keep_their_scale(public: Public, sent: Update, names: Collection[str]) -> bool:
-    """Whether no defense scaled the gradients `names`, of weights and their biases, by factors of their own."""
+    """Whether nothing changed the gradients `names`, of weights and their biases, by factors or errors of their own."""
+    training = training_of_one_client(public.training)
+    if isinstance(training, FedAvg) and training.autocast is not None:
+        return False
     common = all(defense.side != "update" or defense.scaling() in ("none", "update") for defense in public.defenses)
     return common or unscaled_layers(public, sent).issuperset(names)

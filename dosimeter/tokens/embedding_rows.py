@@ -9,7 +9,9 @@ import torch
 from scipy.stats import chi2, gamma
 from torch import Generator, Tensor
 
+from dosimeter.client.training import FedAvg
 from dosimeter.engines.premises import premises_of
+from dosimeter.engines.sample_share import training_of_one_client
 from dosimeter.engines.subspace.distortion import distortion_of, unmodelled
 from dosimeter.engines.tokens.tied_head import TIED_SLACK, head_span, is_tied
 from dosimeter.interfaces import Exposure, Public, TokenRecovery
@@ -33,8 +35,11 @@ class EmbeddingRows(TokenRecovery):
     Private Text in Federated Learning of Language Models", NeurIPS 2022, section 4.1).
     Departures: where the output layer shares the weight, its part Σ (p − y) hᵀ is taken off by its span, which the rows of
     absent tokens show. Behind declared noise each row is tested, with a bound on the chance that any token is listed by accident.
-    Behind pruning a row that survives in part still proves its token.
+    Behind pruning a row that survives in part still proves its token. Adam and its like move no row without a gradient, so that the set
+    is exact after local steps with any optimiser; weight decay moves all rows, and leaves guesses.
     """
+
+    reads_any_update = True
 
     def __call__(self, exposure: Exposure, rng: Generator) -> TokenEstimate:
         embedding = find_token_embedding(exposure.model, exposure.public.blank)
@@ -99,6 +104,8 @@ def _guesses(change: Tensor, embedding: TokenEmbedding, message: str) -> TokenEs
 def _tied(exposure: Exposure, embedding: TokenEmbedding, change: Tensor, rng: Generator) -> TokenEstimate:
     """The tokens whose rows leave the span of the output layer's part."""
     public = exposure.public
+    if why := public.training.preconditioning():
+        return _guesses(change, embedding, f"guesses only: the output layer shares the weight, and {why}")
     distortion, doubt = distortion_of(change, public), _doubt(change, public)
     if distortion is not None and not bool(distortion.live.all()):
         doubt = doubt or "entries were emptied or rounded, so that the output layer's part cannot be taken off"
@@ -137,6 +144,9 @@ def _doubt(change: Tensor, public: Public) -> str:
     """Why a row proves nothing here, "" where it does."""
     if names := unmodelled(change, public):
         return f"{names} may change entries of the embedding's gradient, and does not say how"
+    training = training_of_one_client(public.training)
+    if isinstance(training, FedAvg) and training.decays:
+        return "weight decay moves the rows of absent tokens too, and is taken off up to rounding only"
     noisy = [place for place, defense in enumerate(public.defenses) if defense.adds_noise()]
     distortion = distortion_of(change, public)
     if noisy and (distortion is None or distortion.noise == 0):

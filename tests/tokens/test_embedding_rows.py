@@ -44,6 +44,24 @@ def test_language_models_and_local_steps(training):
     assert found.tokens == found.certified == set(ids.flatten().tolist())
 
 
+@pytest.mark.parametrize("name", ["adam", "rmsprop", "adagrad", "nadam"])
+def test_adaptive_steps_move_no_row_without_a_gradient(name):
+    ids = texts(2)
+    training = dm.FedAvg(learning_rate=0.01, epochs=2, mini_batch=1, shuffle=True, optimizer=name)
+    found = dm.recover_tokens(dm.observe(model_of(), dm.Batch(ids, ids.roll(-1, 1)), training=training))
+    assert found.tokens == found.certified == set(ids.flatten().tolist())
+
+
+@pytest.mark.parametrize(
+    ("options", "tied"), [({"weight_decay": 0.1}, False), ({"optimizer": "adamw"}, False), ({"optimizer": "adam"}, True)]
+)
+def test_weight_decay_and_adam_at_a_tied_head_leave_guesses(options, tied):
+    ids = texts(2)
+    found = dm.recover_tokens(dm.observe(model_of(tied=tied), dm.Batch(ids, ids), training=dm.FedAvg(steps=2, **options)))
+    assert not found.certified
+    assert "guesses only" in found.message
+
+
 def test_behind_a_tied_head_inputs_are_told_from_targets():
     """The head's rows of absent tokens span its part; a token that is only a target lies in this span."""
     model = model_of(tied=True)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from dosimeter.client.training import leaves
+from dosimeter.client.gradients import leaves
 from dosimeter.engines.matching.distances import SquaredError
 from dosimeter.engines.matching.errors import first_line, is_out_of_memory
 from dosimeter.engines.matching.objective import Objective, Terms

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dosimeter.client.training import FedSGD, Replayable, eager_gradient, functional_gradient
+from dosimeter.client.gradients import eager_gradient, functional_gradient
+from dosimeter.client.training import FedSGD, Replayable
 from dosimeter.engines.matching.recipe import Recipe
 from dosimeter.engines.matching.second_order import lighten
 from dosimeter.interfaces import Exposure

@@ -36,7 +36,7 @@ class LocalSteps:
         self.exposure, self.own, self.weight, self.bias = exposure, own, weight, bias
         training, size = exposure.public.training, exposure.public.batch_size
         self.following = ""
-        if isinstance(training, FedAvg) and training.momentum == 0 and training.mini_batch is None and size is not None:
+        if isinstance(training, FedAvg) and _is_followed(training) and size is not None:
             self.rate, self.share = training.learning_rate, 1 / size
             self.following = self._next_layer() if training.local_steps(size) == STEPS else ""
 
@@ -80,6 +80,11 @@ class LocalSteps:
         change = self.exposure.update[name]
         norms = row_errors(change, self.exposure.model.get_parameter(name), self.exposure.public).norms
         return float(norms.max()) / math.sqrt(change[0].numel())
+
+
+def _is_followed(training: FedAvg) -> bool:
+    """Whether each step subtracts the gradient of the whole batch times the learning rate."""
+    return training.is_plain and training.momentum == 0 and training.proximal == 0 and training.mini_batch is None and not training.frozen
 
 
 def _explains(neurons: _Neurons, starts: Tensor, tolerance: float) -> bool:

@@ -177,6 +177,8 @@ def doubt_of(exposure: Exposure, level: Level) -> str:
     if distortion is not None and not bool(distortion.live.all()):
         return "entries of the gradient were emptied or rounded by a defense"
     training = training_of_one_client(public.training)
+    if isinstance(training, FedAvg) and (training.autocast is not None or training.decays):
+        return "half precision or weight decay in the client's steps adds errors of unknown size"
     if isinstance(training, FedAvg) and not sends_one_gradient(public.training):
         missing = [name for name, p in exposure.model.named_parameters() if p.requires_grad and name not in exposure.update]
         if missing:

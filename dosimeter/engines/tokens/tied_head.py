@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Generator, Tensor
 
+from dosimeter.client.gradients import eager_gradient, leaves
 from dosimeter.client.losses import CrossEntropy, TokenCrossEntropy
-from dosimeter.client.training import eager_gradient, leaves
 from dosimeter.engines.subspace.spectrum import rounding_unit
 from dosimeter.engines.tokens.span import Span, span_of
 from dosimeter.interfaces import Exposure
