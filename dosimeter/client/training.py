@@ -125,7 +125,8 @@ class FedAvg(Replayable):
     def replay(self, gradient: Gradient, parameters: Update, buffers: dict[str, Tensor], inputs: Tensor, targets: Tensor) -> Update:
         step = replayed_step(self.optimizer, self.learning_rate, self.arguments)
         names = self.trained(parameters)
-        weights, states = dict(parameters), {name: {} for name in names}
+        weights: Update = dict(parameters)
+        states: dict[str, State] = {name: {} for name in names}
         for group in self.groups(len(inputs)):
             slope: Update = {}
             for piece in group:
