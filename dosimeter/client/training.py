@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from dosimeter.client.gradients import Gradient, eager_gradient, leaves
 from dosimeter.client.optimisers import (
+    State,
     build,
     check_arguments,
     linear_response,
