@@ -413,3 +413,16 @@ class Metric(Method):
     def unavailable(self, shape: tuple[int, ...] | None = None) -> str | None:
         """Why this metric cannot compare samples of `shape` here, or None where it can; without a shape, what this machine lacks."""
         return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class GalleryMetric(Metric):
+    """A metric that needs other samples than the private ones: the truth is looked for among them. No partner is assigned."""
+
+    @abstractmethod
+    def picks(self, recovered: Tensor, truth: Tensor, others: Tensor) -> Tensor:
+        """The samples that are picked from the truth (B, *shape) followed by the others (N, *shape), each index once: (k,)."""
+
+    @abstractmethod
+    def size(self, private: int, others: int) -> int:
+        """How many samples the gallery has, of those at hand."""

@@ -75,6 +75,19 @@ def perceptual_distance(first: Tensor, second: Tensor, source: str | None = None
     return total
 
 
+def perceptual_distances(first: Tensor, second: Tensor, source: str | None = None) -> Tensor:
+    """Eq. (1) of every picture (n, C, H, W) with every other (N, C, H, W), each sent through the network once: (n, N)."""
+    weights = {name: weight.to(first.device) for name, weight in _load(*_sources(source)).items()}
+    total = first.new_zeros(len(first), len(second))
+    with torch.no_grad():
+        for layer, sides in enumerate(zip(_activations(first, weights), _activations(second, weights))):
+            root = weights[f"lin{layer}.weight"].clamp_min(0).sqrt().view(1, -1, 1, 1)  # the published weights are not negative
+            one, two = ((_unit(side) * root).flatten(1) for side in sides)
+            positions = sides[0].shape[2] * sides[0].shape[3]
+            total = total + torch.cdist(one, two, compute_mode="donot_use_mm_for_euclid_dist").square() / positions
+    return total
+
+
 def _activations(pixels: Tensor, weights: Weights) -> Iterator[Tensor]:
     shift, scale = (pixels.new_tensor(values)[:, None, None] for values in (SHIFT, SCALE))
     hidden = (2 * pixels.expand(-1, 3, -1, -1) - 1 - shift) / scale

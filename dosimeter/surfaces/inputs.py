@@ -15,6 +15,7 @@ from dosimeter.normalization import to_pixels
 from dosimeter.numbers import THIN, significant
 from dosimeter.randomness import generator
 from dosimeter.registry import ATTACKS
+from dosimeter.surfaces.gallery import gallery_facts
 from dosimeter.surfaces.luck import LARGEST_CHANCE, correct_for_attempts, luck_words
 from dosimeter.surfaces.pictures import show_inputs
 from dosimeter.surfaces.scores import (
@@ -126,11 +127,12 @@ class Inputs(Surface[Reconstruction]):
         return show_inputs(found, comparison, scores)
 
     def facts(self, details: Mapping[str, Any]) -> list[str]:
+        told = gallery_facts(details.get("identification") or [])
         reached, truth = details.get("objective"), details.get("objective_at_truth")
         if not isinstance(reached, (int, float)) or not isinstance(truth, (int, float)):
-            return []
+            return told
         hint = ": the attack stopped short, so it was under-optimised" if truth < reached else ""
-        return [f"objective {significant(reached)}, at the truth {significant(truth)}{hint}"]
+        return [*told, f"objective {significant(reached)}, at the truth {significant(truth)}{hint}"]
 
 
 def beats_nulls(psnr: float | None, rivals: Values) -> bool:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from dosimeter.interfaces import Exposure, Metric
+from dosimeter.interfaces import Exposure, GalleryMetric, Metric
+from dosimeter.metrics.identification import Identification
 from dosimeter.registry import METRICS
 from dosimeter.surfaces.assignment import assign, distances
+from dosimeter.surfaces.gallery import NO_GALLERY, describe_galleries, draw_decoys, identify, split_metrics
 from dosimeter.surfaces.luck import chance_of_luck, chance_without_references
 from dosimeter.types import Batch, Normalization
 
@@ -98,7 +100,8 @@ def score_samples(
     """
     if not truth.isfinite().all():
         raise ValueError(f"truth: has NaN or infinite {surface}, against which nothing can be scored")
-    usable, unavailable = choose_metrics(metrics, surface, tuple(truth.shape[1:]))
+    chosen, unavailable = choose_metrics(metrics, surface, tuple(truth.shape[1:]))
+    usable, galleries = split_metrics(chosen)
     assignment = assign(recovered, truth)
     in_order = torch.arange(len(truth), device=truth.device)
     warnings: tuple[str, ...] = ()
@@ -124,7 +127,7 @@ def score_samples(
         chance = chance_of_luck(recovered, truth, auxiliary[apart], None if classmates is None else classmates[apart])
     elif stand_ins is not None:
         chance = chance_without_references(recovered, truth, stand_ins, blind[1][0])
-    return Scores(
+    scores = Scores(
         surface=surface,
         per_metric=compare_samples(usable, recovered, truth, assignment),
         nulls=nulls,
@@ -132,6 +135,37 @@ def score_samples(
         unavailable=unavailable,
         warnings=warnings,
         details={"chance": chance},
+    )
+    if auxiliary is None:
+        return replace(scores, unavailable=unavailable | dict.fromkeys(galleries, NO_GALLERY))
+    drawn = {"mean": auxiliary.mean(0, keepdim=True), "nearest": auxiliary[distances(truth, auxiliary).argmin(1)], "foreign": foreign}
+    return _with_galleries(scores, galleries, recovered, truth, auxiliary, drawn | dict(own or {}))
+
+
+def _with_galleries(
+    scores: Scores,
+    metrics: Mapping[str, GalleryMetric],
+    recovered: Tensor,
+    truth: Tensor,
+    auxiliary: Tensor,
+    guesses: Mapping[str, Tensor | None],
+) -> Scores:
+    """The scores, and each null, with what is picked out of a gallery of auxiliary samples. `details` has what chance would pick."""
+    decoys = draw_decoys(auxiliary[distances(truth, auxiliary).amin(0) > 0])
+    if not metrics or not len(decoys):
+        return replace(scores, unavailable=scores.unavailable | dict.fromkeys(metrics, NO_GALLERY))
+    nulls = {}
+    for name, columns in scores.nulls.items():
+        drawn = guesses[name]
+        assert drawn is not None
+        nulls[name] = columns | identify(metrics, drawn, truth, decoys)
+    own = [metric for metric in metrics.values() if isinstance(metric, Identification)]
+    told = [described for metric in own for described in describe_galleries(metric, recovered, truth, decoys)]
+    return replace(
+        scores,
+        per_metric={**scores.per_metric, **identify(metrics, recovered, truth, decoys)},
+        nulls=nulls,
+        details=scores.details | {"identification": told},
     )
 
 

@@ -55,7 +55,7 @@ def test_a_partner_is_looked_up_by_its_index():
 def test_metrics_are_those_of_the_surface_that_fit_the_shape():
     usable, unavailable = choose_metrics(None, "inputs", (2,))
     assert set(usable) == {"psnr", "mse"}
-    assert set(unavailable) == {"ssim", "lpips"}
+    assert set(unavailable) == {"ssim", "lpips", "registered_lpips", "identification"}
     assert all(metric.surface == "inputs" for metric in usable.values())
     with pytest.raises(ValueError, match="insacc scores labels"):
         choose_metrics(["insacc"], "inputs", (2,))
