@@ -2,12 +2,11 @@
 
     python benchmarks/ceilings.py --nets 1000 --seed 1000 --jobs 16
 
-Inputs are drawn from a Gaussian, which the attacker knows. The attacker also knows the labels, the other samples, the model and the noise,
-and
-computes the most probable input by Levenberg-Marquardt steps from the mean and from draws of the prior. The most probable of the
-results is its guess. The table compares its mean squared error over the draws with the bound `van_trees`, and its share of candidates
-identified with the bound `reconstruction_robustness`. A row counts as broken where the attacker is better by more than the 99.9 % error
-of its mean.
+Inputs are drawn from a Gaussian, which the attacker knows. The attacker also knows the labels, the other samples, the model and the noise.
+It computes the most probable input by Levenberg-Marquardt steps from the mean and from draws of the prior. The most probable of the
+results is its guess. The table compares its mean squared error over the draws with the bound `van_trees`. Behind clipping and noise a
+second attacker picks the input among ten candidates, and its share of successes stands beside the bound `reconstruction_robustness`. A
+bound counts as broken where an attacker is better by more than the 99.9 % error of its mean.
 """
 
 from __future__ import annotations
@@ -15,16 +14,19 @@ from __future__ import annotations
 import argparse
 import math
 import random
-from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
+from measured import write_measurement
 from torch import Tensor, nn
 from torch.func import jacfwd, vmap
 
 import dosimeter as dm
+from dosimeter.bounds.reconstruction_robustness import ReconstructionRobustness
 from dosimeter.bounds.van_trees import VanTrees
+from dosimeter.engines.bounds.candidates import identify
 from dosimeter.engines.bounds.jacobian import Jacobian
 from dosimeter.engines.bounds.mechanism import mechanism_of
 from dosimeter.engines.bounds.pixel_prior import PixelProblem
@@ -32,12 +34,13 @@ from dosimeter.interfaces import Mechanism
 
 ACTIVATIONS = {"tanh": nn.Tanh, "sigmoid": nn.Sigmoid, "silu": nn.SiLU, "relu": nn.ReLU}
 DRAWS, STARTS, ITERATIONS = 64, 3, 20
+CANDIDATES, TRIALS = 10, 2000
 NORMAL_999 = 3.29
 
 
 @dataclass(frozen=True)
 class Result:
-    """One net: the attacker's squared error with its own error, and the bound."""
+    """One net: the attacker's squared error with its own error, and the bound; and its share of successes beside the largest possible."""
 
     activation: str
     defense: str
@@ -45,10 +48,18 @@ class Result:
     error: float
     bound: float
     proved: bool
+    identified: float | None  # None: without clipping no bound is known
+    possible: float | None
 
     @property
     def broken(self) -> bool:
         return self.shown + NORMAL_999 * self.error < self.bound
+
+    @property
+    def identified_too_often(self) -> bool:
+        if self.identified is None or self.possible is None:
+            return False
+        return self.identified - NORMAL_999 * math.sqrt(self.possible * (1 - self.possible) / TRIALS) > self.possible
 
     @property
     def gap(self) -> float:
@@ -74,7 +85,23 @@ def measure(seed: int) -> Result:
     truth = problem.prior.draw(DRAWS, torch.Generator().manual_seed(seed + 1))
     squared = (attack(mechanism, problem, truth, seed) - truth).square().sum(1)
     bound = size * 10 ** (-float(ceiling.values[0]) / 10)
-    return Result(activation, name, float(squared.mean()), float(squared.std()) / math.sqrt(DRAWS), bound, ceiling.proved)
+    error = float(squared.std()) / math.sqrt(DRAWS)
+    return Result(activation, name, float(squared.mean()), error, bound, ceiling.proved, *_identification(mechanism, truth, seed))
+
+
+def _identification(mechanism: Mechanism, candidates: Tensor, seed: int) -> tuple[float | None, float | None]:
+    """The share of trials in which the first sample is picked out of ten candidates (n, d), and the bound on it."""
+    if not mechanism.noise_multipliers:
+        return None, None
+    rng = torch.Generator().manual_seed(seed + 3)
+    ceiling = ReconstructionRobustness(chance=1 / CANDIDATES)(mechanism, rng)
+    jacobian = Jacobian(mechanism)
+    sent = torch.stack([_pure_update(jacobian, point).detach() for point in candidates[:CANDIDATES]])  # in units of the noise
+    hits = [
+        identify((sent - sent[one]).roll(-one, 0)[None], noise_multiplier=1.0, trials=TRIALS // CANDIDATES, rng=rng) == 0
+        for one in range(CANDIDATES)
+    ]
+    return float(torch.cat(hits).double().mean()), float(ceiling.values[0])
 
 
 def attack(mechanism: Mechanism, problem: PixelProblem, truth: Tensor, seed: int) -> Tensor:
@@ -134,13 +161,13 @@ def _pure_update(jacobian: Jacobian, point: Tensor) -> Tensor:
 
 
 def _defense(choice: random.Random) -> tuple[str, tuple]:
-    size = 10 ** choice.uniform(-3, 0)
+    std, multiplier, norm = 10 ** choice.uniform(-3, 0), 10 ** choice.uniform(-2, 1), 10 ** choice.uniform(-1, 1)
     kind = choice.choice(["gaussian_noise", "dpsgd", "clipping + gaussian_noise", "head_withheld + gaussian_noise"])
-    noise = dm.defense("gaussian_noise", std=size)
     if kind == "dpsgd":
-        return kind, (dm.defense("dpsgd", max_norm=10 ** choice.uniform(-1, 1), noise_multiplier=size),)
+        return kind, (dm.defense("dpsgd", max_norm=norm, noise_multiplier=multiplier),)
     if kind.startswith("clipping"):
-        return kind, (dm.defense("clipping", max_norm=10 ** choice.uniform(-1, 1)), noise)
+        return kind, (dm.defense("clipping", max_norm=norm), dm.defense("gaussian_noise", std=multiplier * norm))
+    noise = dm.defense("gaussian_noise", std=std)
     return kind, (dm.defense("head_withheld"), noise) if kind.startswith("head") else (noise,)
 
 
@@ -149,6 +176,7 @@ def main() -> None:
     parser.add_argument("--nets", type=int, default=40)
     parser.add_argument("--seed", type=int, default=1000)
     parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--record", type=Path, help="the table as a JSON file for docs/results/build.py")
     words = parser.parse_args()
     seeds = range(words.seed, words.seed + words.nets)
     if words.jobs == 1:
@@ -156,13 +184,33 @@ def main() -> None:
     else:
         with ProcessPoolExecutor(words.jobs) as pool:
             results = list(pool.map(measure, seeds, chunksize=4))
-    print(f"{'activation':<10} {'defense':<32} {'nets':>5} {'broken':>7} {'median gap dB':>14} {'largest gap dB':>15}")
-    for (activation, defense), count in sorted(Counter((r.activation, r.defense) for r in results).items()):
-        those = [r for r in results if (r.activation, r.defense) == (activation, defense)]
-        gaps = sorted(r.gap for r in those)
-        broken = sum(r.broken for r in those)
-        print(f"{activation:<10} {defense:<32} {count:>5} {broken:>7} {gaps[len(gaps) // 2]:>14.2f} {gaps[-1]:>15.2f}")
-    print(f"broken: {sum(r.broken for r in results)} of {len(results)}; of them proved: {sum(r.broken and r.proved for r in results)}")
+    columns = ["activation", "defense", "nets", "broken", "median gap dB", "largest gap dB", "identified", "at most"]
+    rows = [
+        _row(activation, defense, [r for r in results if (r.activation, r.defense) == (activation, defense)])
+        for activation, defense in sorted({(r.activation, r.defense) for r in results})
+    ]
+    for row in [columns, *rows]:
+        print("  ".join(f"{'' if cell is None else cell!s:<{width}}" for cell, width in zip(row, (10, 32, 5, 7, 14, 15, 11, 8))))
+    broken, proved = sum(r.broken for r in results), sum(r.broken and r.proved for r in results)
+    picked, bounded = sum(r.identified_too_often for r in results), sum(r.possible is not None for r in results)
+    said = [
+        f"`van_trees`: broken on {broken} of {len(results)} nets, on {proved} of them where it is proved.",
+        f"`reconstruction_robustness`: broken on {picked} of {bounded} nets.",
+    ]
+    print(*said, sep="\n")
+    if words.record:
+        write_measurement(words.record, f"{words.seed} to {words.seed + words.nets - 1}", columns, rows, said)
+
+
+def _row(activation: str, defense: str, those: list[Result]) -> list:
+    """The figures of all nets with one activation behind one defense."""
+    gaps = sorted(r.gap for r in those)
+    known = [r for r in those if r.identified is not None and r.possible is not None]
+    identified, possible = (
+        round(sum(getattr(r, name) for r in known) / len(known), 3) if known else None for name in ("identified", "possible")
+    )
+    broken = sum(r.broken or r.identified_too_often for r in those)
+    return [activation, defense, len(those), broken, round(gaps[len(gaps) // 2], 2), round(gaps[-1], 2), identified, possible]
 
 
 if __name__ == "__main__":

@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import argparse
 import math
+from pathlib import Path
 
 import torch
+from measured import write_measurement
 from torch import Tensor, nn
 
 import dosimeter as dm
@@ -55,6 +57,7 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=20_000)
     parser.add_argument("--max-norm", type=float, default=0.1)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--record", type=Path, help="the table as a JSON file for docs/results/build.py")
     words = parser.parse_args()
     digits = load_images("digits")
     order = torch.randperm(len(digits.images), generator=torch.Generator().manual_seed(words.seed))
@@ -63,6 +66,7 @@ def main() -> None:
     torch.manual_seed(words.seed)
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ELU(), nn.Linear(32, 10))
     terms = terms_of_training(model, data, candidates, steps=words.steps, max_norm=words.max_norm, rate=20.0)
+    rows, broken = [], 0
     print(f"{'epsilon':>8} {'q':>5} {'noise':>8} {'chance':>7} {'attack':>7} {'± 99 %':>7} {'bound':>7} {'up to':>7}")
     for rate in (1.0, 0.1):
         for epsilon in (1.0, 10.0, 100.0):
@@ -77,10 +81,16 @@ def main() -> None:
             error = 2.576 * math.sqrt(shown * (1 - shown) / words.trials)
             chance = 1 / words.candidates
             bound = success_bound(noise_multiplier=noise, chance=chance, sample_rate=rate, steps=words.steps)
-            broken = "  BROKEN" if shown - error > bound.high else ""
+            worse = shown - error > bound.high
+            broken += worse
             print(
-                f"{epsilon:8g} {rate:5g} {noise:8.3f} {chance:7.3f} {shown:7.3f} {error:7.3f} {bound.value:7.3f} {bound.high:7.3f}{broken}"
+                f"{epsilon:8g} {rate:5g} {noise:8.3f} {chance:7.3f} {shown:7.3f} {error:7.3f} {bound.value:7.3f} {bound.high:7.3f}"
+                + ("  BROKEN" if worse else "")
             )
+            rows.append([epsilon, rate, *(round(one, 3) for one in (noise, chance, shown, error, bound.value, bound.high))])
+    if words.record:
+        columns = ["ε", "share of samples a step", "noise multiplier", "chance", "attack", "± 99 %", "bound", "bound up to"]
+        write_measurement(words.record, str(words.seed), columns, rows, [f"The attack exceeds the bound in {broken} of {len(rows)} rows."])
 
 
 if __name__ == "__main__":
