@@ -1,13 +1,14 @@
 """How often an audit says "leaked" of an update that carries nothing of the private batch, and of one that does.
 
-    python benchmarks/calibration.py [--draws 1000] [--power 240] [--seed 0] [--jobs 16] [--data shared/data] [--out FILE.json]
-        [--record calibration.json]
+    python benchmarks/calibration.py [--draws 1000] [--power 240] [--seed 0] [--jobs 16] [--seconds 540] [--data shared/data]
+        [--out part-1.json] [--record calibration.json]
+    python benchmarks/calibration.py --merge part-1.json part-2.json --record calibration.json
 
 The server gets, in place of the private batch's update: that of other images with random labels; that of other images with the
 same labels, where only inputs are judged; or noise with the norm of each layer of a foreign update. Images of CIFAR-10, CIFAR-100
 and SVHN; three untrained nets; batches of 1, 4, 16 and 32; with 64 auxiliary images and without any. The second half of the table
 has audits of true updates. A label that is proved of the wrong update can be right by coincidence: the last column counts the audits
-in which nothing else leaked.
+in which nothing else leaked. No audit begins after `--seconds`; one that has begun is finished. Parts with other seeds are merged.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,7 +26,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from measured import write_measurement
+from measured import command_line, write_measurement
 from scipy.stats import beta
 from torch import Tensor
 
@@ -72,6 +74,24 @@ def cases(count: int, seed: int, updates: tuple[str, ...]) -> Iterator[Case]:
     order = np.random.default_rng(seed).permutation(len(grid))
     for i in range(count):
         yield Case(seed * 1_000_000 + i, *grid[order[i % len(grid)]])
+
+
+def tasks(draws: int, power: int, seed: int) -> list[Case]:
+    """Audits of empty and of true updates, mixed evenly: a campaign that is cut short has its share of both."""
+    empty, true = list(cases(draws, seed, EMPTY_UPDATES)), list(cases(power, seed + 1, ("true",)))
+    placed = [(place / len(group), case) for group in (empty, true) for place, case in enumerate(group)]
+    return [case for _, case in sorted(placed, key=lambda one: one[0])]
+
+
+def carry_out_in_time(end: float, case: Case, folder: Path, steps: int) -> Result | None:
+    """The audit, unless the campaign's time is over; `end` is a time of the machine's clock."""
+    return carry_out(case, folder, steps) if time.time() < end else None
+
+
+def stored(file: Path) -> tuple[list[Result], list[dict[str, str]]]:
+    """The results of a part, and the command and seeds that gave them."""
+    part = json.loads(file.read_text(encoding="utf-8"))
+    return [Result(**result | {"case": Case(**result["case"])}) for result in part["results"]], part["runs"]
 
 
 def carry_out(case: Case, folder: Path, steps: int) -> Result:
@@ -196,7 +216,7 @@ def table(results: list[Result]) -> list[dict[str, Any]]:
     return rows
 
 
-def write_record(file: Path, rows: list[dict[str, Any]], results: list[Result], seed: int) -> None:
+def write_record(file: Path, rows: list[dict[str, Any]], results: list[Result], runs: list[dict[str, str]]) -> None:
     """The table for docs/results/word.md, and which surfaces the true updates leaked on."""
     shown = [r for r in rows if r["group"].startswith("empty") or r["group"] == "true: all"]
     cells = [
@@ -214,7 +234,8 @@ def write_record(file: Path, rows: list[dict[str, Any]], results: list[Result], 
     crashed = sum(len(result.crashed) for result in results)
     findings += [f"{crashed} methods crashed."] if crashed else []
     columns = ["updates", "audits", "leaked", "share", "95 % interval", "by coincidence"]
-    write_measurement(file, f"from {seed}, used for nothing else", columns, cells, findings)
+    seeds = " and ".join(run["seeds"] for run in runs)
+    write_measurement(file, f"{seeds}, used for nothing else", columns, cells, findings, [run["command"] for run in runs])
 
 
 def main() -> None:
@@ -227,14 +248,22 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=Path("shared/data"))
     parser.add_argument("--out", type=Path)
     parser.add_argument("--record", type=Path, help="the table as a JSON file for docs/results/build.py")
+    parser.add_argument("--seconds", type=float, default=1e9, help="after which no audit is begun")
+    parser.add_argument("--merge", type=Path, nargs="+", help="no audits: the sum of what --out wrote in these files")
     options = parser.parse_args()
-    wanted = [*cases(options.draws, options.seed, EMPTY_UPDATES), *cases(options.power, options.seed + 1, ("true",))]
-    arguments = [(case, options.data, options.steps) for case in wanted]
-    if options.jobs == 1:
-        results = [carry_out(*argument) for argument in arguments]
+    if options.merge:
+        parts = [stored(file) for file in options.merge]
+        results, runs = [result for part, _ in parts for result in part], [run for _, runs in parts for run in runs]
     else:
-        with multiprocessing.get_context("spawn").Pool(options.jobs) as pool:
-            results = pool.starmap(carry_out, arguments, chunksize=1)
+        end = time.time() + options.seconds
+        arguments = [(end, case, options.data, options.steps) for case in tasks(options.draws, options.power, options.seed)]
+        if options.jobs == 1:
+            said = [carry_out_in_time(*argument) for argument in arguments]
+        else:
+            with multiprocessing.get_context("spawn").Pool(options.jobs) as pool:
+                said = pool.starmap(carry_out_in_time, arguments, chunksize=1)
+        results = [result for result in said if result is not None]
+        runs = [{"command": command_line(sys.argv), "seeds": f"from {options.seed}"}]
     rows = table(results)
     headings = " ".join(f"{name:>6}" for name in ("labels", "feat.", "inputs", "coinc."))
     print(f"{'updates':34} {'audits':>6} {'leaked':>6} {'share':>7} {'95 % interval':>17} {headings}")
@@ -246,9 +275,9 @@ def main() -> None:
     print("crashed methods:", sum(len(result.crashed) for result in results), *{text for r in results for text in r.crashed})
     print("seconds of all audits:", round(sum(result.seconds for result in results)))
     if options.record:
-        write_record(options.record, rows, results, options.seed)
+        write_record(options.record, rows, results, runs)
     if options.out:
-        options.out.write_text(json.dumps({"rows": rows, "results": [asdict(result) for result in results]}, indent=1) + "\n")
+        options.out.write_text(json.dumps({"runs": runs, "rows": rows, "results": [asdict(result) for result in results]}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

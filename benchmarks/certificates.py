@@ -2,7 +2,7 @@
 
     python benchmarks/certificates.py --seed 1 --draws 20 --jobs 16 --seconds 550 --out after.json [--data ../shared/data]
     PYTHONPATH=OLDER_TREE python benchmarks/certificates.py --seed 1 --draws 20 --jobs 16 --out before.json
-    python benchmarks/certificates.py --merge after-1.json after-2.json --before before.json
+    python benchmarks/certificates.py --merge after-1.json after-2.json --before before.json --record certificates.json
     python benchmarks/certificates.py --seed 1 --draws 400 --claims 20600 --record certificates.json
 
 A kind of draw is a function of a seed that returns rows (`certificate_kinds/kind.py`). Every module in `certificate_kinds/` with a function
@@ -30,7 +30,7 @@ from typing import Any
 import certificate_kinds
 import torch
 from certificate_kinds.kind import Kind, Row
-from measured import write_measurement
+from measured import command_line, write_measurement
 
 from dosimeter.types import Refused
 
@@ -38,7 +38,7 @@ COUNTS = ("draws", "samples", "recovered", "certified", "recovered_and_certified
 SHOWN_EXAMPLES = 40  # false certificates and errors that the table lists
 
 Result = dict[str, Any]  # kind, seed, the counts of one draw, and "note": what is false or went wrong
-Summary = dict[str, Any]  # kinds: counts by kind; notes: examples; skipped: reasons by kind
+Summary = dict[str, Any]  # kinds: counts by kind; notes: examples; skipped: reasons by kind; runs: command and seeds of each part
 
 
 def all_kinds(data: Path | None) -> dict[str, Kind]:
@@ -157,7 +157,14 @@ def merge(summaries: Iterable[Summary]) -> Summary:
     results = [{"kind": name, **counts} for summary in summaries for name, counts in summary["kinds"].items()]
     merged = summarise(results, {})
     skipped = {name: reason for summary in summaries for name, reason in summary["skipped"].items() if name not in merged["kinds"]}
-    return merged | {"notes": sorted(note for summary in summaries for note in summary["notes"]), "skipped": skipped}
+    notes = sorted(note for summary in summaries for note in summary["notes"])
+    return merged | {"notes": notes, "skipped": skipped, "runs": [run for summary in summaries for run in summary.get("runs", [])]}
+
+
+def run_of(summary: Summary, seed: int) -> dict[str, str]:
+    """The command of a campaign and the seeds it came to."""
+    turns = max((counts["draws"] for counts in summary["kinds"].values()), default=1)
+    return {"command": command_line(sys.argv), "seeds": f"{seed} to {seed + turns - 1}"}
 
 
 def share(counts: dict[str, int]) -> float | None:
@@ -197,7 +204,7 @@ def print_table(summary: Summary, before: Summary | None) -> None:
         print(f"and {len(summary['notes']) - SHOWN_EXAMPLES} more")
 
 
-def write_record(file: Path, summary: Summary, seed: int, turns: int) -> None:
+def write_record(file: Path, summary: Summary) -> None:
     """One row a method, for docs/results/word.md; and a sentence on what is false, went wrong or was left out."""
     methods: dict[str, list[dict[str, int]]] = {}
     for name, counts in summary["kinds"].items():
@@ -214,7 +221,8 @@ def write_record(file: Path, summary: Summary, seed: int, turns: int) -> None:
         findings.append(f"{list(summary['skipped'].values()).count(reason)} kinds were left out: {reason}.")
     findings += [f"{note.rstrip('.')}." for note in summary["notes"][:SHOWN_EXAMPLES]]
     columns = ["methods", "kinds", "draws", "certified", "false", "excused", "refused", "errors", "share"]
-    write_measurement(file, f"{seed} to {seed + turns - 1}, used for nothing else", columns, rows, findings)
+    seeds = ", ".join(run["seeds"] for run in summary["runs"])
+    write_measurement(file, f"{seeds}, used for nothing else", columns, rows, findings, [run["command"] for run in summary["runs"]])
 
 
 def _percent(value: float | None) -> str:
@@ -242,11 +250,11 @@ def main() -> int:
         kinds = {name: kind for name, kind in all_kinds(arguments.data).items() if arguments.only in name}
         skipped = {name: kind.skipped for name, kind in kinds.items() if kind.skipped}
         summary = summarise(campaign([name for name in kinds if name not in skipped], arguments), skipped)
+        summary["runs"] = [run_of(summary, arguments.seed)]
     if arguments.out:
         arguments.out.write_text(json.dumps(summary, indent=1), encoding="utf-8")
     if arguments.record:
-        turns = max((counts["draws"] for counts in summary["kinds"].values()), default=1)
-        write_record(arguments.record, summary, arguments.seed, turns)
+        write_record(arguments.record, summary)
     print_table(summary, json.loads(arguments.before.read_text(encoding="utf-8")) if arguments.before else None)
     return int(any(counts["false"] for counts in summary["kinds"].values()))
 

@@ -15,10 +15,12 @@ import dosimeter as dm
 NOT_PART = ("--record", "--out")  # options that name files, and change no number
 
 
-def write_measurement(file: Path, seeds: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], findings: Sequence[str]) -> None:
-    """Write numbers with the command that gave them, its seeds, the machine and the version."""
+def write_measurement(
+    file: Path, seeds: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], findings: Sequence[str], commands: Sequence[str] = ()
+) -> None:
+    """Write numbers with the command that gave them, its seeds, the machine and the version. Merged parts have a command each."""
     measured = {
-        "command": command_line(sys.argv),
+        "command": list(commands) if len(commands) > 1 else command_line(sys.argv),
         "seeds": seeds,
         "machine": f"{os.cpu_count()} CPU cores",
         "version": dm.__version__,

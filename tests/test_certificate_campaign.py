@@ -1,5 +1,6 @@
 """The campaign for false proofs counts what it is meant to count."""
 
+import json
 import sys
 from functools import partial
 from pathlib import Path
@@ -71,6 +72,18 @@ def test_merged_summaries_add_up(campaign):
     assert merged["kinds"]["a"]["draws"] == 2
     assert merged["kinds"]["a"]["certified"] == 2
     assert merged["skipped"] == {}
+
+
+def test_a_merged_record_names_the_command_and_the_seeds_of_each_part(campaign, tmp_path, monkeypatch):
+    parts = []
+    for seed in (50, 70):
+        monkeypatch.setattr("sys.argv", ["certificates.py", "--seed", str(seed), "--out", "part.json"])
+        part = campaign.summarise([{"kind": "a", "seed": seed + turn, "draws": 1} for turn in range(2)], {})
+        parts.append(part | {"runs": [campaign.run_of(part, seed)]})
+    campaign.write_record(tmp_path / "record.json", campaign.merge(parts))
+    record = json.loads((tmp_path / "record.json").read_text())
+    assert record["command"] == ["python benchmarks/certificates.py --seed 50", "python benchmarks/certificates.py --seed 70"]
+    assert record["seeds"].startswith("50 to 51, 70 to 71")
 
 
 @pytest.mark.slow

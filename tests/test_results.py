@@ -94,7 +94,9 @@ def test_the_campaign_sums_its_kinds_by_method(tmp_path, monkeypatch):
         "features/b: one": counts | {"draws": 2},
     }
     summary = {"kinds": kinds, "notes": ["labels/a: two, seed 8: 1 false"], "skipped": {"maps: x": "needs the shared data"}}
-    certificates.write_record(tmp_path / "word.json", summary, 7, 2)
+    monkeypatch.setattr("sys.argv", ["certificates.py", "--seed", "7"])
+    summary["runs"] = [certificates.run_of(summary, 7)]
+    certificates.write_record(tmp_path / "word.json", summary)
     record = json.loads((tmp_path / "word.json").read_text())
     assert record["rows"][0] == ["`features/b`", 1, 2, 0, 0, 0, 0, 0, "–"]
     assert record["rows"][1] == ["`labels/a`", 2, 4, 4, 1, 0, 0, 0, "50.0%"]
