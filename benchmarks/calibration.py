@@ -40,7 +40,7 @@ NETS = ("small_cnn", "fcn3", "resnet20")
 BATCH_SIZES = (1, 4, 16, 32)
 AUXILIARY = 64
 EMPTY_UPDATES = ("random labels", "same labels", "noise")  # what the server gets in place of the private batch's update
-SURFACES = ("labels", "features", "inputs")
+SURFACES = ("labels", "features", "maps", "inputs")
 
 
 @dataclass(frozen=True)
@@ -265,7 +265,7 @@ def main() -> None:
         results = [result for result in said if result is not None]
         runs = [{"command": command_line(sys.argv), "seeds": f"from {options.seed}"}]
     rows = table(results)
-    headings = " ".join(f"{name:>6}" for name in ("labels", "feat.", "inputs", "coinc."))
+    headings = " ".join(f"{name:>6}" for name in ("labels", "feat.", "maps", "inputs", "coinc."))
     print(f"{'updates':34} {'audits':>6} {'leaked':>6} {'share':>7} {'95 % interval':>17} {headings}")
     for r in rows:
         share, between = r["leaked"] / r["audits"], f"{r['low']:.1%} to {r['high']:.1%}"
