@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from dosimeter.linear_fit import linear_fit
 from dosimeter.network.probing import forward
 from dosimeter.randomness import generator
 
@@ -33,7 +34,7 @@ def find_first_layers(model: nn.Module, input_shape: tuple[int, ...]) -> list[tu
     found = []
     for weight in weights:
         gradient = gradients[weight].flatten(1)  # (k, d)
-        slopes = torch.linalg.lstsq(flat.T, gradient.T).solution  # (n, k)
+        slopes = linear_fit(flat.T, gradient.T)  # (n, k)
         if not bool(gradient.any()) or float((slopes.T @ flat - gradient).norm()) > tolerance * float(gradient.norm()):
             continue
         sums, scale = slopes.sum(0), slopes.abs().sum(0)

@@ -17,6 +17,7 @@ from torch import Tensor
 from dosimeter.engines.shifts.convolutions import ConvolutionLayer
 from dosimeter.engines.subspace.problem import separate_head
 from dosimeter.interfaces import Exposure
+from dosimeter.linear_fit import linear_fit
 from dosimeter.network.head import find_head
 from dosimeter.network.layer_shapes import PROBES
 from dosimeter.network.probing import input_of
@@ -105,7 +106,7 @@ class _Problem:
         here, size = starts, wanted.norm(dim=1)
         off = wanted - self.features(here)
         for _ in range(STEPS):
-            step = torch.linalg.lstsq(self.slopes(here), off[:, :, None]).solution[:, :, 0]
+            step = linear_fit(self.slopes(here), off[:, :, None])[:, :, 0]
             before = off.norm(dim=1)
             length, trial = torch.ones_like(before), wanted - self.features(here + step)
             for _ in range(3):

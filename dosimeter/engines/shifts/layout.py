@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from dosimeter.engines.subspace.spectrum import NOISE_SLACK, ROUNDING_SLACK, noise_edge
+from dosimeter.linear_fit import linear_fit
 from dosimeter.network.reads import Plan, Reads, Side
 
 T = TypeVar("T")
@@ -137,7 +138,7 @@ def _inputs_of(gradient: Tensor, reads: Reads, slopes: Tensor) -> Tensor:
     places = torch.where(table >= 0, table, reads.inputs)[:, None, :, None].expand(-1, samples, -1, slopes.shape[2])
     read.scatter_add_(2, places, slopes[None].expand(len(table), -1, -1, -1))
     system = read[:, :, :-1].flatten(1, 2).transpose(1, 2).flatten(0, 1)  # (k·k·out, B·H·W)
-    return torch.linalg.lstsq(system, wanted, driver="gels").solution.reshape(samples, reads.inputs, -1)
+    return torch.linalg.lstsq(system, wanted, driver="gels").solution.reshape(samples, reads.inputs, -1)  # noqa: TID251
 
 
 def _single_position(spectrum: _Spectrum, rank: Rank) -> Layout:
@@ -306,4 +307,4 @@ def _scaled_factor(normal: Tensor) -> tuple[Tensor, Tensor]:
 def _in_mixing_of(maps: Tensor, others: Tensor) -> Tensor:
     """`others`, which is the same up to a mixing of its samples, in the mixing of `maps`."""
     flat, rest = maps.flatten(1).T, others.flatten(1).T  # (H·W·in, B)
-    return (rest @ torch.linalg.lstsq(rest, flat).solution).T.reshape(maps.shape)
+    return (rest @ linear_fit(rest, flat)).T.reshape(maps.shape)

@@ -17,6 +17,7 @@ from dosimeter.engines.shifts.layout import NoLayout, Rank, read_rank
 from dosimeter.engines.shifts.recover import declared_noise
 from dosimeter.engines.subspace.spectrum import rounding_unit
 from dosimeter.interfaces import Exposure
+from dosimeter.linear_fit import linear_fit
 from dosimeter.types import MapEstimate, MapLayer, Outcome, Refused
 
 
@@ -65,7 +66,7 @@ def read_rows(exposure: Exposure, name: str | None, method: str) -> LinearRows:
 def scaled_inputs(rows: LinearRows, mixing: Tensor) -> Tensor:
     """The inputs (B, in) whose slopes have the directions L Q, scaled such that they sum to the bias gradient."""
     slopes = rows.left @ mixing  # (out, B)
-    factors = torch.linalg.lstsq(slopes, rows.bias_gradient[:, None]).solution[:, 0]
+    factors = linear_fit(slopes, rows.bias_gradient[:, None])[:, 0]
     return torch.linalg.solve(mixing * factors, rows.right)
 
 

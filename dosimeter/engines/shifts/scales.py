@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from dosimeter.engines.shifts.convolutions import ConvolutionLayer
 from dosimeter.interfaces import Exposure
+from dosimeter.linear_fit import linear_fit
 from dosimeter.network.convolving import carry_back
 
 LARGEST_MISFIT = 1e-2  # deviation of the equations that agree, over their right side, up to which a system is taken to belong
@@ -119,7 +120,7 @@ def _solve_robustly(system: Tensor, wanted: Tensor, floor: float) -> tuple[Tenso
     solution, deviation = torch.zeros_like(system[0]), 0.0
     for iteration in range(2 * REWEIGHTINGS):
         root = weights.sqrt()
-        solution = torch.linalg.lstsq(root[:, None] * system, (root * wanted)[:, None]).solution[:, 0]
+        solution = linear_fit(root[:, None] * system, (root * wanted)[:, None])[:, 0]
         residual = (system @ solution - wanted).abs()
         deviation = max(1.4826 * float(residual.median()) * (equations / (equations - unknowns)) ** 0.5, floor)
         small = residual / deviation
