@@ -7,17 +7,20 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
-from torch import Generator, nn
+from torch import Generator, Tensor, nn
 
 from dosimeter.client.training import FedAvg
-from dosimeter.engines.bins.contents import Blur, decode_bins
+from dosimeter.engines.bins.black_and_white import black_and_white_bins
+from dosimeter.engines.bins.contents import Blur, DecodedBins, decode_bins
 from dosimeter.engines.bins.inserted_layer import LAYER_NAMES, Functional, InsertedLayer, Moments, insert_layer, measure_moments
 from dosimeter.engines.bins.replay import replayer_for
 from dosimeter.engines.premises import premises_of
+from dosimeter.engines.recursion.black_and_white import PREMISE as BLACK_AND_WHITE
 from dosimeter.engines.row_errors import quotients_keep_their_scale, row_errors
 from dosimeter.engines.sample_share import takes_local_steps, training_of_one_client
 from dosimeter.engines.subspace.distortion import unmodelled
-from dosimeter.interfaces import ActiveAttack, Exposure
+from dosimeter.engines.whole_batch import WholeBatch
+from dosimeter.interfaces import ActiveAttack, Exposure, Public
 from dosimeter.network.input_shape import find_input_shape
 from dosimeter.options import NonNegativeInt, PositiveInt
 from dosimeter.registry import ATTACKS
@@ -35,7 +38,7 @@ class Imprint(ActiveAttack):
     Departures: several functionals share the rows (published: `functionals=("brightness",)`). Linear dependences separate shared bins.
     8-bit levels, or the model's derivative and the bins of other functionals, must confirm a sample. Quantiles are normal, with natural
     images' moments. The layer adds its mean answer to the input. Each `round` has other bins.
-    Secure aggregation mixes all clients' samples. After local steps only levels confirm one.
+    Secure aggregation mixes all clients' samples. After local steps only levels confirm one, or all samples confirm each other.
     """
 
     needs: ClassVar[frozenset[Knowledge]] = frozenset({Knowledge.TAMPERED_MODEL})
@@ -88,11 +91,23 @@ def read_inserted_layer(exposure: Exposure, layer: InsertedLayer, labels: torch.
     if hidden:
         return exposure.without_inputs(Outcome.SINGULAR, f"{hidden} changes the update in ways that it does not declare: nothing is proved")
     replay = replayer_for(exposure, layer, labels)
-    found = decode_bins(layer, weight, bias, public.normalization, public.input_shape, replay, _blur(exposure, layer), count)
-    inputs = found.inputs.reshape(-1, *public.input_shape).to(weight)
+    blur = _blur(exposure, layer)
+
+    def decode() -> DecodedBins:
+        return decode_bins(layer, weight, bias, public.normalization, public.input_shape, replay, blur, count)
+
+    found = decode()
+    whole = _whole_batch(exposure, found)
+    if whole is None and replay is not None and replay.labels_can_cancel():
+        replay.trusted = True
+        whole = _whole_batch(exposure, decode())
+    if whole is not None:
+        return _completed(exposure, *whole)
+    pictures = black_and_white_bins(exposure, layer, found.inputs)
+    inputs = torch.cat([found.inputs, pictures]).reshape(-1, *public.input_shape).to(weight)
     guessed = torch.full((len(inputs),), -1, device=inputs.device)
-    if replay is not None and replay.shares and len(inputs):
-        guessed = replay.find_labels(found.inputs, found.weights)
+    if replay is not None and replay.shares and len(found.inputs):
+        guessed[: len(found.inputs)] = replay.find_labels(found.inputs, found.weights)
     if count is not None and len(inputs) > count:
         message = f"{len(inputs)} inputs pass for samples, more than the {count} that there are: a premise is wrong, and nothing is claimed"
         return exposure.without_inputs(Outcome.AMBIGUOUS, message)
@@ -118,8 +133,37 @@ def read_inserted_layer(exposure: Exposure, layer: InsertedLayer, labels: torch.
         normalization=public.normalization,
         outcome=outcome if len(inputs) else Outcome.SINGULAR,
         message="; ".join(notes),
-        premises=(*premises_of(public), "the client trained the model with the inserted layer, as sent") if len(inputs) else (),
+        premises=(*_premises(public), *[BLACK_AND_WHITE] * (len(pictures) > 0)) if len(inputs) else (),
     )
+
+
+def _premises(public: Public) -> tuple[str, ...]:
+    return (*premises_of(public), "the client trained the model with the inserted layer, as sent")
+
+
+def _completed(exposure: Exposure, inputs: Tensor, labels: Tensor) -> Reconstruction:
+    """All samples of the batch, which give the whole update together."""
+    return Reconstruction(
+        inputs=inputs,
+        labels=labels,
+        objective=0.0,
+        normalization=exposure.public.normalization,
+        outcome=Outcome.COMPLETED,
+        message=f"{len(inputs)} samples found, which give the whole update together",
+        premises=_premises(exposure.public),
+    )
+
+
+def _whole_batch(exposure: Exposure, found: DecodedBins) -> tuple[Tensor, Tensor] | None:
+    """The samples of the batch and their labels, if the contents of bins give the whole update together."""
+    whole = WholeBatch(exposure)
+    if len(found.inputs) == whole.size or not whole.is_possible():
+        return None
+    inputs = torch.cat([found.inputs, found.others]).reshape(-1, *exposure.public.input_shape).to(exposure.update["rows.weight"])
+    given = whole.find(inputs)
+    if given is None or not set(range(len(found.inputs))) <= set(given.places.tolist()):
+        return None
+    return inputs[given.places], given.labels
 
 
 def _blur(exposure: Exposure, layer: InsertedLayer) -> Blur:

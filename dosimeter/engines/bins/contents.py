@@ -42,6 +42,7 @@ class DecodedBins:
 
     inputs: Tensor  # (n, d) float64
     weights: Tensor  # (n,) each sample's δ
+    others: Tensor  # (m, d) quotients that lie in their own bins, and that nothing confirms
     occupied: int  # bins that still hold something afterwards
     residual: float  # the norm of what they hold, relative to the norm of all
 
@@ -88,6 +89,7 @@ def decode_bins(
     return DecodedBins(
         inputs=inputs[once],
         weights=contents[once, -1],
+        others=bins.unconfirmed(inputs[once]),
         occupied=int(left.sum()),
         residual=float(bins.contents[left].norm()) / whole if whole > 0 else 0.0,
     )
@@ -111,7 +113,7 @@ class _Bins:
         self.agreement_counts = blur.norm < math.inf
         self.few_levels = False  # whether the pictures are seen to use few levels
         self.pictures = False  # whether any content is seen to lie on levels
-        inner, outer = _bin_gradients(layer, weight_gradient, bias_gradient)
+        inner, outer = bin_gradients(layer, weight_gradient, bias_gradient)
         rows = weight_gradient.norm(dim=1).double().square() + bias_gradient.double().square()
         self.noise = 4 * torch.finfo(weight_gradient.dtype).eps * float(rows.max().sqrt())
         sizes = torch.hypot(inner.norm(dim=1).double(), outer.double())  # a black sample shows in the bias alone
@@ -170,6 +172,13 @@ class _Bins:
     def are_occupied(self) -> Tensor:
         """Which bins still hold more than rounding noise: (m,)."""
         return self.contents.norm(dim=1) > EMPTY_BIN * self.noise
+
+    def unconfirmed(self, found: Tensor) -> Tensor:
+        """The quotients that may be samples beside those that were found (n, d), the clearest first: (m, d)."""
+        rows = self._candidates()[0]
+        order = self.contents[rows].norm(dim=1).argsort(descending=True, stable=True)
+        everything = torch.cat([found, _quotients(self.contents[rows[order]])])
+        return everything[len(found) :][_are_first_copies(everything)[len(found) :]]
 
     def _candidates(self) -> tuple[Tensor, Tensor]:
         """Bins whose quotient lies in that very bin, and in an occupied bin of every functional: (n,), (n, F)."""
@@ -272,7 +281,7 @@ class _Bins:
         return self.noise / (contents[:, -1].abs() * (contents.shape[1] - 1) ** 0.5)
 
 
-def _bin_gradients(layer: InsertedLayer, weight_gradient: Tensor, bias_gradient: Tensor) -> tuple[Tensor, Tensor]:
+def bin_gradients(layer: InsertedLayer, weight_gradient: Tensor, bias_gradient: Tensor) -> tuple[Tensor, Tensor]:
     """Each bin's part of the gradients: (k, d) and (k,). Bin l holds what activates row l and not row l + 1 (Fowl et al., Eq. 6)."""
     if layer.sparse:  # a row answers inside its own bin alone
         return weight_gradient, bias_gradient

@@ -40,6 +40,7 @@ class Replayer:
         self.least, self.exact, self.surest = LEAST_TOLERANCE, CHANCE_TOLERANCE / len(self.labels), SURE_TOLERANCE / len(self.labels)
         self.factor, self.batch_size = LAYER_STRENGTH / sum(layer.bins), public.batch_size
         self.shares: list[float] = [] if share is None else [share]  # of one sample in the update, that are possible
+        self.trusted = False  # whether a weight counts where labels can cancel, as for candidates that something else proves later
 
     def __call__(self, inputs: Tensor, weights: Tensor) -> Tensor:
         """Relative difference between each weight and the nearest that any label gives the input: (n,)."""
@@ -86,6 +87,8 @@ class Replayer:
 
     def labels_can_cancel(self) -> bool:
         """Whether samples can share a bin with one more and add no weight to it, since the model predicts the same for all inputs."""
+        if self.trusted:
+            return False
         low, high = input_bounds(self.normalization, self.layer.rows.weight.new_zeros(1, *self.shape))
         ends = torch.cat([low.expand(1, *self.shape), high.expand(1, *self.shape)])
         logits = self._logits_and_slopes(ends)[0].double()  # (2, C)

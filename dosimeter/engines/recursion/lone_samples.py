@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from dosimeter.engines.premises import premises_of
+from dosimeter.engines.recursion.black_and_white import PREMISE as BLACK_AND_WHITE
+from dosimeter.engines.recursion.black_and_white import Rows, black_and_white, reach_of
 from dosimeter.engines.recursion.common_share import find_share
 from dosimeter.engines.recursion.local_steps import LocalSteps
 from dosimeter.engines.recursion.own_gradients import LIKELY, Comparison, OwnGradients, Share
@@ -16,6 +18,7 @@ from dosimeter.engines.recursion.row_quotients import SAME_QUOTIENT, Quotients, 
 from dosimeter.engines.row_errors import quotients_keep_their_scale, row_errors
 from dosimeter.engines.sample_share import largest_share, sends_gradient_at_model
 from dosimeter.engines.subspace.distortion import unmodelled
+from dosimeter.engines.whole_batch import WholeBatch
 from dosimeter.interfaces import Exposure, Public
 from dosimeter.types import LabelEstimate, Outcome, Reconstruction
 
@@ -50,6 +53,8 @@ def read_lone_samples(exposure: Exposure, first: FirstRows, labels: LabelEstimat
     - Two rows agree on it, and the model gives it by itself the gradient that these rows have (`OwnGradients`).
     - Local steps change the neurons of these rows as the input changes them by itself (`LocalSteps`).
     - So many rows with independent slopes agree on it that a mixture, which has other shares in each of them, hardly would by chance.
+    - All its pixels are black or white, as near as the declared rounding or pruning of entries shows them (`black_and_white`).
+    - It is one of as many quotients as samples are declared, and these give the whole update (`WholeBatch`).
 
     Two rows that agree prove nothing by themselves: with two classes the slopes of all rows are proportional. A row that a defense may have
     changed visibly does not count.
@@ -63,6 +68,8 @@ def read_lone_samples(exposure: Exposure, first: FirstRows, labels: LabelEstimat
     soft = None if labels is None or labels.soft is None else labels.soft
     inputs, by_levels = _prove(exposure, first, quotients, _own_gradients(exposure, first, soft))
     left = _count_distinct(quotients) - len(inputs)
+    pictures = _black_and_white(exposure, first, inputs)
+    inputs = torch.cat([inputs, pictures])
     count, size = len(inputs), public.batch_size
     if size is not None and count > size:
         message = f"{count} inputs pass for samples, more than the declared {size}: the declared size is wrong, and nothing is claimed"
@@ -75,7 +82,7 @@ def read_lone_samples(exposure: Exposure, first: FirstRows, labels: LabelEstimat
         normalization=public.normalization,
         outcome=Outcome.COMPLETED if enough else Outcome.PARTIAL if count else Outcome.SINGULAR,
         message=f"{count} samples fire a neuron of the first layer alone; {max(left, 0)} quotients that nothing proves are not claimed",
-        premises=_premises(public, by_levels, tampered) if count else (),
+        premises=_premises(public, by_levels, tampered, black_and_white=len(pictures) > 0) if count else (),
     )
 
 
@@ -90,11 +97,29 @@ def doubt_of_quotients(exposure: Exposure, first: FirstRows) -> str:
     return ""
 
 
-def _premises(public: Public, by_levels: bool, tampered: str) -> tuple[str, ...]:
+def _premises(public: Public, by_levels: bool, tampered: str, *, black_and_white: bool) -> tuple[str, ...]:
     said = premises_of(public)
     if by_levels:
         said = (*said, "the inputs are pictures of 256 levels a pixel")
+    if black_and_white:
+        said = (*said, BLACK_AND_WHITE)
     return (*said, f"the client trained the model with {tampered}, as sent") if tampered else said
+
+
+def _black_and_white(exposure: Exposure, first: FirstRows, found: Tensor) -> Tensor:
+    """Pictures in black and white (n, *shape) beside those that were found, where a defense rounded or pruned entries."""
+    public = exposure.public
+    if not any(defense.distorts() for defense in public.defenses):
+        return found[:0]
+    if not quotients_keep_their_scale(public, exposure.update, [*first.weights, *first.biases]):
+        return found[:0]
+    weight, bias = first.gradients(exposure)
+    weight_reach = torch.cat([reach_of(exposure.update[name], public).flatten(1) for name in first.weights])
+    bias_reach = torch.cat([reach_of(exposure.update[name], public) for name in first.biases])
+    rows = Rows(weight=weight, bias=bias, weight_reach=weight_reach, bias_reach=bias_reach)
+    pictures = black_and_white(rows, public.input_shape, public.normalization)[1]
+    known = torch.cdist(pictures, found.flatten(1)) <= SAME_SAMPLE * pictures.norm(dim=1, keepdim=True)
+    return pictures[~known.any(1)].reshape(-1, *public.input_shape)
 
 
 def _own_gradients(exposure: Exposure, first: FirstRows, soft: Tensor | None) -> OwnGradients | None:
@@ -134,6 +159,8 @@ def _prove(exposure: Exposure, first: FirstRows, quotients: Quotients, own: OwnG
             if is_new(one.place) and (explained or _rows_prove(exposure, first, quotients, one, own)):
                 chosen.append(one.place)
                 proved.append(one.inputs.reshape(quotients.inputs.shape[1:]))
+        whole = _whole_batch(exposure, quotients, candidates, chosen, proved)
+        proved = proved if whole is None else [*whole]
     return torch.stack(proved) if proved else quotients.inputs[:0], by_levels
 
 
@@ -158,6 +185,26 @@ def _candidates(exposure: Exposure, first: FirstRows, quotients: Quotients, vote
         )
         found.append(_Candidate(place=place, inputs=inputs, comparison=comparison))
     return found
+
+
+def _whole_batch(
+    exposure: Exposure, quotients: Quotients, candidates: list[_Candidate], chosen: list[int], proved: list[Tensor]
+) -> Tensor | None:
+    """The samples of the batch, if quotients give the whole update together: first those on which rows agree, then any."""
+    whole = WholeBatch(exposure)
+    if len(proved) == whole.size or not whole.is_possible():
+        return None
+    places, inputs, shape = list(chosen), list(proved), quotients.inputs.shape[1:]
+    agreed = [(one.place, one.inputs.reshape(shape)) for one in candidates]
+    for more in (agreed, [(place, quotients.inputs[place]) for place in range(len(quotients))]):
+        for place, candidate in more:
+            if not quotients.mixtures[place] and not bool((quotients.apart[place, places] <= SAME_SAMPLE).any()):
+                places.append(place)
+                inputs.append(candidate)
+        found = whole.find(torch.stack(inputs)) if inputs else None
+        if found is not None and set(range(len(proved))) <= set(found.places.tolist()):
+            return torch.stack(inputs)[found.places]
+    return None
 
 
 def _share(public: Public, own: OwnGradients, candidates: list[_Candidate]) -> Share | None:

@@ -1,0 +1,107 @@
+"""Whether candidates, taken for the whole declared batch, give the update that was sent, in all of its layers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dosimeter.client.training import FedAvg, FedSGD
+from dosimeter.engines.sample_share import mixes_samples
+from dosimeter.engines.weight_rounding import rounding_of_weights
+from dosimeter.interfaces import Exposure
+from dosimeter.network.head import Head, find_head
+from dosimeter.network.probing import input_of
+from dosimeter.types import Refused, Update
+
+SAME_UPDATE = 3e-5  # relative difference of a module's gradients that single precision explains
+ROUNDING_REACH = 3.0  # times the root mean square of the rounding of weights, which every local step adds again
+MOST_ROUNDING = 3e-4  # relative, of a module's gradients from which candidates may be read
+LEAST_FEATURE = 1e-6  # singular value of the candidates' features, relative to the largest, that counts
+MOST_CANDIDATES = 256
+
+
+@dataclass(frozen=True, kw_only=True)
+class Given:
+    """The candidates that give the update."""
+
+    places: Tensor  # (B,) ascending
+    labels: Tensor  # (B,)
+
+
+class WholeBatch:
+    """Trains on candidates as the client does, and compares the whole update.
+
+    B candidates, with B the declared size, that give the update in every layer are the batch. A mixture of samples has another weight,
+    fires other neurons, and needs more samples than there are. So this also proves samples that a row alone does not: after local steps,
+    behind a common factor, and where labels cancel.
+    """
+
+    def __init__(self, exposure: Exposure) -> None:
+        self.exposure, self.size = exposure, exposure.public.batch_size or 0
+
+    def is_possible(self) -> bool:
+        """Whether the server can repeat what the client did with a batch in any order."""
+        public, training = self.exposure.public, self.exposure.public.training
+        plain = isinstance(training, FedSGD) or (isinstance(training, FedAvg) and training.mini_batch is None)
+        sharp = all(d.side == "update" and not d.distorts() and d.scaling() in ("none", "update") for d in public.defenses)
+        hard = public.loss.shift_invariant and public.classes > 1
+        return self.size > 1 and plain and sharp and hard and not mixes_samples(self.exposure.model)
+
+    def find(self, candidates: Tensor) -> Given | None:
+        """The B of the candidates (n, *shape) that are the batch; None where no B of them are."""
+        if not self.size <= len(candidates) <= MOST_CANDIDATES:
+            return None
+        try:
+            head = find_head(self.exposure)
+        except Refused:
+            return None
+        if head.weight_gradient is None:
+            return None
+        inputs = candidates.to(head.weight)
+        places = self._errors(head, inputs).norm(dim=1).topk(self.size).indices.sort().values
+        labels = self._errors(head, inputs[places]).argmin(1)  # an error is negative at the label alone
+        return Given(places=places, labels=labels) if self._explains(inputs[places], labels) else None
+
+    def _errors(self, head: Head, inputs: Tensor) -> Tensor:
+        """The errors e_i at the logits with which the features f_i of the inputs give the head's gradient Σ e_i f_iᵀ: (n, C)."""
+        assert head.weight_gradient is not None
+        features, gradient = input_of(self.exposure.model, head.name, inputs).detach().double(), head.weight_gradient.double()
+        if head.bias_gradient is not None:
+            features = torch.cat([features, features.new_ones(len(features), 1)], 1)
+            gradient = torch.cat([gradient, head.bias_gradient.double()[:, None]], 1)
+        return torch.linalg.pinv(features.T, rtol=LEAST_FEATURE) @ gradient.T
+
+    def _explains(self, inputs: Tensor, labels: Tensor) -> bool:
+        public, model, sent = self.exposure.public, self.exposure.model, self.exposure.update
+        given = public.training(model, inputs, labels, public.loss)
+        if not sent.keys() <= given.keys():
+            return False
+        scale = 1.0 if all(defense.scaling() == "none" for defense in public.defenses) else _common_factor(given, sent)
+        modules: dict[str, list[str]] = {}
+        for name in sent:
+            modules.setdefault(name.rpartition(".")[0], []).append(name)
+        rounding = max(self._size(names, self._rounding) / self._size(names, sent.__getitem__) for names in modules.values())
+        allowed = SAME_UPDATE + ROUNDING_REACH * rounding  # candidates have the rounding of the module that shows them
+        return rounding <= MOST_ROUNDING and all(
+            self._size(names, lambda name: scale * given[name].double() - sent[name].double())
+            <= allowed * self._size(names, sent.__getitem__)
+            for names in modules.values()
+        )
+
+    def _rounding(self, name: str) -> Tensor:
+        return rounding_of_weights(self.exposure.model.get_parameter(name), self.exposure.update[name], self.exposure.public)
+
+    def _size(self, names: list[str], value: Callable[[str], Tensor]) -> float:
+        """The norm of values of all parameters of one module."""
+        return max(math.hypot(*(float(value(name).double().norm()) for name in names)), torch.finfo(torch.float64).tiny)
+
+
+def _common_factor(given: Update, sent: Update) -> float:
+    """The factor, at most 1, with which the whole update that is given comes nearest to the one that was sent."""
+    product = sum(float((given[name].double() * change.double()).sum()) for name, change in sent.items())
+    square = sum(float(given[name].double().square().sum()) for name in sent)
+    return min(product / square, 1 + SAME_UPDATE) if square > 0 else 0.0
