@@ -14,13 +14,15 @@ from dosimeter.interfaces import Exposure
 
 
 def black_and_white_bins(exposure: Exposure, layer: InsertedLayer, found: Tensor) -> Tensor:
-    """The pictures (n, d) beside those that were found (m, d)."""
+    """The pictures (n, d) beside those that were found (m, d): alone in a bin, or in the last row that answers."""
     public, sent = exposure.public, exposure.update
     blurred = any(defense.distorts() for defense in public.defenses)
     if not blurred or takes_local_steps(public.training) or not quotients_keep_their_scale(public, sent, LAYER_NAMES):
         return found[:0]
-    weight, bias = bin_gradients(layer, sent["rows.weight"].double(), sent["rows.bias"].double())
-    weight_reach, bias_reach = (_of_bins(layer, reach_of(sent[name], public)) for name in ("rows.weight", "rows.bias"))
+    gradients = tuple(sent[name].double() for name in ("rows.weight", "rows.bias"))
+    reaches = tuple(reach_of(sent[name], public) for name in ("rows.weight", "rows.bias"))
+    weight, bias = (torch.cat(pair) for pair in zip(gradients, bin_gradients(layer, *gradients), strict=True))
+    weight_reach, bias_reach = (torch.cat([reach, _of_bins(layer, reach)]) for reach in reaches)
     rows = Rows(weight=weight, bias=bias, weight_reach=weight_reach, bias_reach=bias_reach)
     pictures = black_and_white(rows, public.input_shape, public.normalization)[1].to(found)
     known = torch.cdist(pictures, found) <= SAME_SAMPLE * pictures.norm(dim=1, keepdim=True)

@@ -190,6 +190,8 @@ class _Bins:
     def _separate_shared(self) -> tuple[Tensor, Tensor]:
         """Contents (n, d + 1) of samples that share all their bins with others, and their places (n, F)."""
         rows = self.are_occupied().nonzero().flatten()
+        if len(self.functional_of[rows].unique()) < len(self.layer.bins):  # rounding hides what samples add to a functional's bins
+            rows = rows[:0]
         contents, places = separate_shared_bins(self.contents[rows], self.functional_of[rows], self.noise)
         sound = contents.norm(dim=1) > CLAIM_MARGIN * self.noise
         contents, places = contents[sound], rows[places[sound]]
