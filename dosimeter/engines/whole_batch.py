@@ -52,7 +52,7 @@ class WholeBatch:
         return self.size > 1 and plain and sharp and hard and not mixes_samples(self.exposure.model)
 
     def find(self, candidates: Tensor) -> Given | None:
-        """The B of the candidates (n, *shape) that are the batch; None where no B of them are."""
+        """The B of the candidates (n, *shape), the likeliest first, that are the batch; None where none are found."""
         if not self.size <= len(candidates) <= MOST_CANDIDATES:
             return None
         try:
@@ -62,9 +62,12 @@ class WholeBatch:
         if head.weight_gradient is None:
             return None
         inputs = candidates.to(head.weight)
-        places = self._errors(head, inputs).norm(dim=1).topk(self.size).indices.sort().values
-        labels = self._errors(head, inputs[places]).argmin(1)  # an error is negative at the label alone
-        return Given(places=places, labels=labels) if self._explains(inputs[places], labels) else None
+        largest = self._errors(head, inputs).norm(dim=1).topk(self.size).indices.sort().values  # a candidate that is no sample has none
+        for places in (largest, torch.arange(self.size, device=largest.device)):  # which large local steps hide
+            labels = self._errors(head, inputs[places]).argmin(1)  # an error is negative at the label alone
+            if self._explains(inputs[places], labels):
+                return Given(places=places, labels=labels)
+        return None
 
     def _errors(self, head: Head, inputs: Tensor) -> Tensor:
         """The errors e_i at the logits with which the features f_i of the inputs give the head's gradient Σ e_i f_iᵀ: (n, C)."""

@@ -83,7 +83,7 @@ def _estimate(exposure: Exposure, level: Level, ratios: Tensor, found: frozenset
         doubt = f"a vector lies as near to the span by accident with a chance of {chance:.2g}"
     certified = frozenset() if doubt else found - _twins(level, ratios)
     texts = joined.texts
-    sure = tuple(text.passes and not doubt and joined.margin >= CLEAR_MARGIN for text in texts)
+    sure = tuple(text.passes and not doubt and min(joined.margin, text.margin) >= CLEAR_MARGIN for text in texts)
     premises = (
         *premises_of(exposure.public, size_matters=False),
         "a token that does not occur has a vector outside of the span of those that do",

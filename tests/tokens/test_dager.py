@@ -43,6 +43,20 @@ def test_an_encoders_batch_is_found_place_by_place(seed):
     assert all(found.certified_sequences)
 
 
+@pytest.mark.parametrize("protocol", [{"defenses": [dm.defense("gaussian_noise", std=1e-7)]}, {"training": dm.FedAvg(steps=3)}, {}])
+def test_no_text_of_an_encoder_is_proved_that_others_fit_as_well(protocol):
+    """Error bars that noise makes long hold wrong texts too: those that differ in one token must fail clearly."""
+    with torch.random.fork_rng():
+        torch.manual_seed(1400007)
+        model = Transformer("bert", vocabulary=60, width=64, layers=2, heads=4, positions=4, classes=3).eval()
+    for seed in range(4):
+        ids = torch.randint(60, (4, 4), generator=torch.Generator().manual_seed(seed))
+        found = dm.recover_tokens(dm.observe(model, dm.Batch(ids, torch.tensor([1, 1, 2, 2])), **protocol), "dager")
+        proved = [text for text, sure in zip(found.sequences, found.certified_sequences) if sure]
+        assert set(proved) <= set(lists(ids))
+        assert proved or protocol
+
+
 def test_texts_of_several_lengths_end_where_they_end():
     ids, mask = texts(4), torch.ones(3, 6, dtype=torch.int64)
     mask[1, 4:] = mask[2, 3:] = 0

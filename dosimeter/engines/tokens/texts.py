@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Generator, Tensor
@@ -15,6 +15,7 @@ MOST_AT_ONCE = 2**16  # candidates that are built at once
 SWEEPS = 6  # over all places of an encoder's text
 RESTARTS = 4  # of a text of an encoder, from other tokens
 ANCHORS = 3  # places from which the texts of an encoder are searched
+MOST_EXCHANGES = 2048  # of two tokens of an encoder's text
 NEARLY = 3.0  # times the distance of the nearest token, up to which others follow a text whose vectors drifted
 
 
@@ -24,6 +25,7 @@ class FoundText:
 
     tokens: Text
     ratio: float  # the largest distance of its vectors from the span, in error bars
+    margin: float = float("inf")  # the same of the nearest text that differs a little, over what may pass
 
     @property
     def passes(self) -> bool:
@@ -92,13 +94,36 @@ def search(level: Level, choices: list[Tensor], batch_size: int | None, *, short
         for anchor, restart in ((anchor, restart) for anchor in places[:ANCHORS] for restart in range(RESTARTS)):
             passing = [text for text in found.values() if text.passes]
             if len(passing) >= wanted or tries <= 0:
-                return FoundTexts(_surest(list(found.values()), wanted), float("inf"))
+                return _with_margins(level, choices, _surest(list(found.values()), wanted), rng)
             left = _unexplained(choices[:cut], passing)
             fresh = left if restart % 2 == 0 else choices[:cut]
             tries -= len(left[anchor]) * sum(map(len, fresh)) * SWEEPS
             for text in _descend(level, fresh, anchor, left[anchor], rng):
                 found[text.tokens] = text
-    return FoundTexts(_surest(list(found.values()), batch_size), float("inf"))
+    return _with_margins(level, choices, _surest(list(found.values()), batch_size), rng)
+
+
+def _with_margins(level: Level, choices: list[Tensor], texts: list[FoundText], rng: Generator) -> FoundTexts:
+    """The texts of an encoder, each with how near the texts come that differ from it in one token or have two tokens exchanged.
+
+    An encoder's vectors hold the tokens of all places in one sum. So where noise makes the error bars long, such texts pass as well.
+    """
+    return FoundTexts([replace(text, margin=_margin(level, choices, text, rng)) if text.passes else text for text in texts], float("inf"))
+
+
+def _margin(level: Level, choices: list[Tensor], text: FoundText, rng: Generator) -> float:
+    own = torch.tensor(text.tokens, device=choices[0].device)
+    tried = []
+    for place, tokens in enumerate(choices[: len(own)]):
+        others = tokens[tokens != own[place]]
+        tried.append(own.repeat(len(others), 1))
+        tried[-1][:, place] = others
+    pairs = torch.combinations(torch.arange(len(own), device=own.device))
+    pairs = pairs[(own[pairs[:, 0]] != own[pairs[:, 1]])] if len(pairs) else pairs.reshape(0, 2)
+    pairs = pairs[torch.randperm(len(pairs), generator=rng, device=rng.device)[:MOST_EXCHANGES].to(pairs.device)]
+    exchanged = own.repeat(len(pairs), 1).scatter(1, pairs, own[pairs.flip(1)])
+    tried = torch.cat([*tried, exchanged])
+    return float(level.ratios(tried).amax(1).min()) / PASS if len(tried) else float("inf")
 
 
 def _unexplained(choices: list[Tensor], found: list[FoundText]) -> list[Tensor]:

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from dosimeter.engines.bins.contents import Blur, _are_first_copies, _bin_gradients, _first_of_each, decode_bins
+from dosimeter.engines.bins.contents import Blur, _are_first_copies, _first_of_each, bin_gradients, decode_bins
 from dosimeter.engines.bins.inserted_layer import InsertedLayer
 from dosimeter.types import Normalization
 
@@ -127,12 +127,12 @@ def test_two_samples_that_share_two_bins_are_no_sample(functionals, rng):
 def test_bins_are_differences_of_neighbouring_rows(functionals):
     layer = layer_with([[0.0, 1.0], [0.0, 1.0, 2.0]], functionals[:2])
     weight, bias = torch.arange(10.0).view(5, 2).square(), torch.tensor([5.0, 3.0, 9.0, 4.0, 1.0])
-    inner, outer = _bin_gradients(layer, weight, bias)
+    inner, outer = bin_gradients(layer, weight, bias)
     assert outer.tolist() == [2, 3, 5, 3, 1]
     expected = [weight[0] - weight[1], weight[1], weight[2] - weight[3], weight[3] - weight[4], weight[4]]
     torch.testing.assert_close(inner, torch.stack(expected))
     layer.sparse = True
-    assert _bin_gradients(layer, weight, bias)[1] is bias
+    assert bin_gradients(layer, weight, bias)[1] is bias
 
 
 def test_copies_and_repeated_places_count_once():
@@ -140,3 +140,12 @@ def test_copies_and_repeated_places_count_once():
     assert _are_first_copies(inputs).tolist() == [True, True, False, True]
     places = torch.tensor([[0, 1], [2, 3], [0, 1], [2, 2]])
     assert sorted(_first_of_each(places).tolist()) == [0, 1, 3]
+
+
+def test_a_functional_whose_bins_are_hidden_separates_nothing(rng, functionals):
+    """The rounding of weights can hide what samples add to all bins of one functional."""
+    inputs = pictures(rng, 6)
+    layer = layer_with(edges_of(functionals, inputs, 3), functionals)
+    weight, bias = gradients(layer, inputs, torch.ones(6, dtype=torch.float64))
+    weight[-3:], bias[-3:] = 0.0, 0.0
+    assert len(decode_bins(layer, weight, bias, PIXELS, SHAPE, None).inputs) <= 6
