@@ -4,6 +4,9 @@ The maps f(x) of the right inputs are known to many digits, so the sum of square
 converge fast where the maps determine the inputs. Each step solves (JᵀJ + damping) s = −Jᵀr by conjugate gradients, with products by J
 and Jᵀ alone. Samples do not meet in eval mode, and each has its own step lengths and damping (Levenberg 1944; Marquardt 1963). Behind
 batch norm in train mode they do, and the batch is one problem.
+
+A norm behind the first convolution makes the inputs' own direction flat: a multiple of them leads to the same maps, up to the ε of the
+norm. Near the end, steps are stretched along it by as much as the maps change less there than elsewhere.
 """
 
 from __future__ import annotations
@@ -25,6 +28,8 @@ DAMPING_DOWN, DAMPING_UP = 1 / 3, 4.0
 INEXACT = 1e-3  # squared share of the right side at which conjugate gradients stop
 SMALL_STEP = 3e-5  # root mean square, as a share of the range, below which a sample is done
 SMALL_LOSS = 1e-12  # of the maps' squared norm
+LARGEST_STRETCH = 1e5
+NEAR = 1e-5  # of the maps' squared norm, below which steps are stretched
 ROUGHNESS = 1e-2  # of the smoothed total variation, as a share of the range
 
 
@@ -118,13 +123,16 @@ def invert(
         smooth = _Smoothness.at(here, variation * losses / first, ROUGHNESS * width)
         slope = linear.transposed(linear.value) + smooth(here)
         free = ~(((here <= low) & (slope > 0)) | ((here >= high) & (slope < 0)))
-        move = _conjugate_gradients(
-            lambda way, linear=linear, smooth=smooth, free=free, damping=damping: (
-                free * (linear.transposed(linear(way)) + smooth(way)) + _wide(damping, way) * way
-            ),
-            -slope * free,
-            products,
-            joint,
+        stretch = _Stretch.along(here * free, linear, slope * free, losses < NEAR, joint)
+        move = stretch(
+            _conjugate_gradients(
+                lambda way, linear=linear, smooth=smooth, free=free, damping=damping, stretch=stretch: (
+                    stretch(free * (linear.transposed(linear(stretch(way))) + smooth(stretch(way)))) + _wide(damping, way) * way
+                ),
+                stretch(-slope * free),
+                products,
+                joint,
+            )
         )
         moved = torch.minimum(torch.maximum(here + move, low), high)
         with torch.no_grad():
@@ -166,6 +174,26 @@ class _Linear:
 
     def transposed(self, weights: Tensor) -> Tensor:
         return torch.autograd.grad(self._value, self._inputs, weights, retain_graph=True)[0]
+
+
+class _Stretch:
+    """Multiplies the part along one direction of each sample, or of the batch, by a factor."""
+
+    def __init__(self, direction: Tensor, factors: Tensor, joint: bool) -> None:
+        self._direction, self._factors, self._joint = direction, factors, joint
+
+    @classmethod
+    def along(cls, direction: Tensor, linear: _Linear, slope: Tensor, near: Tensor, joint: bool) -> _Stretch:
+        """As much as the residuals change less along `direction` than along their slope, for samples that are `near` (B,)."""
+        tiny = torch.finfo(direction.dtype).tiny
+        unit, steepest = (one / _wide(_total(one, one, joint).clamp_min(tiny).sqrt(), one) for one in (direction, slope))
+        flat, steep = (_total(change, change, joint) for change in (linear(unit), linear(steepest)))
+        factors = (steep / flat.clamp_min(tiny)).sqrt().clamp(1, LARGEST_STRETCH)
+        return cls(unit, torch.where(near, factors, 1), joint)
+
+    def __call__(self, way: Tensor) -> Tensor:
+        along = _total(self._direction, way, self._joint)
+        return way + _wide((self._factors - 1) * along, way) * self._direction
 
 
 class _Smoothness:

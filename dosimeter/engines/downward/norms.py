@@ -6,22 +6,49 @@ batch in train mode, one for each sample otherwise.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 import torch.nn.functional as F
+from torch import Tensor
 
 from dosimeter.network.tape import Operation, Tape
 
-BATCH_NORM = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
+ARGUMENTS = {
+    F.batch_norm: ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps"),
+    F.group_norm: ("input", "num_groups", "weight", "bias", "eps"),
+}
 Freedom = Literal["sample", "batch"]  # what shares one unknown factor
 
 
 def keeps_statistics(operation: Operation) -> bool:
     """Whether an operation is a norm over statistics of what it receives."""
     if operation.function is F.batch_norm:
-        return (dict(zip(BATCH_NORM, operation.arguments)) | operation.options).get("training") is True
+        return given(operation).get("training") is True
     return operation.function in (F.group_norm, F.layer_norm, F.instance_norm)
+
+
+def given(norm: Operation) -> dict[str, Any]:
+    """The arguments of a batch norm or a group norm by name."""
+    return {"eps": 1e-5} | dict(zip(ARGUMENTS[norm.function], norm.arguments)) | norm.options
+
+
+def multiplied(norm: Operation, received: Tensor, tensors: Mapping[str, Tensor]) -> Tensor | None:
+    """What a norm gives for other inputs with the statistics of `received`, up to a constant: γ / σ times the inputs.
+
+    None for norms other than batch norm and group norm.
+    """
+    if norm.function not in ARGUMENTS:
+        return None
+    named, values = given(norm), received.detach()
+    wide = [1] * (values.ndim - 2)
+    if norm.function is F.group_norm:
+        variance = values.reshape(len(values), named["num_groups"], -1).var(2, correction=0)  # (B, groups)
+        variance = variance.repeat_interleave(values.shape[1] // named["num_groups"], 1).reshape(*values.shape[:2], *wide)
+    else:
+        variance = values.var([0, *range(2, values.ndim)], correction=0, keepdim=True)
+    weight = tensors[named["weight"].name].reshape(1, -1, *wide) if named.get("weight") is not None else 1.0
+    return received * (weight / (variance + named["eps"]).sqrt())
 
 
 def norm_behind(tape: Tape, output: int) -> Operation | None:

@@ -13,6 +13,7 @@ from dosimeter.engines.downward.inversion import Inversion, MapTargets, approach
 from dosimeter.engines.downward.layers import Layer, as_grid, find_layers
 from dosimeter.engines.downward.norms import keeps_statistics
 from dosimeter.engines.downward.slopes import Backward, Gate
+from dosimeter.engines.downward.statistics import start_in_train_mode
 from dosimeter.engines.downward.walk import LARGEST_MISFIT, KnownMap, Walk, walk_down
 from dosimeter.engines.shifts.convolutions import ConvolutionLayer, find_convolutions
 from dosimeter.engines.shifts.layout import NoLayout
@@ -97,6 +98,12 @@ def draw(
     bounds = input_bounds(exposure.public.normalization, start)
     if approach_steps:
         start = approach(targets.residuals, start, bounds, steps=approach_steps, rate=approach_rate, variation=approach_variation)
+    together = _samples_meet(targets, start)
+    if together:
+        seconds = None if seconds is None else seconds / 2
+        start = start_in_train_mode(
+            targets, start, bounds, exposure.public.normalization, rng, steps=steps, products=products, seconds=seconds
+        )
     return invert(
         targets.residuals,
         start,
@@ -104,7 +111,7 @@ def draw(
         steps=steps,
         products=products,
         variation=variation,
-        joint=_samples_meet(targets, start),
+        joint=together,
         seconds=seconds,
     )
 
@@ -136,7 +143,8 @@ def _walk(exposure: Exposure, layer: ConvolutionLayer, found: LayerMaps, head: H
     maps = found.maps.double().reshape(tape.shape(value)).contiguous()
     start = KnownMap(value=value, maps=maps, known=torch.ones_like(maps, dtype=torch.bool), misfit=found.misfit)
     backward = Backward(tape, tensors_of(exposure.model, torch.float64))
-    backward.put(value, Gate(maps=maps, opened=maps > 0, known=start.known, doubt=OPEN_SLACK * float(maps[maps > 0].min())))
+    doubt = torch.full_like(maps[:, :1], OPEN_SLACK * float(maps[maps > 0].min()))
+    backward.put(value, Gate(maps=maps, opened=maps > 0, known=start.known, doubt=doubt))
     head_value = tape.layer(_weight(head.name))
     labels, reason = None, ""
     if head_value is not None and tape.follows_from(head_value, [value]):
@@ -153,8 +161,15 @@ def _walk(exposure: Exposure, layer: ConvolutionLayer, found: LayerMaps, head: H
         walked = walk_down(backward, layers, start, tolerance=_tolerance(exposure, layer))
         known, reasons = walked.known, walked.reasons
         turn = known[-1]
-        if head_value is not None and turn.freedom is not None and turn.whole and tape.follows_from(head_value, [turn.value]):
-            again, labels = _walk_from(exposure, layers, turn, head, head_value, _tolerance(exposure, layer), tape)
+        if (
+            head_value is not None
+            and turn.freedom is not None
+            and turn.value in backward.gates
+            and tape.follows_from(head_value, [turn.value])
+        ):
+            again, labels = _walk_from(
+                exposure, layers, turn, backward.gates[turn.value], head, head_value, tape, _tolerance(exposure, layer)
+            )
             known, reasons = (*known[:-1], *again.known), again.reasons or reasons
     if labels is None and head_value is not None:
         behind = next((one for one in known[1:] if one.freedom is None and tape.follows_from(head_value, [one.value])), None)
@@ -174,12 +189,18 @@ def _walk(exposure: Exposure, layer: ConvolutionLayer, found: LayerMaps, head: H
 
 
 def _walk_from(
-    exposure: Exposure, layers: Mapping[int, list[Layer]], start: KnownMap, head: Head, head_value: int, tolerance: float, tape: Tape
+    exposure: Exposure,
+    layers: Mapping[int, list[Layer]],
+    start: KnownMap,
+    gate: Gate,
+    head: Head,
+    head_value: int,
+    tape: Tape,
+    tolerance: float,
 ) -> tuple[Walk, Tensor | None]:
     """Walk down from a map from which all that follows can be computed, whatever its factor; with the labels that it shows."""
     backward = Backward(tape, tensors_of(exposure.model, torch.float64))
-    least = float(start.maps[start.maps > 0].min())
-    backward.put(start.value, Gate(maps=start.maps, opened=start.maps > 0, known=start.known, doubt=OPEN_SLACK * least))
+    backward.put(start.value, gate)
     slopes, labels, reason = _head_slopes(exposure, tape, backward.tensors, (start.value, start.maps), head, head_value)
     if slopes is None:
         return Walk(known=(start,), reasons={start.value: reason}), None

@@ -12,32 +12,34 @@ from dosimeter.engines.downward.equations import Solution, solve_input
 from dosimeter.engines.downward.layers import Layer, as_grid
 from dosimeter.engines.downward.slopes import Backward
 
-MOST_FLIPS = 12
-LEAST_GAIN = 0.95  # a flip must bring the misfit below this share of what it was
+MOST_FLIPS = 60
+MOST_TOGETHER = 8  # flips that are tried at once
+MOST_SINGLE = 3  # flips that are tried one by one
+LEAST_SHARE = 0.3  # of the best flip's gain, to be tried with it
+LEAST_GAIN = 0.99  # a flip must bring the misfit below this share of what it was: one of many wrong entries explains little
 
+Flip = tuple[int, int]  # a gate and its entry
 Estimates = Mapping[int, Tensor]  # of outputs of layers on whose own values the slopes depend
 
 
 def settle(backward: Backward, layers: Sequence[Layer], value: int, tolerance: float) -> tuple[Solution, int]:
-    """Solve for the input of `layers`; correct one rectifier's entry after the other as long as that explains more of the gradients."""
-    solution = solve(backward, layers, value, {})
-    for flips in range(MOST_FLIPS):
-        if solution.misfit <= tolerance or not bool(solution.solved.any()):
-            return solution, flips
-        better = flip_one(backward, layers, value, solution, {})
+    """Solve for the input of `layers`; correct rectifiers' entries as long as that explains more of the gradients."""
+    solution, flips = solve(backward, layers, value, {}), 0
+    while solution.misfit > tolerance and bool(solution.solved.any()) and flips < MOST_FLIPS:
+        better = flip_best(backward, layers, value, solution, {})
         if better is None:
-            return solution, flips
-        solution = better
-    return solution, MOST_FLIPS
+            break
+        solution, flips = better[0], flips + better[1]
+    return solution, flips
 
 
-def flip_one(backward: Backward, layers: Sequence[Layer], value: int, solution: Solution, at: Estimates) -> Solution | None:
-    """The solution after the one flip that explains most of what is left; None where no flip explains more."""
-    found = _best_flip(backward, layers, solution, at)
-    for one in ([] if found is None else [found]) + backward.uncertain:
-        better = _tried(backward, one, layers, value, LEAST_GAIN * solution.misfit, at)
+def flip_best(backward: Backward, layers: Sequence[Layer], value: int, solution: Solution, at: Estimates) -> tuple[Solution, int] | None:
+    """The solution after the flips that explain most of what is left, and their number; None where no flip explains more."""
+    best = _best_flips(backward, layers, solution, at)
+    for several in ([best] if len(best) > 1 else []) + [[one] for one in best[:MOST_SINGLE] + backward.uncertain]:
+        better = _tried(backward, several, layers, value, LEAST_GAIN * solution.misfit, at)
         if better is not None:
-            return better
+            return better, len(several)
     return None
 
 
@@ -49,31 +51,33 @@ def solve(backward: Backward, layers: Sequence[Layer], value: int, at: Estimates
     return solve_input(used, slopes, grid_shape(backward.tape.shape(value)), rectified=backward.tape.is_rectifier(value))
 
 
-def _tried(backward: Backward, flip: tuple[int, int], layers: Sequence[Layer], value: int, enough: float, at: Estimates) -> Solution | None:
-    """The solution after one flip, where its misfit is below `enough`; else the flip is undone."""
-    backward.flip(*flip)
+def _tried(backward: Backward, flips: Sequence[Flip], layers: Sequence[Layer], value: int, enough: float, at: Estimates) -> Solution | None:
+    """The solution after some flips, where its misfit is below `enough`; else the flips are undone."""
+    for flip in flips:
+        backward.flip(*flip)
     found = solve(backward, layers, value, at)
     if found.misfit < enough:
         return found
-    backward.flip(*flip)
+    for flip in flips:
+        backward.flip(*flip)
     return None
 
 
-def _best_flip(backward: Backward, layers: Sequence[Layer], solution: Solution, at: Estimates) -> tuple[int, int] | None:
-    """The gate and the entry whose opening or closing explains most of what is left of the gradients, among the doubtful ones.
+def _best_flips(backward: Backward, layers: Sequence[Layer], solution: Solution, at: Estimates) -> list[Flip]:
+    """The entries whose opening or closing explains most of what is left of the gradients, among the doubtful ones, best first.
 
     Let an entry change the slope at its place by δ, and let p be the patch of the input there. Then the residual R of the gradient becomes
     R − δ (1 − P) p, with P the projection on what the slopes explain. Its square falls by 2 δ ⟨R, p⟩ − δ² ‖(1 − P) p‖². The products ⟨R, p⟩
     at all places are the layer's convolution with R as its kernel.
     """
-    best: tuple[float, int, int] | None = None
+    found: list[tuple[float, int, int]] = []
     for layer in layers:
         number = backward.gate_behind(layer.output)
         if number is None or backward.tape.shape(number) != backward.tape.shape(layer.output):
             continue
         gate = backward.gates[number]
         backward.put(number, replace(gate, opened=torch.ones_like(gate.opened)))
-        passed = backward.slopes(layer.output, at.get(layer.output))
+        passed = backward.slopes(layer.output, at.get(layer.output), frozen=True)
         backward.put(number, gate)
         if passed is None:
             continue
@@ -81,10 +85,10 @@ def _best_flip(backward: Backward, layers: Sequence[Layer], solution: Solution, 
         products = layer.correlate(solution.maps, solution.residuals[layer.output])
         energy = _unexplained(layer, solution).reshape_as(change)
         gain = torch.where(as_grid(gate.doubtful), 2 * change * products - change.square() * energy, -torch.inf)
-        entry = int(gain.argmax())
-        if float(gain.flatten()[entry]) > (best[0] if best else 0.0):
-            best = float(gain.flatten()[entry]), number, entry
-    return None if best is None else best[1:]
+        highest = gain.flatten().topk(min(MOST_TOGETHER, gain.numel()))
+        found += [(size, number, entry) for size, entry in zip(highest.values.tolist(), highest.indices.tolist()) if size > 0]
+    found.sort(reverse=True)
+    return [(number, entry) for size, number, entry in found[:MOST_TOGETHER] if size > LEAST_SHARE * found[0][0]]
 
 
 def _unexplained(layer: Layer, solution: Solution) -> Tensor:

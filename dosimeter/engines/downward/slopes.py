@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Generator, Tensor
 
+from dosimeter.engines.downward.norms import keeps_statistics, multiplied
 from dosimeter.network.tape import Tape
 
 MOST_UNCERTAIN = 16  # entries behind the first known map that are tried both ways
@@ -27,7 +28,7 @@ class Gate:
     maps: Tensor  # (B, ...)
     opened: Tensor  # (B, ...) bool
     known: Tensor  # (B, ...) bool
-    doubt: float  # known entries up to here may be open or closed
+    doubt: Tensor  # (B, ...) or wider: known entries up to here may be open or closed
 
     @property
     def doubtful(self) -> Tensor:
@@ -73,7 +74,8 @@ class Backward:
         received = self.tape.run({start: self.gates[start].maps}, self.tensors, [self.tape.operation(one).sources[0] for one in between])
         near: list[tuple[float, int, int]] = []
         for value, before in zip(between, received):
-            self.put(value, Gate(maps=before.clamp_min(0), opened=before > 0, known=torch.ones_like(before, dtype=torch.bool), doubt=-1.0))
+            known = torch.ones_like(before, dtype=torch.bool)
+            self.put(value, Gate(maps=before.clamp_min(0), opened=before > 0, known=known, doubt=before[:, :1].detach() * 0 - 1))
             sizes = before.flatten().abs() / before.square().mean().sqrt()
             smallest = sizes.topk(min(MOST_UNCERTAIN, len(sizes)), largest=False)
             near += [(size, value, entry) for size, entry in zip(smallest.values.tolist(), smallest.indices.tolist()) if size < NEAR_ZERO]
@@ -82,15 +84,16 @@ class Backward:
     def flip(self, value: int, entry: int) -> None:
         self.put(value, self.gates[value].flipped(entry))
 
-    def slopes(self, value: int, at: Tensor | None = None) -> Tensor | None:
+    def slopes(self, value: int, at: Tensor | None = None, *, frozen: bool = False) -> Tensor | None:
         """The slopes at a layer's output or at what a gate gives; None where they depend on maps that are not known.
 
-        `at` is an estimate of the value itself: the derivative of a norm with statistics of its own depends on what it receives.
+        `at` is an estimate of the value itself: the derivative of a norm with statistics of its own depends on what it receives. `frozen`
+        leaves out what a change of one entry does to the others through the statistics.
         """
         exact = value in self.gates and bool(self.gates[value].known.all())
         if not exact and any(self.tape.is_rectifier(one) and one not in self.gates for one in self._closure(value)):
             return None  # what a rectifier lets through depends on what it receives
-        first, second = self._draw(value, 1, at), self._draw(value, 2, at)
+        first, second = self._draw(value, 1, at, frozen), self._draw(value, 2, at, frozen)
         if first is None or second is None or not bool(torch.isfinite(first).all()):
             return None
         scale = first.abs().max()
@@ -146,7 +149,7 @@ class Backward:
                     reached.add(number)
         return found
 
-    def _draw(self, value: int, seed: int, at: Tensor | None) -> Tensor | None:
+    def _draw(self, value: int, seed: int, at: Tensor | None, frozen: bool) -> Tensor | None:
         """The slopes at one value, with random numbers in the place of all that is not known."""
         rng, values = Generator().manual_seed(seed), {}
 
@@ -170,7 +173,8 @@ class Backward:
                 for source in operation.sources:
                     if source not in values:
                         values[source] = draw(source)
-                values[number] = operation(values, self.tensors)
+                kept = multiplied(operation, values[operation.sources[0]], self.tensors) if frozen and keeps_statistics(operation) else None
+                values[number] = operation(values, self.tensors) if kept is None else kept
                 if number in self.anchors:
                     ends.append((values[number] * self.anchors[number]).sum())
                 elif number == self.tape.output:

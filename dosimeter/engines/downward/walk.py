@@ -22,8 +22,8 @@ from dosimeter.engines.downward.slopes import Backward, Gate
 
 LARGEST_MISFIT = 1e-5  # of the gradients that a map explains, relative
 LEAST_EXCESS = 1.05  # equations for each unknown, below which a small misfit proves nothing
-ZERO_SLACK = 2.0  # over the most negative entry, up to which an entry is a rectifier's zero
-DOUBT_SLACK = 30.0  # over the most negative entry, up to which an entry may be open or closed
+ZERO_SLACK = 12.0  # over the noise, up to which an entry is a rectifier's zero
+DOUBT_SLACK = 120.0  # over the noise, up to which an entry may be open or closed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,12 +73,15 @@ def walk_down(backward: Backward, layers: Mapping[int, Sequence[Layer]], start: 
         if solution.reason:
             reasons[value] = f"in part: {solution.reason}"
         origin = tape.before_reshaping(value)
-        maps, level = _rectified(solution) if tape.is_rectifier(origin) else (solution.maps, 0.0)
+        maps, level = _rectified(solution) if tape.is_rectifier(origin) else (solution.maps, solution.maps * 0)
         there = solution.solved.expand_as(maps).reshape(tape.shape(origin))
         one = KnownMap(value=origin, maps=maps.reshape(tape.shape(origin)), known=there, misfit=solution.misfit, flips=flips)
         known.append(one)
         if tape.is_rectifier(origin):
-            backward.put(origin, Gate(maps=one.maps, opened=one.maps > 0, known=there, doubt=DOUBT_SLACK * level))
+            backward.put(
+                origin,
+                Gate(maps=one.maps, opened=one.maps > 0, known=there, doubt=DOUBT_SLACK * level.reshape(there.shape)),
+            )
     return Walk(known=tuple(known), reasons=reasons)
 
 
@@ -93,14 +96,14 @@ def _add_consistent(backward: Backward, layers: Sequence[Layer], value: int, kno
         if one.value in behind and one.freedom is not None:
             known[index] = replace(one, maps=scaled(one.maps, 1 / found.factors), freedom=None)
             gate = backward.gates[one.value]
-            backward.put(one.value, replace(gate, maps=known[index].maps, doubt=gate.doubt / float(found.factors.min())))
-    maps, level = _rectified(found.solution) if tape.is_rectifier(value) else (found.solution.maps, 0.0)
+            backward.put(one.value, replace(gate, maps=known[index].maps, doubt=scaled(gate.doubt, 1 / found.factors)))
+    maps, level = _rectified(found.solution) if tape.is_rectifier(value) else (found.solution.maps, found.solution.maps * 0)
     freedom = found.freedom
     if freedom is not None:
         sized = {one.value: one.maps for one in known if one.whole and one.freedom is None}
         factors = fit_sum(backward, sized, value, maps, freedom)
         if factors is not None:
-            maps, level, freedom = scaled(maps, factors), level * float(factors.max()), None
+            maps, level, freedom = scaled(maps, factors), scaled(level, factors), None
     there = torch.ones_like(maps, dtype=torch.bool)
     known.append(KnownMap(value=value, maps=maps, known=there, misfit=found.solution.misfit, freedom=freedom, flips=found.flips))
     if tape.is_rectifier(value):
@@ -108,7 +111,17 @@ def _add_consistent(backward: Backward, layers: Sequence[Layer], value: int, kno
     return ""
 
 
-def _rectified(solution: Solution) -> tuple[Tensor, float]:
-    """The maps with a rectifier's zeros in place of the noise around them, and the noise's largest size."""
-    level = float((-solution.maps).clamp_min(0).max())
-    return torch.where(solution.maps > ZERO_SLACK * level, solution.maps, 0), level
+def _rectified(solution: Solution) -> tuple[Tensor, Tensor]:
+    """The maps with a rectifier's zeros in place of the noise around them, and the size of the noise, (B, C, H, W).
+
+    A rectifier has no negative entries, so that those are noise. It differs by position, since near an edge fewer equations determine
+    an entry, and by channel, as the gradients' own noise does.
+    """
+    below = (-solution.maps).clamp_min(0)
+
+    def size(dims: tuple[int, ...]) -> Tensor:
+        return (below.square().sum(dims, keepdim=True) / (below > 0).sum(dims, keepdim=True).clamp_min(1)).sqrt()
+
+    whole = size((0, 1, 2, 3))
+    noise = torch.maximum(size((1,)), whole / 2) * torch.maximum(size((0, 2, 3)), whole / 2) / whole.clamp_min(1e-300)
+    return torch.where(solution.maps > ZERO_SLACK * noise, solution.maps, 0), noise
