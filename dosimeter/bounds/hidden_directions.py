@@ -33,7 +33,7 @@ class HiddenDirections(Bound):
     metric: ClassVar[str] = "psnr"
 
     probes: PositiveInt = 6
-    steps: PositiveInt = 30
+    steps: PositiveInt = 12
 
     def __call__(self, mechanism: Mechanism, rng: Generator) -> Ceiling:
         problem = PixelProblem(mechanism, self.name)

@@ -36,7 +36,7 @@ class VanTrees(Bound):
 
     points: PositiveInt = 2
     probes: PositiveInt = 6
-    steps: PositiveInt = 30
+    steps: PositiveInt = 12
 
     def __call__(self, mechanism: Mechanism, rng: Generator) -> Ceiling:
         if not mechanism.declared:

@@ -8,13 +8,14 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
+from scipy.stats import t as student
 from torch import Generator, Tensor
 
 from dosimeter.engines.bounds.gaussian_prior import GaussianPrior
 
 EXACT_UP_TO = 256  # numbers in an input: up to here the whole matrix is formed
 HIDDEN_PROBES = 2  # random signs for the count of hidden directions, which is shown and gates nothing
-NORMAL_99 = 2.576  # two-sided quantile of the normal distribution
+DEFLATED = 8  # directions of the prior with the largest variance, along which the trace is taken without random signs
 
 Information = Callable[[Tensor], Tensor]  # (n, d) -> (n, d): the Fisher information's products with n vectors
 
@@ -39,16 +40,16 @@ class RemainingError:
         return replace(self, squared=max(self.squared - excess, 0.0))
 
 
-def remaining_error(information: Information, prior: GaussianPrior, *, probes: int = 6, steps: int = 30, rng: Generator) -> RemainingError:
+def remaining_error(information: Information, prior: GaussianPrior, *, probes: int = 6, steps: int = 12, rng: Generator) -> RemainingError:
     """tr (F + Λ⁻¹)⁻¹ for the Fisher information F of the update and the prior's covariance Λ.
 
     Van Trees, "Detection, Estimation, and Modulation Theory" I, 1968, Section 2.4.3: the error covariance of every estimator, biased
     or not, is at least (E F + J)⁻¹. The expectation is over the prior, and J is the prior's own information, Λ⁻¹ for a Gaussian.
     Where the update is linear in the input and the noise is Gaussian, the posterior mean reaches it.
 
-    With A = Λ^½ F Λ^½ the trace is tr Λ^½ (I + A)⁻¹ Λ^½. Small inputs take it exactly. Else Hutchinson's random signs z estimate it,
-    and `steps` Lanczos steps give each zᵀ Λ^½ (I + A)⁻¹ Λ^½ z by Gauss quadrature, which never exceeds it: Golub & Meurant, "Matrices,
-    Moments and Quadrature", 1994.
+    With A = Λ^½ F Λ^½ the trace is tr M for M = Λ^½ (I + A)⁻¹ Λ^½. Small inputs take it exactly. Else it is Σ uᵀ M u over the directions u
+    in which the prior varies most, and Hutchinson's random signs z estimate the rest. `steps` Lanczos steps give each zᵀ M z by Gauss
+    quadrature, which never exceeds it: Golub & Meurant, "Matrices, Moments and Quadrature", 1994.
     """
     size = len(prior.mean)
 
@@ -63,16 +64,32 @@ def remaining_error(information: Information, prior: GaussianPrior, *, probes: i
         squared = float((prior.root(vectors.T).square().sum(1) * shares).sum())
         return RemainingError(squared=squared, spread=0.0, hidden=float(shares.sum()), bits=float(-shares.log2().sum() / 2), size=size)
     signs = torch.randint(0, 2, (probes, size), generator=rng, device=rng.device).to(prior.mean) * 2 - 1
-    values, weights = quadrature(whitened, torch.cat((prior.root(signs), signs[:HIDDEN_PROBES])), steps)
+    widest = prior.directions[:, :DEFLATED]  # (d, k)
+    starts = prior.root(torch.cat((widest.T, signs - (signs @ widest) @ widest.T)))
+    values, weights = quadrature(whitened, torch.cat((starts, signs[:HIDDEN_PROBES])), steps)
     inverse, bits = (weights / (1 + values)).sum(1), (weights * torch.log2(1 + values)).sum(1) / 2
-    spread = NORMAL_99 * float(inverse[:probes].std()) / math.sqrt(probes) if probes > 1 else math.inf
+    deflated, count = widest.shape[1], len(starts)
+    rest, spread = _estimate_rest(inverse[deflated:count], starts[deflated:], prior.variance - float(starts[:deflated].square().sum()))
     return RemainingError(
-        squared=float(inverse[:probes].mean()),
+        squared=float(inverse[:deflated].sum()) + rest,
         spread=spread,
-        hidden=float(inverse[probes:].mean()),
-        bits=float(bits[probes:].mean()),
+        hidden=float(inverse[count:].mean()),
+        bits=float(bits[count:].mean()),
         size=size,
     )
+
+
+def _estimate_rest(found: Tensor, starts: Tensor, prior: float) -> tuple[float, float]:
+    """The mean of zᵀ M z over the probes, and half of its 99 % interval.
+
+    Where the update says little, M is nearly Λ, whose trace `prior` is known. Then the difference of both is the steadier estimate.
+    """
+    if len(found) == 1:
+        return float(found[0]), math.inf
+    estimates = [found, prior - (starts.square().sum(1) - found)]
+    steadiest = min(estimates, key=lambda values: float(values.std()))
+    quantile = float(student.ppf(0.995, len(found) - 1))
+    return float(steadiest.mean()), quantile * float(steadiest.std()) / math.sqrt(len(found))
 
 
 def quadrature(product: Information, starts: Tensor, steps: int) -> tuple[Tensor, Tensor]:
