@@ -9,6 +9,7 @@ import torch
 from torch import Generator
 
 from dosimeter.engines.bounds.pixel_prior import PixelProblem
+from dosimeter.engines.bounds.remaining_error import EXTRA_PROBES
 from dosimeter.interfaces import Bound, Mechanism
 from dosimeter.options import PositiveInt
 from dosimeter.registry import BOUNDS
@@ -34,6 +35,11 @@ class HiddenDirections(Bound):
 
     probes: PositiveInt = 6
     steps: PositiveInt = 12
+
+    @property
+    def products_a_step(self) -> int:
+        """With the Fisher information, for each sample and Lanczos step."""
+        return self.probes + EXTRA_PROBES
 
     def __call__(self, mechanism: Mechanism, rng: Generator) -> Ceiling:
         problem = PixelProblem(mechanism, self.name)

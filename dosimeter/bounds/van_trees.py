@@ -9,7 +9,7 @@ import torch
 from torch import Generator, nn
 
 from dosimeter.engines.bounds.pixel_prior import PixelProblem
-from dosimeter.engines.bounds.remaining_error import RemainingError
+from dosimeter.engines.bounds.remaining_error import EXTRA_PROBES, RemainingError
 from dosimeter.interfaces import Bound, Mechanism
 from dosimeter.options import PositiveInt
 from dosimeter.registry import BOUNDS
@@ -37,6 +37,11 @@ class VanTrees(Bound):
     points: PositiveInt = 2
     probes: PositiveInt = 6
     steps: PositiveInt = 12
+
+    @property
+    def products_a_step(self) -> int:
+        """With the Fisher information, for each sample and Lanczos step."""
+        return (self.probes + EXTRA_PROBES) * (self.points + self.points // 2)
 
     def __call__(self, mechanism: Mechanism, rng: Generator) -> Ceiling:
         if not mechanism.declared:

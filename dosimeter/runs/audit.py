@@ -26,6 +26,7 @@ from dosimeter.options import OptionError, check_value
 from dosimeter.progress import Listener, Progress, listening
 from dosimeter.records import FILE_NAME, lock_folder, read_records, write_record
 from dosimeter.registry import DEFENSES, TRAININGS, suggestion
+from dosimeter.runs.audit_ceilings import AuditCeilings
 from dosimeter.runs.audited_client import DataConfig, client_from
 from dosimeter.runs.choosing import Budget, choose_methods, resolve_methods
 from dosimeter.runs.devices import choose_device, model_on, to_device
@@ -33,11 +34,12 @@ from dosimeter.runs.experiment import failure_record, run
 from dosimeter.runs.exposures import Expose, Exposures
 from dosimeter.runs.measurement import AuditedClient, Measurement, Protocol, key_of
 from dosimeter.runs.received import protocol_of, received_client
-from dosimeter.runs.timing import OutOfTime, Timetable, left_out, quick_training, seconds_a_step, within_quick_budget
+from dosimeter.runs.timing import QUICK_SECONDS, OutOfTime, Timetable, left_out, quick_training, seconds_a_step, within_quick_budget
 from dosimeter.surfaces.judging import SurfaceVerdict, judge_surfaces
 from dosimeter.surfaces.surface import Surface, surfaces
 from dosimeter.types import Batch, Normalization, Outcome, Record, Refused
 
+SHARE_OF_LIMIT = 0.1  # of `max_seconds`, for each ceiling
 USABLE_OUTCOMES = (Outcome.COMPLETED, Outcome.PARTIAL)  # attacks may build on labels of these outcomes
 
 
@@ -52,6 +54,7 @@ class Suite(Protocol, Surfaced):
     attack_labels: Literal["recovered", "given"] = "recovered"
     budget: Budget = "quick"  # of the methods chosen by "all": quick settings, or the published ones
     adaptive: bool = True  # run an attack that can counter the defenses twice: with its counter and without
+    ceilings: bool = True  # compute what no attacker can exceed, where a bound is known
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -149,6 +152,7 @@ def audit(
     attack_labels: Literal["recovered", "given"] = "recovered",
     budget: Budget = "quick",
     adaptive: bool = True,
+    ceilings: bool = True,
     seed: int = 0,
     out: str | Path | None = None,
     max_seconds: float | None = None,
@@ -165,6 +169,7 @@ def audit(
     `foreign` is another client's batch, for the null "the same attack on a foreign gradient". Without it, auxiliary samples
     take its place, or noise where there are none. With `out`, each record is written as soon as it is made, and a killed audit
     resumes from there.
+    With `ceilings`, each record of a surface with a known bound says what no attacker can exceed (`details["ceiling"]`).
     `max_seconds` limits the whole audit: its attacks share the time, and `cuts` of the result says what was cut or left out.
     `device` is where the audit runs: by default a GPU where there is one, else where the model is. The caller's objects stay
     where they are. `progress` is called with every step; "auto" shows a bar in terminals and notebooks and logs lines elsewhere.
@@ -174,6 +179,7 @@ def audit(
         "attack_labels": attack_labels,
         "budget": budget,
         "adaptive": adaptive,
+        "ceilings": ceilings,
         "seed": seed,
     }
     if exposure is not None:
@@ -239,8 +245,9 @@ def run_suite(
         raise ValueError(f"nothing to audit: {', '.join(surface.plural for surface in surfaces())} are all empty")
     if any(surface.needs_head and chosen[surface.name] for surface in surfaces()):
         _require_head(client, suite)
+    step = seconds_a_step(exposure)
+    limits = _ceilings_of(client, suite, step, max_seconds)
     if suite.budget == "quick":
-        step = seconds_a_step(exposure)
         for surface in surfaces():
             if suite.choice(surface) == "all":
                 chosen[surface.name] = tuple(_quick(method, step, exposure, timetable) for method in chosen[surface.name])
@@ -274,6 +281,7 @@ def run_suite(
                 except OutOfTime as stop:
                     timetable.cuts.append(f"{measurement.scored.name} {stop}")
                     record = failure_record(client, measurement, Outcome.NOT_ATTEMPTED, timetable.cuts[-1], left_out=True)
+            record = limits.attach(record, measurement) if limits else record
             if folder:
                 write_record(folder, record)
         records.append(record)
@@ -306,6 +314,15 @@ def _quick(method: Recovery, step: float, exposure: Exposure, timetable: Timetab
     elif said:
         timetable.cuts.append(said)
     return method if fitted is None else fitted
+
+
+def _ceilings_of(client: AuditedClient, suite: Suite, step: float, max_seconds: float | None) -> AuditCeilings | None:
+    """The ceilings of the audited client, each of which takes no longer than one attack; None where nobody wants them."""
+    if not suite.ceilings:
+        return None
+    allowed = [SHARE_OF_LIMIT * max_seconds] if max_seconds is not None else []
+    allowed += [QUICK_SECONDS] if suite.budget == "quick" else []
+    return AuditCeilings(client, suite, seconds=min(allowed, default=None), step=step)
 
 
 def _is_granted(method: LabelRecovery, exposure: Exposure) -> bool:

@@ -16,6 +16,7 @@ from dosimeter.engines.bounds.gaussian_prior import GaussianPrior
 EXACT_UP_TO = 256  # numbers in an input: up to here the whole matrix is formed
 HIDDEN_PROBES = 2  # random signs for the count of hidden directions, which is shown and gates nothing
 DEFLATED = 8  # directions of the prior with the largest variance, along which the trace is taken without random signs
+EXTRA_PROBES = DEFLATED + HIDDEN_PROBES  # vectors beside the random signs
 
 Information = Callable[[Tensor], Tensor]  # (n, d) -> (n, d): the Fisher information's products with n vectors
 
