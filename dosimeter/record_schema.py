@@ -37,6 +37,8 @@ THREAT_MODEL: dict[str, Any] = {
     "needs": Texts,
 }
 DETAILS: dict[str, Any] = {
+    "ceiling": dict[str, Any],
+    "proved_samples": list[bool],
     "certified": Union[bool, NonNegativeInt],
     "false_certificates": NonNegativeInt,
     "chance": Optional[Fraction],
@@ -47,6 +49,7 @@ DETAILS: dict[str, Any] = {
     "guarantees": Parts,
     "guessing": Number,
     "identifiability": Texts,
+    "largest_ceiling": Number,
     "message": str,
     "left_out": bool,
     "objective": Number,

@@ -9,6 +9,7 @@ from typing import Any
 
 from dosimeter.numbers import significant
 from dosimeter.report.settings import describe_part, group_by_setting
+from dosimeter.surfaces.limits import Limits, limits_of
 from dosimeter.surfaces.surface import Surface, surfaces
 from dosimeter.surfaces.verdicts import UTILITY, Verdict, verdict_of
 from dosimeter.types import Outcome, Record
@@ -22,13 +23,22 @@ class Cell:
     name: str
     defended: bool
     leaks: dict[str, float]  # surface -> the share that leaks, for the surfaces that were measured
+    ceilings: dict[str, Limits]  # surface -> what no attacker can exceed, for the surfaces with a known bound
     accuracy: float | None  # None where the training could not be run
     kept: float | None  # share of the undefended accuracy
     guessing: float | None  # the accuracy of always answering the most frequent class
     bytes_ratio: float | None
     time_ratio: float | None
     promises: list[str]  # ε in words
+    limit: float | None  # the largest ceiling that the user accepts, in the units of the inputs' headline
     note: str  # why a number is missing, or a leak cannot be told from luck
+
+    @property
+    def highest_ceiling(self) -> float | None:
+        """The largest ceiling of any input; None where one is not known."""
+        known = self.ceilings.get("inputs")
+        values = known.ceiling if known else []
+        return max(value for value in values if value is not None) if values and None not in values else None
 
     @property
     def leaking(self) -> list[str]:
@@ -51,12 +61,14 @@ def cells_of(records: Sequence[Record]) -> list[Cell]:
                 name=setting.name or ", then ".join(map(describe_part, defenses)) or "no defense",
                 defended=bool(defenses),
                 leaks={s.name: leak for s in surfaces() if (leak := leaked_share(s, setting.records)) is not None},
+                ceilings={s.name: known for s in surfaces() if (known := limits_of(s, setting.records)) and known.bound},
                 accuracy=_mean(costs, "accuracy"),
                 kept=_mean(costs, "accuracy_kept"),
                 guessing=cost.details.get("guessing"),
                 bytes_ratio=_mean(costs, "bytes_ratio"),
                 time_ratio=_mean(costs, "time_ratio"),
                 promises=[f"ε {significant(g['epsilon'])} a {g['unit']}" for g in guarantees if g.get("epsilon") is not None],
+                limit=cost.details.get("largest_ceiling"),
                 note="; ".join(filter(None, ("" if cost.outcome == Outcome.COMPLETED else cost.reason, *doubts(setting.records)))),
             )
         )

@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dosimeter.report.limits import limits_sentence
 from dosimeter.report.settings import group_by_setting
 from dosimeter.report.words import NOT_MEASURED, enumeration
 from dosimeter.surfaces.judging import gravity, judge_surfaces
+from dosimeter.surfaces.limits import limits_of
 from dosimeter.surfaces.surface import Surface, surfaces
 from dosimeter.surfaces.verdicts import Verdict
 from dosimeter.types import Outcome, Record
@@ -28,6 +30,7 @@ class Finding:
     method: str = ""
     setting: str = ""
     under_optimised: bool = False  # no leak is shown, and an attack stopped short
+    limits: str = ""  # how far apart the best attack and the ceiling are
 
 
 def findings(records: Sequence[Record]) -> list[Finding]:
@@ -43,6 +46,7 @@ def findings(records: Sequence[Record]) -> list[Finding]:
             meaning = surface.meaning(unknown) if measured else NOT_MEASURED
             found.append(Finding(surface=surface.name, verdict=unknown.value, state=state(unknown), meaning=meaning))
             continue
+        settled = limits_of(surface, measured) if len(settings) == 1 else None  # the limits of several settings are several
         telling = max((record for record in measured if record.outcome != Outcome.CRASHED), key=gravity)
         found.append(
             Finding(
@@ -53,6 +57,7 @@ def findings(records: Sequence[Record]) -> list[Finding]:
                 reason=judged.reason,
                 method=judged.method,
                 under_optimised=judged.under_optimised,
+                limits=limits_sentence(settled) if settled else "",
                 setting=next(setting.name for setting in settings if telling in setting.records),
             )
         )

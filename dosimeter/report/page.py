@@ -16,6 +16,7 @@ from dosimeter.report import words
 from dosimeter.report.decision import in_plain_words, what_to_do
 from dosimeter.report.evidence import exhibits
 from dosimeter.report.findings import findings, headline_parts, verdict_matrix, warnings
+from dosimeter.report.limits import ceiling_text
 from dosimeter.report.sections import sections
 from dosimeter.report.settings import threat_model_lines
 from dosimeter.report.sweep import panels
@@ -61,6 +62,7 @@ def render(records: Sequence[Record], title: str | None = None) -> str:
             tradeoff=costs,
             timelines=timelines(records),
             percent=percent,
+            ceiling=ceiling_text,
             times=times,
             threat_model=threat_model_lines(records),
             sections=sections(records),

@@ -120,7 +120,7 @@ def error_plot(rows: Sequence[tuple[str, Mapping[str, Values], Nulls]], metric: 
 def sample_scale(rows: Sequence[tuple[Values, Nulls]], metric: str) -> Scale:
     """One axis for the per-sample plots of several methods, so that they can be compared."""
     values = _finite(value for found, nulls in rows for column in (found, *_columns(nulls, metric).values()) for value in column)
-    step = _round_step((max(values) - min(values)) if values else 1.0)
+    step = round_step((max(values) - min(values)) if values else 1.0)
     low, high = (step * math.floor(min(values) / step), step * math.ceil(max(values) / step)) if values else (0.0, 1.0)
     return Scale(low=low, high=high if high > low else low + step)
 
@@ -146,11 +146,11 @@ def sample_plot(
                 beats=beats_nulls(value, list(rivals.values())),
             )
         )
-    step = _round_step(scale.high - scale.low)
+    step = round_step(scale.high - scale.low)
     levels = [scale.low + step * i for i in range(round((scale.high - scale.low) / step) + 1)]
     return SamplePlot(
         columns=columns,
-        ticks=[Tick(_down(scale, level) or 0.0, _level(level, metric, level == levels[-1])) for level in levels],
+        ticks=[Tick(_down(scale, level) or 0.0, level_text(level, metric, level == levels[-1])) for level in levels],
         legend=[(_symbol(columns_of, name), null_name(name)) for name in columns_of],
         axis=metric_name(metric),
         height=HEIGHT,
@@ -223,14 +223,14 @@ def _logarithmic(values: Sequence[float]) -> Scale:
     return Scale(low=low, high=max(10.0 ** math.ceil(math.log10(max(positive))), 10 * low), logarithmic=True)
 
 
-def _round_step(extent: float) -> float:
+def round_step(extent: float) -> float:
     """The distance between ticks: 1, 2 or 5 times a power of ten, such that `extent` has about four."""
     raw = max(extent, 1e-9) / 4
     power = 10.0 ** math.floor(math.log10(raw))
     return next(step * power for step in (1, 2, 5, 10) if step * power >= raw * 0.999)
 
 
-def _level(value: float, metric: str, last: bool) -> str:
+def level_text(value: float, metric: str, last: bool) -> str:
     """A tick's number, with the unit on the last tick alone."""
     text = plain(value, 0) if value == round(value) else significant(value)
     return f"{text}{THIN}{unit(metric)}" if last and unit(metric) else text

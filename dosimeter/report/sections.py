@@ -11,11 +11,13 @@ from dosimeter.numbers import duration
 from dosimeter.report import plots
 from dosimeter.report.evidence import Piece, pieces_of
 from dosimeter.report.findings import state
+from dosimeter.report.limits import LimitsPlot, limits_plot
 from dosimeter.report.scores import score, score_range
 from dosimeter.report.settings import OF_THE_DRAW, Setting, group_by_setting
 from dosimeter.report.words import OUTCOMES, display_name, higher_is_better, method_idea, metric_name, null_name
 from dosimeter.surfaces.intervals import summarize
 from dosimeter.surfaces.judging import gravity, judge_surfaces
+from dosimeter.surfaces.limits import limits_of
 from dosimeter.surfaces.surface import Surface, surface_named, surfaces
 from dosimeter.surfaces.verdicts import premises_sentence
 from dosimeter.types import Record
@@ -61,6 +63,7 @@ class Table:
     spread: bool  # whether any method has more than one value
     rows: list[Row]
     plots: list[plots.StripPlot]
+    limits: LimitsPlot | None  # None where nothing was scored
     metrics: list[str]
     sentences: list[str]  # what the equations determine, whatever the attack
     unavailable: list[tuple[str, str]]  # metrics that could not be computed here, and why
@@ -107,6 +110,7 @@ def _table(surface: Surface[Any], setting: Setting) -> Table | None:
         spread=any(measure.middle for row in rows for measure in row.measures),
         rows=rows,
         plots=strips,
+        limits=limits_plot(limits) if (limits := limits_of(surface, found)) else None,
         metrics=list(dict.fromkeys(measure.name for row in rows for measure in row.measures)),
         sentences=list(sentences),
         unavailable=[(metric_name(name), reason) for name, reason in unavailable.items()],

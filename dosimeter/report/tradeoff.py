@@ -9,10 +9,12 @@ from itertools import pairwise
 
 from dosimeter.numbers import THIN, percent, significant
 from dosimeter.report.cells import Cell, cells_of
+from dosimeter.report.scores import score
 from dosimeter.report.words import enumeration
 from dosimeter.surfaces.surface import surface_names
 from dosimeter.types import Record
 
+METRIC = "psnr"  # of the ceilings on inputs
 LABEL_OVERLAP = (9.0, 14.0)  # per cent across and pixels down within which the numbers of two cells would overlap
 LEAST_LEARNED = 0.1  # between guessing (0) and perfect (1): an undefended training below this is no measure of accuracy
 LEAST_ACCURACY_KEPT = 0.9  # share of the undefended accuracy that an advised defense must keep
@@ -70,7 +72,7 @@ def front(points: Sequence[tuple[float, float]]) -> list[int]:
 def advice(cells: Sequence[Cell]) -> str:
     """The advice in words: which defense to switch on, what it stops and costs, what would stop more, and any doubt."""
     undefended = next((cell for cell in cells if not cell.defended), None)
-    return _recommendation(cells, undefended) + _training_caveat(undefended)
+    return _recommendation(cells, undefended) + _safest_choice(cells) + _training_caveat(undefended)
 
 
 def _training_caveat(undefended: Cell | None) -> str:
@@ -131,6 +133,24 @@ def _stricter_choice(measured: Sequence[Cell], worst: Sequence[str], still_open:
     closed = [surface for surface in worst if surface not in left]
     shown = f"no leak of {enumeration(closed)} is shown" if left else "no leak is shown at all"
     return f" Behind {cell.name} {shown}, but there {_price(cell)}."
+
+
+def _safest_choice(cells: Sequence[Cell]) -> str:
+    """A sentence on the cheapest defense whose ceiling, and not only our attacks, stays below the user's limit."""
+    bounded = [(cell, top) for cell in cells if cell.defended and cell.limit is not None and (top := cell.highest_ceiling) is not None]
+    if not bounded:
+        return ""
+    limit = score(bounded[0][0].limit, METRIC)
+    below = [(cell, top) for cell, top in bounded if top <= (cell.limit or 0.0) and cell.kept is not None]
+    if not below:
+        cell, top = min(bounded, key=lambda pair: pair[1])
+        return (
+            f" No defense of this grid keeps every attacker below {limit}: the lowest ceiling is {score(top, METRIC)}, behind {cell.name}."
+        )
+    cell, top = max(below, key=lambda pair: pair[0].kept or 0.0)
+    kind = "proved" if cell.ceilings["inputs"].theorem else "an estimate"
+    ceiling = f"the ceiling is {score(top, METRIC)} ({cell.ceilings['inputs'].bound}, {kind})"
+    return f" To keep every attacker on the inputs below {limit}, the cheapest is {cell.name}: {ceiling}, and {_price(cell)}."
 
 
 def _price(cell: Cell) -> str:

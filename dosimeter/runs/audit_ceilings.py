@@ -35,7 +35,8 @@ class AuditCeilings:
 
     def attach(self, record: Record, measurement: Measurement) -> Record:
         """The record with the ceilings of its surface. A dishonest server changes the model, for which they do not hold."""
-        if measurement.tampering is not None or not self.client.has_truth:
+        bounded = {BOUNDS.entry(name).surface for group in self.preferred for name in group}
+        if record.surface not in bounded or measurement.tampering is not None or not self.client.has_truth:
             return record
         if self._known is None:
             self._known = self._compute()

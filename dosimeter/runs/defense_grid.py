@@ -13,7 +13,7 @@ import torch
 from dosimeter.config import construct, describe, digest, override
 from dosimeter.interfaces import Defense, Recovery
 from dosimeter.models.loading import ModelConfig
-from dosimeter.options import OptionError, PositiveInt
+from dosimeter.options import FiniteFloat, OptionError, PositiveInt
 from dosimeter.progress import Listener, Progress, listening
 from dosimeter.randomness import generator
 from dosimeter.records import lock_folder, write_record
@@ -49,6 +49,7 @@ class DefenseGrid(AuditConfig):
     grid: Literal["all"] | tuple[tuple[Defense, ...], ...] = "all"
     batches: PositiveInt = 3
     federation: Federation = field(default_factory=Federation)
+    largest_ceiling: FiniteFloat = 20.0  # PSNR of an input, in dB, that no attacker may exceed: the advice looks for such a defense
 
     def default_choice(self, surface: Surface[Any]) -> tuple[Recovery, ...]:
         return tuple(surface.methods.build(name, **options) for name, options in surface.grid_methods.items())
@@ -144,6 +145,7 @@ def _run_cells(
                 raise
             refusal = str(refused)
         cost, was_known = _utility_record(clients, protocol, grid.federation, folder, undefended, refusal, shown)
+        cost = _with_limit(cost, grid.largest_ceiling, folder)
         undefended = undefended or cost
         records.append(cost)
         resumed += was_known
@@ -217,6 +219,16 @@ def _utility_record(
     if folder:
         write_record(folder, record)
     return record, False
+
+
+def _with_limit(cost: Record, largest_ceiling: float, folder: Path | None) -> Record:
+    """The record of a cost with the user's limit, which changes nothing that was measured. The latest line of a key counts."""
+    if cost.details.get("largest_ceiling") == largest_ceiling:
+        return cost
+    limited = replace(cost, details=cost.details | {"largest_ceiling": largest_ceiling})
+    if folder:
+        write_record(folder, limited)
+    return limited
 
 
 def _measure_cost(client: AuditedClient, protocol: Protocol, federation: Federation, undefended: Record | None) -> dict[str, Any]:

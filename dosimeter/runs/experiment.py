@@ -18,6 +18,7 @@ from dosimeter.runs.exposures import Expose, expose
 from dosimeter.runs.foreign import foreign_batches
 from dosimeter.runs.measurement import AuditedClient, Measurement, identity_of
 from dosimeter.runs.server import run_method
+from dosimeter.surfaces.limits import PROVED
 from dosimeter.surfaces.scores import Comparison, Scores
 from dosimeter.surfaces.scoring import score_against
 from dosimeter.surfaces.surface import Surface
@@ -93,6 +94,7 @@ def run(
                 | surface.details(found, exposure, client.batch)
                 | _objective_at_truth(exposure, measurement, found, client.batch)
                 | _counters(measurement, exposure)
+                | _proved(surface, found, scores)
             )
     verdict, reason = surface.judge(found, scores, attempts)
     short = _shortfalls(surface, found, details)
@@ -204,6 +206,12 @@ def _counters(measurement: Measurement, exposure: Exposure) -> dict[str, list[st
         return {}
     adapted = adapt(measurement.scored, exposure)
     return {"counters": list(adapted.notes) if measurement.adaptive or not adapted.changed else ["not adapted to the defenses"]}
+
+
+def _proved(surface: Surface[Any], found: Estimate, scores: Scores) -> dict[str, list[bool]]:
+    """Which scores are proved, where any is."""
+    sure = surface.proved_samples(found, scores) if surface.proves(found) else []
+    return {PROVED: sure} if any(sure) else {}
 
 
 def _details(found: Estimate, scores: Scores) -> dict[str, Any]:

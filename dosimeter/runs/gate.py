@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from dosimeter.registry import METRICS
+from dosimeter.registry import BOUNDS, METRICS
 from dosimeter.surfaces.intervals import summarize
 from dosimeter.surfaces.judging import is_under_optimised, judge_surfaces
 from dosimeter.surfaces.surface import surface_names, surfaces
@@ -85,7 +85,8 @@ class Condition:
         if self.metric == CEILING and any(self.value(record) is not None for record in of_surface):
             return None
         what = f"{self.surface}.{self.metric}" + (f".{self.statistic}" if self.metric == CEILING else "")
-        return _nothing_measures(what, [_why_absent(record, self.metric) for record in of_surface])
+        why_absent = _why_no_ceiling if self.metric == CEILING else _why_absent
+        return _nothing_measures(what, [why_absent(record, self.metric) for record in of_surface])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,7 +172,8 @@ class Trip:
 
     def __str__(self) -> str:
         defenses = ", ".join(str(part.get("name")) for part in self.record.threat_model.get("defenses") or []) or "no defense"
-        return f"failed on {self.condition}: {self.record.method} gave {self.value:.4g} (behind {defenses})"
+        said = f"the ceiling is {self.value:.4g}" if self.condition.metric == CEILING else f"{self.record.method} gave {self.value:.4g}"
+        return f"failed on {self.condition}: {said} (behind {defenses})"
 
 
 def parse_condition(text: str) -> AnyCondition:
@@ -197,7 +199,9 @@ def parse_condition(text: str) -> AnyCondition:
     if not math.isfinite(float(bound)):
         raise ValueError(f"--fail-on: expected a finite number, got {bound}")
     if metric == CEILING and surface != UTILITY:
-        metrics = [name for name in METRICS if METRICS.build(name).surface == surface]
+        bounded = [BOUNDS.entry(name) for name in BOUNDS]
+        metrics = dict.fromkeys(name for name in METRICS if METRICS.build(name).surface == surface)
+        metrics |= dict.fromkeys(bound.metric for bound in bounded if bound.surface == surface)
         if statistic not in metrics:
             raise ValueError(f"--fail-on: expected a metric of {surface} out of {', '.join(metrics)}, got {statistic!r}")
         return Condition(surface=surface, metric=metric, statistic=statistic, comparison=comparison, bound=float(bound))
@@ -220,13 +224,17 @@ def furthest_trip(condition: Condition, records: Sequence[Record]) -> Trip | Non
 
 
 def _ceiling(record: Record, metric: str) -> float | None:
-    """The ceiling that a record holds for a metric: of several samples, the one that allows the attacker most."""
+    """The ceiling that a record holds for a metric: of several samples, the one that allows the attacker most.
+
+    None where one sample has no ceiling, since nothing limits an attacker on that sample.
+    """
     held = record.details.get(CEILING)
     value = held.get(metric) if isinstance(held, dict) else None
-    values = [one for one in (value if isinstance(value, list) else [value]) if isinstance(one, (int, float)) and math.isfinite(one)]
-    if not values:
+    values = value if isinstance(value, list) else [value]
+    if not values or not all(isinstance(one, (int, float)) and math.isfinite(one) for one in values):
         return None
-    return float((max if METRICS.build(metric).higher_is_better else min)(values))
+    larger_is_worse = metric not in METRICS or METRICS.build(metric).higher_is_better
+    return float((max if larger_is_worse else min)(values))
 
 
 def _is_closed(record: Record) -> bool:
@@ -248,6 +256,14 @@ def _why_absent(record: Record, metric: str) -> str:
     unavailable = record.details.get("unavailable")
     reason = unavailable.get(metric) if isinstance(unavailable, dict) else None
     return f"{record.method}: {reason or record.reason}"
+
+
+def _why_no_ceiling(record: Record, _: str) -> str:
+    held = record.details.get(CEILING)
+    refused = held.get("refused") if isinstance(held, dict) else None
+    return (
+        "; ".join(f"{name}: {why}" for name, why in refused.items()) if isinstance(refused, dict) and refused else "no bound was computed"
+    )
 
 
 def caveat(condition: AnyCondition, records: Sequence[Record]) -> str:

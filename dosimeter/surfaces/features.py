@@ -25,7 +25,7 @@ from dosimeter.surfaces.layer_inputs import (
     score_layer,
 )
 from dosimeter.surfaces.pictures import MOST_PICTURES, score_of, strips
-from dosimeter.surfaces.scores import SAMPLE_NULLS, Comparison, Scores, Values, keep_finite
+from dosimeter.surfaces.scores import SAMPLE_NULLS, Comparison, Scores, Values, in_truths_order, keep_finite
 from dosimeter.surfaces.surface import SURFACES, Surface
 from dosimeter.surfaces.verdicts import Verdict
 from dosimeter.types import Batch, Evidence, FeatureEstimate
@@ -72,6 +72,9 @@ class Features(Surface[FeatureEstimate]):
     def proof(self, found: FeatureEstimate) -> str:
         certified = int(found.certified.sum())
         return f"{certified} of {len(found.features)} feature vectors certified from the update alone" if certified else ""
+
+    def proved_samples(self, found: FeatureEstimate, scores: Scores) -> list[bool]:
+        return in_truths_order(found.certified, scores.assignment)
 
     def without_proof(self, found: FeatureEstimate, message: str) -> FeatureEstimate:
         return replace(found, certified=torch.zeros_like(found.certified), premises=(), message=message)

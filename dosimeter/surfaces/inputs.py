@@ -25,6 +25,7 @@ from dosimeter.surfaces.scores import (
     Scores,
     Values,
     columns_of,
+    in_truths_order,
     keep_finite,
     mark_classmates,
     median,
@@ -99,6 +100,9 @@ class Inputs(Surface[Reconstruction]):
         metrics, nulls = scores.as_lists()
         rivals = list(zip(*columns_of(nulls, "psnr")))
         return any(map(beats_nulls, metrics["psnr"], rivals))
+
+    def proved_samples(self, found: Reconstruction, scores: Scores) -> list[bool]:
+        return in_truths_order(torch.full((len(found.inputs),), bool(found.premises)), scores.assignment)
 
     def beats_nulls(self, value: float | None, rivals: Values) -> bool:
         return beats_nulls(value, rivals)

@@ -90,6 +90,9 @@ class Labels(Surface[LabelEstimate]):
         more = int((least > 0).sum()) - len(largest)
         return f"{proved} of {size} labels proved from the update alone: {classes}" + (f" and {more} more classes" if more > 0 else "")
 
+    def proved_samples(self, found: LabelEstimate, scores: Scores) -> list[bool]:
+        return [found.certified]
+
     def without_proof(self, found: LabelEstimate, message: str) -> LabelEstimate:
         computed = {name: value for name, value in found.details.items() if name != "proved"}
         return replace(found, certified=False, premises=(), details=computed, message=message)

@@ -15,7 +15,7 @@ from dosimeter.metrics.map_error import MapError
 from dosimeter.registry import MAPS
 from dosimeter.surfaces.layer_inputs import LARGEST_CERTIFIED_ERROR, beats_nulls, can_refute, judge_errors, may_leak, reader_of, score_layer
 from dosimeter.surfaces.pictures import MOST_PICTURES, png, score_of
-from dosimeter.surfaces.scores import SAMPLE_NULLS, Comparison, Scores, Values, keep_finite
+from dosimeter.surfaces.scores import SAMPLE_NULLS, Comparison, Scores, Values, in_truths_order, keep_finite
 from dosimeter.surfaces.surface import SURFACES, Surface
 from dosimeter.surfaces.verdicts import Verdict
 from dosimeter.types import Batch, Evidence, MapEstimate
@@ -66,6 +66,9 @@ class Maps(Surface[MapEstimate]):
     def proof(self, found: MapEstimate) -> str:
         certified, where = int(found.certified.sum()), f"at the input of {found.layer}"
         return f"the maps of {certified} of {len(found.maps)} samples {where} certified from the update alone" if certified else ""
+
+    def proved_samples(self, found: MapEstimate, scores: Scores) -> list[bool]:
+        return in_truths_order(found.certified, scores.assignment)
 
     def without_proof(self, found: MapEstimate, message: str) -> MapEstimate:
         return replace(found, certified=torch.zeros_like(found.certified), premises=(), message=message)

@@ -169,6 +169,14 @@ def _with_galleries(
     )
 
 
+def in_truths_order(marked: Tensor, assignment: Tensor | None) -> list[bool]:
+    """Marks of the recovered samples (n,) bool for the samples of the truth: a sample without a partner has none."""
+    if assignment is None or not len(marked):
+        return []
+    partner = assignment.cpu()
+    return ((partner >= 0) & marked.cpu()[partner.clamp(min=0)]).tolist()
+
+
 def no_foreign_null(refused: Mapping[str, str] | None) -> str:
     """Why the null of a foreign gradient is missing, and what follows."""
     why = (refused or {}).get("foreign", "the same method was not run on a foreign gradient")

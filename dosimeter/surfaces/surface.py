@@ -128,6 +128,10 @@ class Surface(ABC, Generic[Estimate]):
         """What the method proves, as a sentence; "" where it proves nothing."""
         return "proved from the update alone" if self.proves(found) else ""
 
+    def proved_samples(self, found: Any, scores: Scores) -> list[bool]:
+        """Which values of the headline are proved from the update alone, in the truth's order; nothing where none is."""
+        return []
+
     def without_proof(self, found: Any, message: str) -> Any:
         """The estimate without its proofs and premises."""
         return replace(found, premises=(), message=message)

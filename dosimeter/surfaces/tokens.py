@@ -71,6 +71,9 @@ class Tokens(Surface[TokenEstimate]):
     def proves(self, found: TokenEstimate) -> bool:
         return bool(found.certified) or found.complete or any(found.certified_sequences)
 
+    def proved_samples(self, found: TokenEstimate, scores: Scores) -> list[bool]:
+        return [found.complete and found.certified == set(found.tokens)]
+
     def without_proof(self, found: TokenEstimate, message: str) -> TokenEstimate:
         unproved = tuple(False for _ in found.sequences)
         return replace(found, certified=frozenset(), complete=False, certified_sequences=unproved, premises=(), message=message)

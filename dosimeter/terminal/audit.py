@@ -10,10 +10,12 @@ from rich.text import Text
 
 from dosimeter.numbers import percent, times
 from dosimeter.registry import METRICS
+from dosimeter.report.limits import ceiling_text, limits_sentence
 from dosimeter.report.tradeoff import Tradeoff, tradeoff
 from dosimeter.report.words import display_name
 from dosimeter.runs.audit import Audit
 from dosimeter.surfaces.judging import gravity
+from dosimeter.surfaces.limits import limits_of
 from dosimeter.surfaces.surface import surface_named, surface_names
 from dosimeter.surfaces.verdicts import LEAKS, Verdict, premises_sentence, verdict_of
 from dosimeter.terminal.console import plain_console
@@ -32,6 +34,9 @@ def print_audit(result: Audit, report: Path) -> None:
             if premises:
                 console.print(Text(premises, "dim"))
         if costs is None:
+            limits = limits_of(surface_named(verdict.surface), records)
+            if limits:
+                console.print(Text(limits_sentence(limits), "dim"))
             _print_methods(console, verdict.surface, records)
     judged = {verdict.surface for verdict in result.verdicts}
     for record in result.records:
@@ -65,11 +70,12 @@ def _print_tradeoff(console: Console, found: Tradeoff) -> None:
     console.print()
     table = Table(box=None, padding=(0, 1, 0, 1))
     table.add_column("leaked behind, and cost", min_width=24)
-    for heading in (*surface_names(), "accuracy", "bytes", "time"):
+    measured = [surface for surface in surface_names() if any(surface in cell.leaks for cell in found.cells)]
+    for heading in (*measured, "ceiling", "accuracy", "bytes", "time"):
         table.add_column(heading, justify="right", no_wrap=True)
     for cell in found.cells:
-        leaks = [percent(cell.leaks.get(surface)) for surface in surface_names()]
-        costs = [percent(cell.accuracy), times(cell.bytes_ratio), times(cell.time_ratio)]
+        leaks = [percent(cell.leaks.get(surface)) for surface in measured]
+        costs = [ceiling_text(cell.highest_ceiling, unknown="–"), percent(cell.accuracy), times(cell.bytes_ratio), times(cell.time_ratio)]
         remark = cell.note or ", ".join(cell.promises)
         table.add_row(f"{cell.name}: {remark}" if remark else cell.name, *leaks, *costs)
     console.print(table)

@@ -99,3 +99,25 @@ def test_the_page_shows_it_and_lists_no_cost_as_a_method(grid_records):
     assert "Every defense that was tried" not in render(grid_records[::2])
     with pytest.raises(ValueError, match="got only what the defenses cost"):
         render(grid_records[1::2])
+
+
+def test_the_advice_names_the_cheapest_defense_whose_ceiling_is_below_the_limit(grid_records):
+    def limited(limit, tops):
+        held = {str(NONE): 200.0, str(PRUNED): None, str(NOISY): tops}
+        records = []
+        for one in grid_records:
+            top = held[str(one.threat_model["defenses"])]
+            count = len(one.metrics.get("psnr", []))
+            details = {"ceiling": {"psnr": [top] * count, "bounds": {"psnr": {"bound": "van_trees"}}}} if count and top else {}
+            details |= {"largest_ceiling": limit} if one.surface == "utility" else {}
+            records.append(dataclasses.replace(one, details=one.details | details))
+        return records
+
+    said = advice(cells_of(limited(20.0, 15.0)))
+    assert "To keep every attacker on the inputs below 20.0\u202fdB, the cheapest is gaussian_noise (std 0.1)" in said
+    assert "the ceiling is 15.0\u202fdB (van_trees, an estimate)" in said
+    assert "the lowest ceiling is 15.0\u202fdB, behind gaussian_noise" in advice(cells_of(limited(12.0, 15.0)))
+    assert "ceiling" not in advice(cells_of(grid_records))
+    page = render(limited(20.0, 15.0))
+    assert "none known" in page
+    assert "≥60\u202fdB" in page

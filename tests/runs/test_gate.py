@@ -234,8 +234,12 @@ def test_a_ceiling_is_a_condition_and_untested_where_no_record_has_one():
     assert condition.failure([record(psnr=[30.0])]) is None
     assert condition.why_untested([record(psnr=[30.0])]).startswith("nothing that ran measures inputs.ceiling.psnr")
     bounded = dataclasses.replace(record(psnr=[9.0]), details={"ceiling": {"psnr": [12.0, 24.0]}})
-    assert "gave 24" in condition.failure([bounded])
+    assert "the ceiling is 24" in condition.failure([bounded])
     assert condition.why_untested([bounded]) is None
     assert parse_condition("inputs.ceiling.psnr > 25").failure([bounded]) is None
+    unlimited = dataclasses.replace(bounded, details={"ceiling": {"psnr": [12.0, None], "refused": {"van_trees": "too long"}}})
+    assert parse_condition("inputs.ceiling.psnr > 25").why_untested([unlimited]).endswith("(van_trees: too long)")
+    picked = dataclasses.replace(bounded, details={"ceiling": {"identified": [0.3, 0.2]}})
+    assert "the ceiling is 0.3" in parse_condition("inputs.ceiling.identified > 0.25").failure([picked])
     with pytest.raises(ValueError, match="expected a metric of inputs"):
         parse_condition("inputs.ceiling.insacc > 20")
