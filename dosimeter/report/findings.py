@@ -57,7 +57,7 @@ def findings(records: Sequence[Record]) -> list[Finding]:
                 reason=judged.reason,
                 method=judged.method,
                 under_optimised=judged.under_optimised,
-                limits=limits_sentence(settled) if settled else "",
+                limits=limits_sentence(settled) if settled and settled.tells else "",
                 setting=next(setting.name for setting in settings if telling in setting.records),
             )
         )

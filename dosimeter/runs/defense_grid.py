@@ -144,8 +144,7 @@ def _run_cells(
             if number == 0:
                 raise
             refusal = str(refused)
-        cost, was_known = _utility_record(clients, protocol, grid.federation, folder, undefended, refusal, shown)
-        cost = _with_limit(cost, grid.largest_ceiling, folder)
+        cost, was_known = _utility_record(clients, protocol, grid, folder, undefended, refusal, shown)
         undefended = undefended or cost
         records.append(cost)
         resumed += was_known
@@ -186,7 +185,7 @@ def _audited_clients(client: AuditedClient, grid: DefenseGrid) -> list[AuditedCl
 def _utility_record(
     clients: Sequence[AuditedClient],
     protocol: Suite,
-    federation: Federation,
+    grid: DefenseGrid,
     folder: Path | None,
     undefended: Record | None,
     refusal: str,
@@ -195,13 +194,17 @@ def _utility_record(
     """The record of what these defenses cost, measured here or read from the folder; and whether it was read."""
     client = clients[0]
     plain = Protocol(**{item.name: getattr(protocol, item.name) for item in fields(Protocol)})
-    config = {"subject": describe(client.description), **describe(plain), UTILITY: describe(federation)}
+    config = {"subject": describe(client.description), **describe(plain), UTILITY: describe(grid.federation)}
     record = known_records(folder, *clients).get(digest(config))
+    limit = {"largest_ceiling": grid.largest_ceiling}  # the user's, which changes nothing that is measured
     if record is not None and record.outcome != Outcome.CRASHED:
-        return record, True
+        limited = replace(record, details=record.details | limit)
+        if folder and limited != record:
+            write_record(folder, limited)  # the latest line of a key counts
+        return limited, True
     began = time.perf_counter()
     with listening(None if progress is None else _listener(progress)):
-        found = _failure_fields(Outcome.NOT_ATTEMPTED, refusal) if refusal else _measure_cost(client, plain, federation, undefended)
+        found = _failure_fields(Outcome.NOT_ATTEMPTED, refusal) if refusal else _measure_cost(client, plain, grid.federation, undefended)
     record = Record(
         key=digest(config),
         config=config,
@@ -214,21 +217,11 @@ def _utility_record(
         warnings=[],
         seconds=time.perf_counter() - began,
         versions=versions(client),
-        **found,
+        **found | {"details": found["details"] | limit},
     )
     if folder:
         write_record(folder, record)
     return record, False
-
-
-def _with_limit(cost: Record, largest_ceiling: float, folder: Path | None) -> Record:
-    """The record of a cost with the user's limit, which changes nothing that was measured. The latest line of a key counts."""
-    if cost.details.get("largest_ceiling") == largest_ceiling:
-        return cost
-    limited = replace(cost, details=cost.details | {"largest_ceiling": largest_ceiling})
-    if folder:
-        write_record(folder, limited)
-    return limited
 
 
 def _measure_cost(client: AuditedClient, protocol: Protocol, federation: Federation, undefended: Record | None) -> dict[str, Any]:

@@ -54,6 +54,11 @@ class Limits:
         return abs(self.gap) <= (CLOSED_DB if self._in_decibels else 1e-9)
 
     @property
+    def tells(self) -> bool:
+        """Whether the limits say more than the scores alone: the question is closed, or a bound is known or was refused."""
+        return self.closed or bool(self.bound or self.refusals)
+
+    @property
     def mean_shown(self) -> float | None:
         return self._mean([value for value in self.shown if value is not None])
 

@@ -35,7 +35,7 @@ def print_audit(result: Audit, report: Path) -> None:
                 console.print(Text(premises, "dim"))
         if costs is None:
             limits = limits_of(surface_named(verdict.surface), records)
-            if limits:
+            if limits and limits.tells:
                 console.print(Text(limits_sentence(limits), "dim"))
             _print_methods(console, verdict.surface, records)
     judged = {verdict.surface for verdict in result.verdicts}
