@@ -115,7 +115,8 @@ def _ceiling_name(limits: Limits) -> str:
 def _title(limits: Limits, place: int) -> str:
     said = {"proved": limits.proved[place], "shown": limits.shown[place], "ceiling": limits.ceiling[place]}
     values = [f"{name} {score(value, limits.metric)}" for name, value in said.items() if value is not None]
-    apart = None if None in (said["shown"], said["ceiling"]) or not limits.bound else said["ceiling"] - said["shown"]
+    shown, top = said["shown"], said["ceiling"]
+    apart = None if shown is None or top is None or not limits.bound else top - shown
     gap = "" if apart is None else f"; {'closed' if abs(apart) <= CLOSED_DB else f'{score(abs(apart), limits.metric)} apart'}"
     return f"{place + 1}: {', '.join(values) or 'nothing'}{gap}"
 

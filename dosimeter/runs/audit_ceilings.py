@@ -35,7 +35,7 @@ class AuditCeilings:
 
     def attach(self, record: Record, measurement: Measurement) -> Record:
         """The record with the ceilings of its surface. A dishonest server changes the model, for which they do not hold."""
-        bounded = {BOUNDS.entry(name).surface for group in self.preferred for name in group}
+        bounded = {BOUNDS.build(name).surface for group in self.preferred for name in group}
         if record.surface not in bounded or measurement.tampering is not None or not self.client.has_truth:
             return record
         if self._known is None:
@@ -56,12 +56,12 @@ class AuditCeilings:
                 if result.found:
                     break
         known: dict[str, dict[str, Any]] = {}
-        for surface in {BOUNDS.entry(name).surface for group in self.preferred for name in group}:
+        for surface in {BOUNDS.build(name).surface for group in self.preferred for name in group}:
             mine = [ceiling for ceiling in found if ceiling.surface == surface]
             known[surface] = {
                 **{ceiling.metric: plain_values(ceiling) for ceiling in mine},
                 "bounds": {ceiling.metric: _facts(ceiling) for ceiling in mine},
-                "refused": {name: reason for name, reason in refused.items() if BOUNDS.entry(name).surface == surface},
+                "refused": {name: reason for name, reason in refused.items() if BOUNDS.build(name).surface == surface},
                 "seconds": time.perf_counter() - began,
             }
         return known

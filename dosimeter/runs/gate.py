@@ -199,7 +199,7 @@ def parse_condition(text: str) -> AnyCondition:
     if not math.isfinite(float(bound)):
         raise ValueError(f"--fail-on: expected a finite number, got {bound}")
     if metric == CEILING and surface != UTILITY:
-        bounded = [BOUNDS.entry(name) for name in BOUNDS]
+        bounded = [BOUNDS.build(name) for name in BOUNDS]
         metrics = dict.fromkeys(name for name in METRICS if METRICS.build(name).surface == surface)
         metrics |= dict.fromkeys(bound.metric for bound in bounded if bound.surface == surface)
         if statistic not in metrics:
@@ -230,11 +230,12 @@ def _ceiling(record: Record, metric: str) -> float | None:
     """
     held = record.details.get(CEILING)
     value = held.get(metric) if isinstance(held, dict) else None
-    values = value if isinstance(value, list) else [value]
-    if not values or not all(isinstance(one, (int, float)) and math.isfinite(one) for one in values):
+    listed = value if isinstance(value, list) else [value]
+    values = [float(one) for one in listed if isinstance(one, (int, float)) and math.isfinite(one)]
+    if not values or len(values) < len(listed):
         return None
     larger_is_worse = metric not in METRICS or METRICS.build(metric).higher_is_better
-    return float((max if larger_is_worse else min)(values))
+    return (max if larger_is_worse else min)(values)
 
 
 def _is_closed(record: Record) -> bool:

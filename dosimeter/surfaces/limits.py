@@ -163,7 +163,7 @@ def _refusals(records: Sequence[Record], metric: str) -> tuple[str, ...]:
         held = record.details.get(CEILING)
         refused = held.get("refused") if isinstance(held, dict) else None
         for name, why in refused.items() if isinstance(refused, dict) else ():
-            if name in BOUNDS and BOUNDS.entry(name).metric == metric:
+            if name in BOUNDS and BOUNDS.build(name).metric == metric:
                 said[str(why)] = None
     return tuple(said)
 
