@@ -30,9 +30,10 @@ def print_audit(result: Audit, report: Path) -> None:
     for verdict in result.verdicts:
         console.print(verdict_line(verdict.surface, verdict.verdict, verdict.method, verdict.reason))
         records = [record for record in result.records if record.surface == verdict.surface]
-        for premises in dict.fromkeys(premises_sentence(record) for record in records if record.reason == verdict.reason):
-            if premises:
-                console.print(Text(premises, "dim"))
+        proofs = [record for record in records if record.reason == verdict.reason and premises_sentence(record)]
+        if proofs:
+            weakest = min(proofs, key=lambda record: len(premises_sentence(record)))
+            console.print(Text(f"{premises_sentence(weakest)} ({display_name(weakest)})", "dim"))
         if costs is None:
             limits = limits_of(surface_named(verdict.surface), records)
             if limits and limits.tells:

@@ -67,9 +67,12 @@ def test_a_surface_without_a_verdict_is_said_to_be_not_measured_and_the_report_c
 
 def test_the_premises_of_the_proof_follow_its_verdict(result, capsys, monkeypatch):
     proved = record("labels", "subspace", "leaked", details={"certified": True, "premises": ["no defense changed the update"]})
-    lines = printed(Audit(records=(*result.records, proved)), capsys, monkeypatch)
-    (place,) = [number for number, line in enumerate(lines) if line.startswith("labels: leaked (subspace)")]
-    assert lines[place + 1] == "what is proved takes for granted: no defense changed the update"
+    needy = {"certified": True, "premises": ["no defense changed the update", "every sample has one label"]}
+    also = record("labels", "cv_matching", "leaked", reason=proved.reason, details=needy)
+    lines = printed(Audit(records=(*result.records, also, proved)), capsys, monkeypatch)
+    (place,) = [number for number, line in enumerate(lines) if line.startswith("labels: leaked")]
+    assert lines[place + 1] == "what is proved takes for granted: no defense changed the update (subspace)"
+    assert sum("takes for granted" in line for line in lines) == 1, "of several proofs, the one that takes least for granted"
 
 
 def test_a_score_that_shows_no_leak_stands_beside_its_reason(capsys, monkeypatch):
