@@ -14,6 +14,7 @@ from dosimeter.engines.bins.black_and_white import black_and_white_bins
 from dosimeter.engines.bins.contents import Blur, DecodedBins, decode_bins
 from dosimeter.engines.bins.inserted_layer import LAYER_NAMES, Functional, InsertedLayer, Moments, insert_layer, measure_moments
 from dosimeter.engines.bins.replay import replayer_for
+from dosimeter.engines.needs import why_not_sent
 from dosimeter.engines.premises import premises_of
 from dosimeter.engines.recursion.black_and_white import PREMISE as BLACK_AND_WHITE
 from dosimeter.engines.row_errors import quotients_keep_their_scale, row_errors
@@ -84,7 +85,7 @@ def read_inserted_layer(exposure: Exposure, layer: InsertedLayer, labels: torch.
     """
     missing = [name for name in LAYER_NAMES if name not in exposure.update]
     if missing:
-        raise Refused(f"imprint reads the gradient of the inserted layer, and the client withholds {missing[0]!r}")
+        raise Refused(f"imprint reads the gradient of the inserted layer: {why_not_sent(exposure, missing[0], repr(missing[0]))}")
     public = exposure.public
     weight, bias = exposure.update["rows.weight"], exposure.update["rows.bias"]
     hidden = unmodelled(weight, public)

@@ -8,6 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Generator, Tensor
 
+from dosimeter.engines.needs import why_not_sent
 from dosimeter.engines.premises import premises_of
 from dosimeter.engines.recursion.feature_scale import scale_feature
 from dosimeter.engines.recursion.lone_samples import FirstRows, doubt_of_quotients, read_lone_samples
@@ -55,9 +56,10 @@ class LinearRecursion(Attack):
             raise Refused(
                 f"linear_recursion needs softmax cross-entropy, which ties the feature to the label; this is {exposure.public.loss.name}"
             )
-        withheld = [link.name for link in links if link.key not in exposure.update]
-        if withheld:
-            raise Refused(f"linear_recursion needs the gradient of every layer, and the client withholds {withheld[0]!r}")
+        absent = [link for link in links if link.key not in exposure.update]
+        if absent:
+            why = why_not_sent(exposure, absent[0].key, repr(absent[0].name))
+            raise Refused(f"linear_recursion needs the gradient of every layer: {why}")
         return _recurse(exposure, head, links, labels)
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Generator, nn
 
 from dosimeter.engines.bins.trap_rows import TrapLayer, find_first_linear, plant_traps
+from dosimeter.engines.needs import why_not_sent
 from dosimeter.engines.recursion.lone_samples import FirstRows, read_lone_samples
 from dosimeter.interfaces import ActiveAttack, Exposure
 from dosimeter.network.input_shape import find_input_shape
@@ -44,8 +45,11 @@ class TrapWeights(ActiveAttack):
 
     def __call__(self, exposure: Exposure, labels: LabelEstimate | None, rng: Generator) -> Reconstruction:
         name = _trapped_layer(exposure)
-        if f"{name}.weight" not in exposure.update or f"{name}.bias" not in exposure.update:
-            raise Refused(f"trap_weights reads the gradient of {name!r}, and the client withholds it")
+        absent = [parameter for parameter in (f"{name}.weight", f"{name}.bias") if parameter not in exposure.update]
+        if absent:
+            raise Refused(
+                f"trap_weights reads the gradient of the layer with its rows: {why_not_sent(exposure, absent[0], repr(absent[0]))}"
+            )
         first = FirstRows(weights=[f"{name}.weight"], biases=[f"{name}.bias"])
         return read_lone_samples(exposure, first, labels, tampered="trap rows")
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 
 from dosimeter.client.observe import observe
+from dosimeter.client.training import FedAvg
+from dosimeter.engines.sample_share import training_of_one_client
 from dosimeter.interfaces import Attack, Exposure, Method
 from dosimeter.network.head import find_head, parameter_name
 from dosimeter.normalization import from_pixels
@@ -73,7 +75,9 @@ def _replays(method: Method) -> bool:
 def why_not_sent(exposure: Exposure, parameter: str, layer: str) -> str:
     """Why a parameter is not in the update: the client does not train it, as LoRA's frozen layers, or trains it and does not send it."""
     held = dict(exposure.model.named_parameters(remove_duplicate=False)).get(parameter)
-    return f"{layer} is frozen" if held is not None and not held.requires_grad else f"the client withholds {layer}"
+    training = training_of_one_client(exposure.public.training)
+    frozen = (held is not None and not held.requires_grad) or (isinstance(training, FedAvg) and training.freezes(parameter))
+    return f"{layer} is frozen" if frozen else f"the client withholds {layer}"
 
 
 def _missing(need: Knowledge, exposure: Exposure, labels: LabelEstimate | None) -> str:

@@ -14,11 +14,12 @@ import torch
 from torch import Tensor, nn
 
 STANDARD = sys.stdlib_module_names - {"collections", "weakref", "queue", "types", "_thread"}  # objects that hold no user's values
-OTHERS = {"torch", "dosimeter", "numpy", "scipy", "safetensors", "transformers", "peft", "timm"}
-LIBRARIES = sys.stdlib_module_names | OTHERS  # their classes and globals keep no samples
+MODEL_LIBRARIES = {"torch", "transformers", "peft", "timm"}  # a script may put values on their classes
+LIBRARIES = sys.stdlib_module_names | MODEL_LIBRARIES | {"dosimeter", "numpy", "scipy", "safetensors"}  # their own code keeps no samples
 CALLED_FIRST = ("forward", "__call__")  # the code of a module that a pass runs
 ATOMS = (str, bytes, int, float, complex, type(None), torch.dtype, torch.device, torch.Size, types.CodeType)
 OF_MODULES = ("_parameters", "_buffers", "_modules")  # dictionaries whose entries a module's users call by their own names
+HOLDERS = (Tensor, np.ndarray, list, dict, set, deque)  # what can hold samples, and change
 SEQUENCES = (list, tuple, set, frozenset, deque)
 FUNCTIONS = (types.FunctionType, staticmethod, classmethod, property, functools.cached_property, functools._lru_cache_wrapper)
 GLOBAL_HOOKS = [hooks for name, hooks in vars(nn.modules.module).items() if name.startswith("_global_") and isinstance(hooks, dict)]
@@ -63,6 +64,8 @@ class Reach:
                 for name, member in list(vars(value).items()):
                     if name in self.mentioned or not isinstance(member, FUNCTIONS):
                         yield f"{value.__name__}.{name}", member
+            elif isinstance(value, type) and value.__module__.partition(".")[0] in MODEL_LIBRARIES:
+                yield from ((f"{value.__name__}.{name}", item) for name, item in list(vars(value).items()) if isinstance(item, HOLDERS))
         for file, space in list(self.globals.values()):
             yield from ((f"{file}.{name}", space[name]) for name in list(space.keys() & self.mentioned))
 

@@ -112,3 +112,24 @@ def test_a_head_without_a_bias_has_no_bias_gradient(batch):
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10, bias=False))
     with pytest.raises(dm.Refused, match="has no bias"):
         check_needs(method_that_needs(Knowledge.BIAS_GRADIENT), dm.observe(model, batch), None)
+
+
+@pytest.mark.parametrize("name", ["linear_recursion", "trap_weights", "imprint"])
+def test_a_frozen_layer_is_not_called_withheld(name):
+    attack = dm.attack(name, **({} if name == "linear_recursion" else {"input_shape": (1, 4, 4)}))
+    bias = name != "linear_recursion"  # without biases it needs every layer
+    model = nn.Sequential(nn.Flatten(), nn.Linear(16, 8, bias=bias), nn.ReLU(), nn.Linear(8, 3, bias=bias)).eval()
+    sent = model if name == "linear_recursion" else attack.tamper(model)
+    layer = "rows" if name == "imprint" else "1"
+    batch = dm.Batch(torch.rand(1, 1, 4, 4, generator=torch.Generator().manual_seed(0)), torch.tensor([1]))
+    exposure = dm.observe(sent, batch, training=dm.FedAvg(learning_rate=0.1, frozen=(layer,)))
+    with pytest.raises(dm.Refused, match="frozen"):
+        dm.reconstruct(exposure, attack)
+    for parameter in sent.get_submodule(layer).parameters():
+        parameter.requires_grad_(False)
+    with pytest.raises(dm.Refused, match="frozen"):
+        dm.reconstruct(dm.observe(sent, batch), attack)
+    whole = dm.observe(sent.requires_grad_(), batch)
+    whole.update.pop(f"{layer}.weight")
+    with pytest.raises(dm.Refused, match="withholds"):
+        dm.reconstruct(whole, attack)

@@ -3,6 +3,7 @@
 import threading
 from collections import OrderedDict, deque
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 import numpy as np
 import pytest
@@ -102,3 +103,44 @@ def test_a_dictionary_that_makes_its_values_when_asked_stays_as_it_is():
         model(torch.ones(1, 2))
         Model.table["tanh"] = nn.Tanh
     assert list(dict.items(Model.table)) == [("relu", nn.ReLU)]
+
+
+def test_an_object_whose_attributes_are_a_view_stays_as_it_is():
+    """Of such an object no attribute is set, as of a method that a user registers: its class is a view of a dictionary."""
+
+    class Viewed:
+        @property
+        def __dict__(self):  # type: ignore[override]
+            return MappingProxyType({"table": COUNTS})
+
+    class Model(nn.Linear):
+        viewed = Viewed()
+
+    model = Model(2, 2)
+    with nothing_kept(model):
+        model(torch.ones(1, 2))
+    assert dict(Model.viewed.__dict__) == {"table": COUNTS}
+
+
+@pytest.fixture
+def shelf_on_linear():
+    nn.Linear.shelf = []  # type: ignore[attr-defined]
+    yield nn.Linear.shelf
+    del nn.Linear.shelf
+
+
+def test_what_a_script_puts_on_a_librarys_class_is_reached(shelf_on_linear):
+    class Keeping(nn.Linear):
+        def forward(self, inputs):
+            nn.Linear.shelf.append(inputs.detach())  # type: ignore[attr-defined]
+            nn.Linear.latest = inputs.detach()  # type: ignore[attr-defined]
+            return super().forward(inputs)
+
+    model = Keeping(9, 2)
+    with nothing_kept(model):
+        model(torch.ones(1, 9))
+        assert len(shelf_on_linear) == 1
+    assert shelf_on_linear == []
+    assert not hasattr(nn.Linear, "latest")
+    shelf_on_linear.append(torch.arange(9.0))
+    assert any(torch.equal(array, torch.arange(9.0)) for _, array in Reach(model).arrays().values())
