@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from dosimeter.linear_fit import linear_fit
+
 PENALTIES = (1e-3, 1e-2, 0.1, 1.0, 10.0, 100.0, 1e3, 1e9)  # of the ridge; the last leaves the pooled fit alone
 TINY = 1e-12
 
@@ -21,7 +23,7 @@ def regress_counts(statistics: Tensor, counts: Tensor, sent: Tensor) -> tuple[Te
     shown, asked, wanted = (statistics - mean) / scale, (sent - mean) / scale, counts.double() - middle
     if shown.shape[2] != wanted.shape[1]:  # one logit for two answers
         shown, asked = (torch.cat([-one, one], dim=-1) for one in (shown, asked))
-    pooled = torch.linalg.lstsq(shown.transpose(1, 2).flatten(0, 1), wanted.flatten()[:, None]).solution[:, 0]  # (S,)
+    pooled = linear_fit(shown.transpose(1, 2).flatten(0, 1), wanted.flatten()[:, None])[:, 0]  # (S,)
     left = wanted - torch.einsum("ksc,s->kc", shown, pooled)
     slopes, errors = _ridge(shown.flatten(1), left)
     return middle + pooled @ asked + asked.flatten() @ slopes, errors
