@@ -40,7 +40,7 @@ class Simulator:
         """(number, C) label counts around the shares `centre` (C,); without a centre, of any kind. Only of classes with samples."""
         chosen = self.seen.nonzero().flatten()
         weight = torch.full((self.classes,), SPREAD) if centre is None else certainty * centre.float().cpu() + FLOOR
-        shares = torch._sample_dirichlet(weight[chosen].expand(number, -1).contiguous(), self.rng)
+        shares = torch._sample_dirichlet(weight[chosen].expand(number, -1).contiguous(), self.rng)  # pyright: ignore[reportPrivateImportUsage]
         drawn = chosen[torch.multinomial(shares, self.size, replacement=True, generator=self.rng)]  # (number, B)
         return torch.stack([torch.bincount(one, minlength=self.classes) for one in drawn])
 
