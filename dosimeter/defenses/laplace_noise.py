@@ -39,7 +39,7 @@ class LaplaceNoise(OutgoingDefense):
     def protect(self, update: Update, rng: Generator) -> Update:
         if self.scale == 0:
             return dict(update)
-        return with_noise(update, _standard_laplace, rng, size=self.scale, relative=self.relative, defense=self.name)
+        return with_noise(update, standard_laplace, rng, size=self.scale, relative=self.relative, defense=self.name)
 
     def deviation(self, change: Tensor) -> float:
         """The noise's standard deviation in a layer, from the layer as it was sent."""
@@ -65,7 +65,7 @@ class LaplaceNoise(OutgoingDefense):
         return Encoding() if self.scale > 0 else before
 
 
-def _standard_laplace(like: Tensor, rng: Generator) -> Tensor:
+def standard_laplace(like: Tensor, rng: Generator) -> Tensor:
     """The difference of two standard exponentials: finite everywhere, unlike the inverse of the distribution function at 0."""
     pair = torch.empty(2, *like.shape, dtype=working_dtype(like), device=rng.device).exponential_(generator=rng)
     return (pair[0] - pair[1]).to(like.device, like.dtype)

@@ -99,6 +99,8 @@ class Labels(Surface[LabelEstimate]):
 
     def details(self, found: LabelEstimate, exposure: Exposure, truth: Batch) -> dict[str, Any]:
         details = {"counts": found.counts.tolist(), "certified": found.certified, "confidence": found.confidence}
+        if "published_unit" in found.details and not exposure.model.training:
+            details["scalar_error"] = _scalar_error(found, exposure, truth)
         return details | ({"proved": int(found.details["proved"].sum())} if "proved" in found.details else {})
 
     def evidence(self, found: LabelEstimate, comparison: Comparison | None = None, scores: Scores | None = None) -> list[Evidence]:
@@ -315,3 +317,13 @@ def _classes(targets: Tensor) -> int:
 def _widen(rows: Tensor, width: int) -> Tensor:
     """The rows, padded by zeros to `width` classes."""
     return pad(rows, (0, width - rows.shape[-1]))
+
+
+def _scalar_error(found: LabelEstimate, exposure: Exposure, truth: Batch) -> float:
+    """|λ − λ*| of soft-labels Table 5, L_s: λ* is the unit over p_r − y_r of the private sample."""
+    with torch.no_grad():
+        logits = exposure.model(truth.inputs.to(next(exposure.model.parameters())))  # (1, C)
+    probabilities = (logits.double() / getattr(exposure.public.loss, "temperature", 1.0)).softmax(1)
+    error = (probabilities - as_distribution(truth.targets, logits.shape[1], torch.float64).to(logits.device))[0, int(found.details["row"])]
+    unit = float(found.details["published_unit"])
+    return abs(unit * float(found.details["scalar"]) - unit / float(error))

@@ -22,6 +22,7 @@ BEST = re.compile(r"(\w+?)_best_(\d+)")  # the mean over the best samples of a b
 MARGIN = re.compile(r"(\w+?)_margin")  # how far the mean lies above the best null's mean
 DERIVED = (WHERE_BELOW, BELOW, ABOVE, BEST, MARGIN)
 OF_TARGETS = "_of_targets"
+OF_DETAILS = {"scalar_error"}  # errors of a single sample that a record holds among its details
 COUNT = re.compile(r"count_(\d+)")  # how many samples of a class were recovered
 
 
@@ -48,6 +49,8 @@ def figure_of(quantity: str, records: Sequence[Record]) -> Figure | None:
 
 def is_error(quantity: str) -> bool:
     """Whether a quantity is an error of no fixed scale, which is compared by its ratio."""
+    if quantity in OF_DETAILS:
+        return True
     if quantity in SIDE_MEASURES:
         return SIDE_MEASURES[quantity].is_error
     where = WHERE_BELOW.fullmatch(quantity)
@@ -57,7 +60,7 @@ def is_error(quantity: str) -> bool:
 
 def check_quantity(quantity: str, path: str) -> None:
     """Refuse a quantity that no record can give."""
-    if quantity not in SIDE_MEASURES and not COUNT.fullmatch(quantity):
+    if quantity not in SIDE_MEASURES and _metric_of(quantity) not in OF_DETAILS and not COUNT.fullmatch(quantity):
         METRICS.entry(_metric_of(quantity), path)
 
 
@@ -93,6 +96,8 @@ def _value(quantity: str, record: Record) -> float | None:
 
 def _samples(name: str, metrics: Mapping[str, Sequence[float | None]], record: Record) -> Sequence[float | None]:
     """A metric's values, one a sample. With `_of_targets`, those of the target samples, where a miss counts as 0."""
+    if name in OF_DETAILS:
+        return [record.details.get(name)]
     values = [value if value is not None and math.isfinite(value) else None for value in metrics.get(name.removesuffix(OF_TARGETS), ())]
     if not name.endswith(OF_TARGETS) or not values:
         return values
