@@ -70,7 +70,7 @@ class SoftScalar(LabelRecovery):
             settings = PublishedSearch(optimiser=self.optimiser, target=self.target, particles=self.particles, flights=self.flights)
             found = _estimate(*_search_as_published(head, loss.temperature, self.family, row, rng, settings), head, exposure.public)
             unit = SCALES[self.family]  # the released code's λ is the unit times the scalar
-            return replace(found, details=found.details | {"row": torch.tensor(row), "published_unit": torch.tensor(unit)})
+            return replace(found, details={**found.details, "row": torch.tensor(row), "published_unit": torch.tensor(unit)})
         return _estimate(*solve(head, loss.temperature, self.family, self.use_bias), head, exposure.public)
 
 
