@@ -2,9 +2,10 @@
 
     python benchmarks/fuzz.py --inputs 10000 --jobs 8 --out fuzz.json
 
-Each worker is a process of its own with a limit on its memory. It counts an exception other than ValueError, TypeError or OSError as a
-traceback, 20 s of CPU or 120 s by the clock as a hang, 1 GB beyond the start of the input as too much memory. An audit hook counts
-every program that is started, every connection, and every file that is written outside of the input's own folder.
+Each worker is a process of its own with a limit on its memory. A refusal is a ValueError or a TypeError that a `raise` of Dosimeter's own
+code makes, or an OSError of the system. Any other exception counts as a traceback, 20 s of CPU or 120 s by the clock as a hang, 1 GB beyond
+the start of the input as too much memory. An audit hook counts every program that is started, every connection, and every file that is
+written outside of the input's own folder.
 """
 
 from __future__ import annotations
@@ -88,7 +89,8 @@ def attempt(action: Callable[[], object], watch: Watch, folder: Path) -> tuple[s
             action()
         result = ("answered", "")
     except ANSWERS as error:
-        result = ("refused", str(error)[:200])
+        own = isinstance(error, OSError) or _is_ours(error)
+        result = ("refused", str(error)[:200]) if own else ("traceback", f"raw {type(error).__name__}: {str(error)[:150]} {_place()}")
     except Hang:
         result = ("hang", _place())
     except SystemExit as error:
@@ -104,6 +106,12 @@ def attempt(action: Callable[[], object], watch: Watch, folder: Path) -> tuple[s
         return "deed", "; ".join(watch.deeds[:3])
     grown = _memory("VmHWM") - before
     return ("memory", f"{grown / 1e9:.2f} GB") if grown > BYTES else result
+
+
+def _is_ours(error: BaseException) -> bool:
+    """Whether a `raise` of Dosimeter's made the error, with words, and no library below it."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return "/dosimeter/" in last.filename and (last.line or "").startswith("raise ") and bool(str(error).strip())
 
 
 def _place() -> str:

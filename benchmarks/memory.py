@@ -1,15 +1,16 @@
 """The peak memory of methods against classes, batch and parameters, and of a whole audit; each point in a process of its own.
 
     python benchmarks/memory.py --jobs 2 --out memory.json
-    python benchmarks/memory.py --methods audit --most-classes 21000
-    python benchmarks/memory.py --resnet50 --seconds 600
+    python benchmarks/memory.py --audit classes --most-classes 21000
+    python benchmarks/memory.py --audit resnet50 --seconds 600
 
 A point is the peak beyond what the process holds when the method begins. The method has run once before on a small model, so that what
 libraries load and keep is not counted. The floor, which is the point of that small model itself, is subtracted. The exponent is the
 slope of log(peak − floor) against log(size) by least squares, and its residual is how far a point lies from the line. Points less than
 twice the floor are left out of the line. `audit` stands for all label recoveries and `subspace` with their scores, as an audit runs them.
-`--resnet50` runs a whole quick audit of ResNet-50 with 1,000 classes, 224 pixels, a batch of 4 and 64 auxiliary images, all drawn, and
-prints the peak of the process.
+`--audit resnet50` runs a whole quick audit of ResNet-50 with 1,000 classes, 224 pixels, a batch of 4 and 64 auxiliary images, all drawn,
+and prints the peak of the process. `--audit classes` does the same for the small network of the points, with the most classes and a
+batch of 8.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ AXES = {  # sizes, and what the other axes stand at
 SECONDS = 300  # of one point
 MOST_CLASSES = 8000  # by default, which takes minutes on one core
 SIDE, CHANNELS = 16, 8
+COLUMNS = ("method", "axis", "sizes", "peaks [MB]", "floor [MB]", "exponent ± residual", "process at the largest [GB]")
 
 
 def measure(method: str, classes: int, batch: int, width: int, seed: int) -> dict[str, Any]:
@@ -49,20 +51,26 @@ def measure(method: str, classes: int, batch: int, width: int, seed: int) -> dic
     return _run(method, classes, batch, width, seed)
 
 
-def _run(method: str, classes: int, batch: int, width: int, seed: int) -> dict[str, Any]:
+def _small_model(classes: int, width: int, seed: int) -> Any:
     import torch
     from torch import nn
+
+    torch.manual_seed(seed)
+    flat = CHANNELS * SIDE * SIDE
+    return nn.Sequential(
+        nn.Conv2d(3, CHANNELS, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(flat, width), nn.ReLU(), nn.Linear(width, classes)
+    ).eval()
+
+
+def _run(method: str, classes: int, batch: int, width: int, seed: int) -> dict[str, Any]:
+    import torch
 
     import dosimeter as dm
     from dosimeter.surfaces.surface import surfaces
 
-    torch.manual_seed(seed)
-    flat = CHANNELS * SIDE * SIDE
-    model = nn.Sequential(
-        nn.Conv2d(3, CHANNELS, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(flat, width), nn.ReLU(), nn.Linear(width, classes)
-    )
+    model = _small_model(classes, width, seed)
     truth, other = (dm.Batch(torch.rand(n, 3, SIDE, SIDE), torch.randint(0, classes, (n,))) for n in (batch, 64))
-    exposure = dm.observe(model.eval(), truth, auxiliary=other)
+    exposure = dm.observe(model, truth, auxiliary=other)
     before = _field("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # starts the high-water mark anew
     refused = ""
@@ -121,8 +129,8 @@ def describe_axis(method: str, axis: str, rows: list[dict[str, Any]], floor: int
     return {"method": method, "axis": name, "exponent": slope, "residual": residual, "fitted": len(fitted), "points": points, **largest}
 
 
-def resnet50(seconds: float | None, seed: int) -> dict[str, Any]:
-    """A whole quick audit of ResNet-50 in this process: its peak, its seconds, and what became of each method."""
+def whole_audit(which: str, classes: int, seconds: float | None, seed: int) -> dict[str, Any]:
+    """A whole quick audit in this process: its peak, its seconds, and what became of each method."""
     import torch
 
     import dosimeter as dm
@@ -134,11 +142,15 @@ def resnet50(seconds: float | None, seed: int) -> dict[str, Any]:
     if importlib.util.find_spec("PIL") is None:
         for surface in surfaces():
             type(surface).evidence = lambda *_: []
-    model = load_model("resnet50", {"stem": "imagenet", "classes": 1000, "channels": 3}, None, seed).eval()
+    if which == "resnet50":
+        model = load_model("resnet50", {"stem": "imagenet", "classes": 1000, "channels": 3}, None, seed).eval()
+        side, size, classes = 224, 4, 1000
+    else:
+        side, size, model = SIDE, 8, _small_model(classes, 256, seed)
     rng = generator(seed, "memory benchmark")
-    images = draw_stand_ins((3, 224, 224), 4 + 4 + 64, rng)
-    labels = torch.randint(0, 1000, (len(images),), generator=rng)
-    batch, foreign, auxiliary = (dm.Batch(x, y) for x, y in zip(images.split([4, 4, 64]), labels.split([4, 4, 64])))
+    images = draw_stand_ins((3, side, side), 2 * size + 64, rng)
+    labels = torch.randint(0, classes, (len(images),), generator=rng)
+    batch, foreign, auxiliary = (dm.Batch(x, y) for x, y in zip(images.split([size, size, 64]), labels.split([size, size, 64])))
     limit: dict[str, Any] = {} if seconds is None else {"max_seconds": seconds}
     began, spent = time.monotonic(), time.process_time()
     records = dm.audit(model, batch, foreign=foreign, auxiliary=auxiliary, progress=_log(began), seed=seed, **limit).records
@@ -146,6 +158,21 @@ def resnet50(seconds: float | None, seed: int) -> dict[str, Any]:
     names = ("surface", "method", "outcome", "verdict", "seconds", "reason")
     methods = [{name: getattr(record, name) for name in names} for record in records]
     return {"peak": _field("VmHWM"), **taken, "threads": torch.get_num_threads(), "methods": methods}
+
+
+def _print_audit(result: dict[str, Any], seed: int, record: Path | None) -> None:
+    for method in result["methods"]:
+        said = "{surface:10} {method:22} {seconds:8.1f} s  {outcome:14} {verdict}".format(**method)
+        sys.stdout.write(f"{said}  {method['reason'][:90]}\n")
+    spent = f"{result['seconds']:.0f} s, {result['cpu_seconds']:.0f} s of CPU on {result['threads']} threads"
+    total = f"{len(result['methods'])} records, {spent}, peak {result['peak'] / 1e9:.2f} GB"
+    sys.stdout.write(f"{total}\n")
+    if record:
+        from measured import write_measurement
+
+        rows = [[method["surface"], method["method"], round(method["seconds"], 1), method["verdict"]] for method in result["methods"]]
+        left_out = [f"{method['reason']}." for method in result["methods"] if "left out" in method["reason"]]
+        write_measurement(record, str(seed), ["surface", "method", "time [s]", "verdict"], rows, [f"{total}.", *left_out])
 
 
 def _log(began: float) -> Callable[[Any], None]:
@@ -168,21 +195,18 @@ def main() -> None:
     parser.add_argument("--most-classes", type=int, default=MOST_CLASSES)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=1, help="processes")
-    parser.add_argument("--resnet50", action="store_true", help="run a whole quick audit instead")
+    parser.add_argument("--audit", choices=("resnet50", "classes"), help="run a whole quick audit instead")
     parser.add_argument("--seconds", type=float, help="limit of that audit's time (default: none)")
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--record", type=Path, help="where docs/results finds the table")
     parser.add_argument("--point", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.point:
         sys.stdout.write(json.dumps(measure(**json.loads(options.point), seed=options.seed)))
         return
-    if options.resnet50:
-        result: Any = resnet50(options.seconds, options.seed)
-        for method in result["methods"]:
-            said = "{surface:10} {method:22} {seconds:8.1f} s  {outcome:14} {verdict}".format(**method)
-            sys.stdout.write(f"{said}  {method['reason'][:90]}\n")
-        spent = f"{result['seconds']:.0f} s, {result['cpu_seconds']:.0f} s of CPU on {result['threads']} threads"
-        sys.stdout.write(f"{len(result['methods'])} records, {spent}, peak {result['peak'] / 1e9:.2f} GB\n")
+    if options.audit:
+        result: Any = whole_audit(options.audit, options.most_classes, options.seconds, options.seed)
+        _print_audit(result, options.seed, options.record)
     else:
         result = fit_all(options)
     if options.out:
@@ -215,7 +239,19 @@ def fit_all(options: argparse.Namespace) -> list[dict[str, Any]]:
         slope = f"{fit['exponent']:5.2f} ± {fit['residual']:4.0%}" if fit["exponent"] is not None else "below its floor"
         said = f"{fit['method']:20} {fit['axis']:10} exponent {slope}, floor {floors[fit['method']] / 1e6:.0f} MB"
         sys.stdout.write(f"{said} ({peaks}); process {fit.get('process_gb', 0):.2f} GB\n")
+    if options.record:
+        from measured import write_measurement
+
+        unmeasured = [f"{row['method']} at {row['axis']} = {row['value']}: {row['refused']}." for row in rows if row["refused"]]
+        write_measurement(options.record, str(options.seed), COLUMNS, [_table_row(fit, floors) for fit in fits], unmeasured)
     return fits
+
+
+def _table_row(fit: dict[str, Any], floors: dict[str, int]) -> list[Any]:
+    slope = "below its floor" if fit["exponent"] is None else f"{fit['exponent']:.2f} ± {fit['residual']:.0%}"
+    peaks = " / ".join(f"{peak / 1e6:.0f}" for _, peak in fit["points"])
+    sizes = " / ".join(f"{value:,}" for value, _ in fit["points"])
+    return [fit["method"], fit["axis"], sizes, peaks, round(floors[fit["method"]] / 1e6), slope, f"{fit['process_gb']:.2f}"]
 
 
 if __name__ == "__main__":

@@ -15,12 +15,13 @@ from typing import Any, TypeVar
 from dosimeter.artefacts import fingerprint
 from dosimeter.files import read_text
 from dosimeter.interfaces import Method
-from dosimeter.options import OptionError, check_value, field_types, mismatch
+from dosimeter.options import OptionError, check_value, field_types, mismatch, type_name
 from dosimeter.registry import REGISTRY_OF, Registry, refuse_renamed, suggestion, with_article
 
 Config = TypeVar("Config")
 
 DEEPEST_TABLE = 32  # tables or lists within one another
+MOST_BITS = 1024  # of a whole number; more than any float holds
 LONGEST_PATH = 80  # characters of an option's path in a message
 
 
@@ -186,6 +187,9 @@ def _build_table(kind: Any, data: Any, path: str) -> Any:
     if "options" in fields:
         given = check_value(dict[str, Any], extra.pop("options", {}), _join(path, "options"))
         arguments["options"] = given | extra
+    for field in dataclasses.fields(kind):
+        if field.name in fields and field.name not in arguments and _is_required(field):
+            raise OptionError(_join(path, field.name), f"expected {type_name(annotations[field.name])}, got nothing")
     if by_surface:
         arguments |= kind.collect_methods({key: arguments.pop(key) for key in by_surface if key in arguments})
     try:
@@ -198,15 +202,23 @@ def _join(path: str, key: str) -> str:
     return f"{path}.{key}" if path else key
 
 
+def _is_required(field: dataclasses.Field[Any]) -> bool:
+    return field.init and field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+
+
+def _is_index(key: str) -> bool:
+    return key.isdecimal() and len(key) < 10
+
+
 def _item(table: Any, key: str) -> Any:
     if isinstance(table, list):
-        return table[int(key)] if key.isdigit() and int(key) < len(table) else None
+        return table[int(key)] if _is_index(key) and int(key) < len(table) else None
     return table.get(key)
 
 
 def _put(table: Any, key: str, value: Any, path: str) -> Any:
     if isinstance(table, list):
-        if not key.isdigit() or int(key) >= len(table):
+        if not _is_index(key) or int(key) >= len(table):
             raise ValueError(f"{path.strip()}: expected an index below {len(table)}, got {key!r}")
         table[int(key)] = value
     else:
@@ -226,6 +238,10 @@ def _parse_toml(text: str) -> dict[str, Any]:
         return tomllib.loads(text)
     except RecursionError:
         raise ValueError("not a TOML file: its tables or lists are nested too deeply") from None
+    except tomllib.TOMLDecodeError:
+        raise
+    except ValueError:  # a number of more digits than Python reads
+        raise ValueError("not a TOML file: a number has more than 4,300 digits") from None
 
 
 def _refuse_odd_values(value: Any, path: str, depth: int = 0) -> None:
@@ -240,3 +256,5 @@ def _refuse_odd_values(value: Any, path: str, depth: int = 0) -> None:
             _refuse_odd_values(item, f"{path}[{position}]", depth + 1)
     elif not isinstance(value, (str, int, float)):
         raise mismatch(path, "text, a number, a list or a table", value)
+    elif isinstance(value, int) and value.bit_length() > MOST_BITS:
+        raise OptionError(path, f"expected a number of at most {MOST_BITS} bits, got one of {value.bit_length()}")

@@ -192,3 +192,27 @@ def test_bundled_sets_and_absolute_paths_stay(tmp_path, name):
     assert resolve_paths({"data": {"name": name}}, tmp_path) == {"data": {"name": name}}
     assert resolve_paths({"data": name}, tmp_path) == {"data": name}
     assert resolve_paths({"data": "sets/x"}, tmp_path) == {"data": str(tmp_path / "sets" / "x")}
+
+
+def test_numbers_that_no_option_takes_are_refused_in_a_sentence(tmp_path):
+    file = tmp_path / "a.toml"
+    file.write_text(f"seed = {'9' * 5001}")
+    with pytest.raises(ValueError, match="a number has more than 4,300 digits"):
+        read_toml(file)
+    file.write_text(f"seed = 0x{'f' * 5001}")
+    with pytest.raises(ValueError, match="seed: expected a number of at most 1024 bits, got one of 20004"):
+        read_toml(file)
+    with pytest.raises(ValueError, match="expected an index below 1, got '²'"):
+        override({"defenses": ["sign"]}, ["defenses.²=3"])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Needy:
+    steps: PositiveInt
+    rate: float = 0.1
+
+
+def test_a_key_that_is_missing_is_named():
+    with pytest.raises(ValueError, match="steps: expected a positive int, got nothing"):
+        construct(Needy, {"rate": 0.5})
+    assert construct(Needy, {"steps": 3}).rate == 0.1

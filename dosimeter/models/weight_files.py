@@ -65,6 +65,8 @@ def _check_archive(file: IO[bytes], path: Path) -> None:
     try:
         archive = zipfile.ZipFile(file)
         pickles = [archive.read(member) for member in _members(archive, path) if member.filename.endswith(PICKLE_MEMBER)]
+    except (UnicodeDecodeError, zipfile.BadZipFile):
+        raise ValueError(f"weights: {path} is truncated, damaged or not a torch file") from None
     except ValueError:
         raise
     except Exception:  # damaged: torch says so

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Literal
 
 from dosimeter.interfaces import Recovery, Tampering
@@ -36,9 +37,11 @@ def resolve_methods(wanted: dict[str, Any]) -> dict[str, Any]:
     for key in wanted:
         if key not in registries:
             raise OptionError(key, f"no such option; {suggestion(key, registries, 'methods are chosen by')}")
-    return {key: "all" if names == "all" else _resolve_names(registries[key], names) for key, names in wanted.items()}
+    return {key: "all" if names == "all" else _resolve_names(registries[key], names, key) for key, names in wanted.items()}
 
 
-def _resolve_names(registry: Registry[Any], wanted: Any) -> tuple[Any, ...]:
+def _resolve_names(registry: Registry[Any], wanted: Any, key: str) -> tuple[Any, ...]:
     alone = isinstance(wanted, str | Recovery)
+    if not alone and not isinstance(wanted, Iterable):
+        raise TypeError(f"{key}: expected 'all', a name, a method or a list of these, got {wanted!r}")
     return tuple(registry.resolve(item) for item in ([wanted] if alone else wanted))

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+import dosimeter as dm
+
 SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "fuzz.py"
 
 
@@ -59,8 +61,8 @@ def test_the_fuzzer_sees_faults(tmp_path):
         "deed": [lambda: os.system("true"), lambda: outside.write_text("x")],
         "hang": [lambda: time.sleep(10), lambda: [number for number in iter(int, 1) if number]],
         "memory": [lambda: bytes(10**8) and bytearray(range(256)) * 10**6],
-        "traceback": [lambda: {}["x"]],
-        "refused": [lambda: int("x")],
+        "traceback": [lambda: {}["x"], lambda: int("x"), lambda: len(3)],  # pyright: ignore[reportArgumentType]
+        "refused": [lambda: dm.attack("nothing"), lambda: dm.read(tmp_path / "nothing")],
         "answered": [lambda: (tmp_path / "in" / "x").write_text("x")],
     }
     (tmp_path / "in").mkdir()

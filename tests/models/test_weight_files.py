@@ -78,3 +78,16 @@ def test_a_plain_pickle_runs_nothing(tmp_path: Path) -> None:
     path.write_bytes(pickle.dumps(print))
     with pytest.raises(ValueError, match=r"could run code when read|is truncated, damaged"):
         read_tensors(path)
+
+
+def test_an_archive_whose_names_are_no_text_is_refused(tmp_path):
+    path = tmp_path / "weights.pt"
+    torch.save(nn.Linear(3, 2).state_dict(), path)
+    content = path.read_bytes()
+    place = content.rindex(b"PK\x01\x02")  # the last entry of the directory
+    damaged = bytearray(content)
+    damaged[place + 9] |= 0x08  # its name is said to be UTF-8
+    damaged[place + 46] = 0xFF
+    path.write_bytes(damaged)
+    with pytest.raises(ValueError, match="is truncated, damaged or not a torch file"):
+        read_tensors(path)

@@ -208,3 +208,8 @@ def test_the_callers_model_and_batch_stay_as_they_were(normed_classifier, batch)
     assert model.training
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
     assert torch.equal(inputs, batch.inputs)
+
+
+def test_methods_of_the_wrong_type_are_refused_in_a_sentence(classifier, batch):
+    with pytest.raises(TypeError, match="attacks: expected 'all', a name, a method or a list of these, got 3"):
+        dm.audit(classifier, batch, attacks=3)

@@ -66,6 +66,8 @@ def _array(path: Path, dimensions: int) -> np.ndarray:
     if len(data) != header + math.prod(shape):
         expected = f"{header + math.prod(shape)} bytes for {'×'.join(map(str, shape))} values"
         raise ValueError(f"{path}: truncated or damaged, its header promises {expected}, got {len(data)}")
+    if 0 in shape:
+        raise ValueError(f"{path}: expected at least one value, its header promises {'×'.join(map(str, shape))}")
     return np.frombuffer(data, np.uint8, offset=header).reshape(shape)
 
 

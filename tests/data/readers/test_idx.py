@@ -98,3 +98,10 @@ def test_gzip_in_several_members(tmp_path: Path) -> None:
     whole = idx(PIXELS)
     path.write_bytes(gzip.compress(whole[:50]) + gzip.compress(whole[50:]) + bytes(8))
     assert np.array_equal((read_images(path).images.numpy()[:, 0] * 255).round(), PIXELS)
+
+
+def test_a_header_with_a_zero_and_a_product_beyond_any_array_is_refused(tmp_path: Path) -> None:
+    file = written(tmp_path)
+    file.write_bytes(bytes((0, 0, 8, 3)) + b"\xff\xff\xff\xff" * 2 + bytes(4))
+    with pytest.raises(ValueError, match="expected at least one value, its header promises 4294967295×4294967295×0"):
+        read_images(file)
