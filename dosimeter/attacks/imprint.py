@@ -98,8 +98,9 @@ def read_inserted_layer(exposure: Exposure, layer: InsertedLayer, labels: torch.
         return decode_bins(layer, weight, bias, public.normalization, public.input_shape, replay, blur, count)
 
     found = decode()
-    whole = _whole_batch(exposure, found)
-    if whole is None and replay is not None and replay.labels_can_cancel():
+    proved = count is not None and len(found.inputs) == count
+    whole = None if proved else _whole_batch(exposure, found)
+    if not proved and whole is None and replay is not None and replay.labels_can_cancel():
         replay.trusted = True
         whole = _whole_batch(exposure, decode())
     if whole is not None:
@@ -158,7 +159,7 @@ def _completed(exposure: Exposure, inputs: Tensor, labels: Tensor) -> Reconstruc
 def _whole_batch(exposure: Exposure, found: DecodedBins) -> tuple[Tensor, Tensor] | None:
     """The samples of the batch and their labels, if the contents of bins give the whole update together."""
     whole = WholeBatch(exposure)
-    if len(found.inputs) == whole.size or not whole.is_possible():
+    if not whole.is_possible():
         return None
     inputs = torch.cat([found.inputs, found.others]).reshape(-1, *exposure.public.input_shape).to(exposure.update["rows.weight"])
     given = whole.find(inputs)

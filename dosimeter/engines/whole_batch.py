@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import combinations
 
 import torch
 from torch import Tensor
@@ -19,9 +20,10 @@ from dosimeter.types import Refused, Update
 
 SAME_UPDATE = 3e-5  # relative difference of a module's gradients that single precision explains
 ROUNDING_REACH = 3.0  # times the root mean square of the rounding of weights, which every local step adds again
-MOST_ROUNDING = 3e-4  # relative, of a module's gradients from which candidates may be read
+LARGEST_ERROR = 0.01  # relative, of one sample of the batch, that the rounding of weights may hide
 LEAST_FEATURE = 1e-6  # singular value of the candidates' features, relative to the largest, that counts
 MOST_CANDIDATES = 256
+MOST_ORDERS = 90  # in which a client takes its samples in mini-batches: five of them in pairs have 30
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,9 +46,9 @@ class WholeBatch:
         self.exposure, self.size = exposure, exposure.public.batch_size or 0
 
     def is_possible(self) -> bool:
-        """Whether the server can repeat what the client did with a batch in any order."""
+        """Whether the server can repeat what the client did, in any order that the client may have taken."""
         public, training = self.exposure.public, self.exposure.public.training
-        plain = isinstance(training, FedSGD) or (isinstance(training, FedAvg) and training.mini_batch is None)
+        plain = isinstance(training, FedSGD) or (isinstance(training, FedAvg) and len(self._orders(training)) > 0)
         sharp = all(d.side == "update" and not d.distorts() and d.scaling() in ("none", "update") for d in public.defenses)
         hard = public.loss.shift_invariant and public.classes > 1
         return self.size > 1 and plain and sharp and hard and not mixes_samples(self.exposure.model)
@@ -65,9 +67,25 @@ class WholeBatch:
         largest = self._errors(head, inputs).norm(dim=1).topk(self.size).indices.sort().values  # a candidate that is no sample has none
         for places in (largest, torch.arange(self.size, device=largest.device)):  # which large local steps hide
             labels = self._errors(head, inputs[places]).argmin(1)  # an error is negative at the label alone
-            if self._explains(inputs[places], labels):
+            training = self.exposure.public.training
+            orders = self._orders(training) if isinstance(training, FedAvg) else [torch.arange(self.size)]
+            if any(self._explains(inputs[places][order], labels[order]) for order in orders):
                 return Given(places=places, labels=labels)
         return None
+
+    def _orders(self, training: FedAvg) -> list[Tensor]:
+        """The orders (B,) in which the client may have trained on its samples, up to those within a mini-batch; none where too many."""
+        size = training.mini_batch or self.size
+        if size >= self.size:
+            return [torch.arange(self.size)]
+        sizes = [min(size, self.size - first) for first in range(0, self.size, size)]
+        count = math.factorial(self.size) // math.prod(math.factorial(one) for one in sizes)
+        if training.shuffle or training.accumulate > 1 or count > MOST_ORDERS:
+            return []
+        orders: list[tuple[int, ...]] = [()]
+        for one in sizes:
+            orders = [(*order, *piece) for order in orders for piece in combinations(sorted({*range(self.size)} - {*order}), one)]
+        return [torch.tensor(order) for order in orders]
 
     def _errors(self, head: Head, inputs: Tensor) -> Tensor:
         """The errors e_i at the logits with which the features f_i of the inputs give the head's gradient Σ e_i f_iᵀ: (n, C)."""
@@ -89,7 +107,7 @@ class WholeBatch:
             modules.setdefault(name.rpartition(".")[0], []).append(name)
         rounding = max(self._size(names, self._rounding) / self._size(names, sent.__getitem__) for names in modules.values())
         allowed = SAME_UPDATE + ROUNDING_REACH * rounding  # candidates have the rounding of the module that shows them
-        return rounding <= MOST_ROUNDING and all(
+        return allowed * self.size <= LARGEST_ERROR and all(
             self._size(names, lambda name: scale * given[name].double() - sent[name].double())
             <= allowed * self._size(names, sent.__getitem__)
             for names in modules.values()

@@ -44,9 +44,10 @@ def test_the_samples_are_found_among_mixtures(protocol, head):
     assert given.labels.tolist() == own.targets.tolist()
 
 
-def test_after_large_steps_the_likeliest_candidates_are_tried():
+@pytest.mark.parametrize("training", [dm.FedAvg(learning_rate=0.5, steps=3), dm.FedAvg(learning_rate=0.1, epochs=2, mini_batch=2)])
+def test_after_large_steps_and_in_mini_batches_the_likeliest_candidates_are_tried(training):
     own = batch(1)
-    exposure = dm.observe(network(1), own, training=dm.FedAvg(learning_rate=0.5, steps=3))
+    exposure = dm.observe(network(1), own, training=training)
     given = WholeBatch(exposure).find(torch.cat([own.inputs, own.inputs[[0, 1]].mean(0, keepdim=True)]))
     assert given is not None
     assert given.places.tolist() == [0, 1, 2, 3]
@@ -67,7 +68,7 @@ def test_a_mixture_in_the_place_of_a_sample_is_seen(protocol, head):
     "protocol",
     [
         {"declare_batch_size": False},
-        {"training": dm.FedAvg(learning_rate=0.1, epochs=2, mini_batch=2)},  # in an order that the server does not know
+        {"training": dm.FedAvg(learning_rate=0.1, epochs=2, mini_batch=2, shuffle=True)},  # in an order that the server does not know
         {"defenses": [dm.defense("gaussian_noise", std=1e-4)]},
         {"defenses": [dm.defense("clipping", max_norm=0.05, mode="layer")]},
     ],
@@ -97,3 +98,9 @@ def test_attacks_claim_all_samples_where_no_row_proves_one():
         found = dm.reconstruct(exposure, attack)
         assert len(found.inputs) == 3
         assert torch.cdist(found.inputs.flatten(1), own.inputs.flatten(1)).amin(1).max() < 1e-3
+
+
+def test_more_orders_than_are_tried_prove_nothing():
+    training = dm.FedAvg(learning_rate=0.05, epochs=2, mini_batch=2)
+    assert WholeBatch(dm.observe(network(), batch(count=6), training=training)).is_possible()  # 90 orders
+    assert not WholeBatch(dm.observe(network(), batch(count=8), training=training)).is_possible()
