@@ -4,7 +4,7 @@
         [--settings settings.json] [--device cuda] --out DIR
 
 `papers/resnet50_from_keras.py` writes the weights. Weights in half precision are used as they are: the rounded ones are the model. Every
-setting of the JSON list overrides options of `draw` and of the matching that follows it. `DIR` gets a tensor of pictures for each setting.
+setting of the JSON list overrides options of the matching. `DIR` gets a tensor of pictures for each setting.
 `--score DIR` computes LPIPS, PSNR and SSIM of such tensors, and needs no GPU. `DOSIMETER_LPIPS_WEIGHTS` names LPIPS's weights.
 """
 
@@ -25,13 +25,12 @@ from torch import Tensor
 
 import dosimeter as dm
 from dosimeter.engines.downward.matching import Matching, match
-from dosimeter.engines.downward.pictures import Descent, descend, draw
+from dosimeter.engines.downward.pictures import Descent, descend
 from dosimeter.network.tape import tensors_of
 from dosimeter.registry import MODELS
 
 SIDE = 224
-DRAWING: dict[str, Any] = {"steps": 1, "products": 1, "variation": 0.0, "approach_steps": 1500}
-MATCHING: dict[str, Any] = {"steps": 0, "learning_rate": 0.03, "total_variation": 0.1, "map_weight": 1.0, "precision": "tf32"}
+MATCHING: dict[str, Any] = {"approach": 4000, "steps": 3000, "precision": "tf32"}
 
 
 def photographs(path: Path, count: int, seed: int) -> Tensor:
@@ -85,22 +84,17 @@ def attack(options: argparse.Namespace) -> None:
     print(f"{time.perf_counter() - began:.1f} s down from {descent.start}, {int(descent.certified.sum())} certified", flush=True)
     report_maps(exposure, descent, batch)
     np.save(options.out / "truth.npy", (255 * batch.inputs).round().byte().cpu().numpy())
-    settings: list[dict[str, Any]] = json.loads(options.settings.read_text()) if options.settings else [{"name": "default"}]
+    settings: list[dict[str, Any]] = json.loads(options.settings.read_text()) if options.settings else [{"name": "matched"}]
     for setting in settings:
         began = time.perf_counter()
         rng = torch.Generator(options.device).manual_seed(options.seed)
-        drawn = draw(exposure, descent, rng, **(DRAWING | setting.get("draw", {})))
-        pictures, spent = drawn.inputs, time.perf_counter() - began
-        how = Matching(**(MATCHING | setting.get("match", {})))
-        note = ""
-        if how.steps:
-            found = match(exposure, descent, pictures, rng, how)
-            pictures, note = found.inputs, f"objective {found.objective:.3g}, distance {found.distance}, {found.outcome} {found.message}"
+        found = match(exposure, descent, rng, Matching(**(MATCHING | setting.get("match", {}))))
+        pictures, spent = found.inputs, time.perf_counter() - began
         order = torch.cdist(pictures.flatten(1), batch.inputs.flatten(1)).argmin(0)
         psnr = -10 * (pictures[order].clamp(0, 1) - batch.inputs).square().flatten(1).mean(1).log10()
         print(
-            f"{setting['name']}: drawn in {spent:.0f} s and {drawn.steps} steps (misfit {float(drawn.losses.median()):.2g}), "
-            f"{time.perf_counter() - began:.0f} s in all, PSNR {[round(float(v), 1) for v in psnr]} mean {float(psnr.mean()):.2f}; {note}",
+            f"{setting['name']}: {spent:.0f} s, objective {found.objective:.3g}, distance {found.distance}, "
+            f"PSNR {[round(float(v), 1) for v in psnr]} mean {float(psnr.mean()):.2f}",
             flush=True,
         )
         np.save(options.out / f"{setting['name']}.npy", (255 * pictures[order].clamp(0, 1)).round().byte().cpu().numpy())

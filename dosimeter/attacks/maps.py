@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Generator
 
 from dosimeter.engines.downward.matching import Matching, match
 from dosimeter.engines.downward.pictures import Descent, descend, draw, labels_of
-from dosimeter.engines.matching.recipe import Path, Precision
 from dosimeter.interfaces import Attack, Exposure
 from dosimeter.options import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from dosimeter.registry import ATTACKS
@@ -27,59 +26,57 @@ class Maps(Attack):
     "R-GAP: Recursive Gradient Attack on Privacy", ICLR 2021, for whole batches and residual networks. What remains is to invert the lowest
     maps, by Gauss-Newton steps.
     Departures from R-GAP: all kernel offsets and all layers that share an input are one least-squares problem. Doubtful entries of
-    rectifiers are settled by its residual. Below the last layer that it determines, inputs are found by optimisation.
+    rectifiers are settled by its residual. Norms with statistics of their own are solved by a fixed point (`consistency`). Below the last
+    layer that it determines, inputs are found by optimisation.
     """
 
     needs: ClassVar[frozenset[Knowledge]] = frozenset({Knowledge.HEAD_GRADIENT})
-    quick: ClassVar[dict[str, Any]] = {"steps": 12}
+    quick: ClassVar[dict[str, Any]] = {"steps": 12, "approach": 100}
 
     layer: str | None = None  # the convolution whose maps come first; none: the first one that shows them
-    approach: NonNegativeInt = 0  # steps of Adam first, for deep maps that do not determine the pictures
-    steps: PositiveInt = 60  # of Gauss-Newton
+    steps: PositiveInt = 60  # of Gauss-Newton, where the maps determine the pictures
     products: PositiveInt = 20  # by the Gauss-Newton matrix, a step at most
     total_variation: NonNegativeFloat = 0.0  # at the first step, in units of the maps' misfit
-    seconds: PositiveFloat | None = None  # after which no further step begins
-    matching: NonNegativeInt = 0  # steps of gradient matching afterwards, for maps that do not determine the pictures
-    learning_rate: PositiveFloat = 0.03  # of matching, as all that follow
+    approach: NonNegativeInt = 800  # steps of Adam, where the maps do not determine the pictures
+    matching: NonNegativeInt = 0  # steps on the gradients below the maps too, after `approach`
+    learning_rate: PositiveFloat = 0.03  # of Adam, as all that follow
     matching_variation: NonNegativeFloat = 0.1
     map_weight: NonNegativeFloat = 1.0
-    path: Path = "auto"
-    precision: Precision = "fp32"
+    precision: Literal["fp32", "tf32"] = "fp32"
+    seconds: PositiveFloat | None = None  # after which no further step begins
 
     def __call__(self, exposure: Exposure, labels: LabelEstimate | None, rng: Generator) -> Reconstruction:
         seed = int(torch.randint(2**31, (1,), generator=rng, device=rng.device))
         descent = descend(exposure, layer=self.layer, seed=seed)
-        drawn = draw(
-            exposure,
-            descent,
-            rng,
-            steps=self.steps,
-            products=self.products,
-            variation=self.total_variation,
-            approach_steps=self.approach,
-            approach_variation=self.matching_variation,
-            seconds=self.seconds,
-        )
-        told = labels_of(exposure, descent, drawn.inputs) if descent.labels is None else descent.labels
-        if self.matching:
-            how = Matching(
-                steps=self.matching,
-                learning_rate=self.learning_rate,
-                total_variation=self.matching_variation,
-                map_weight=self.map_weight,
-                path=self.path,
-                precision=self.precision,
-            )
-            found = match(exposure, replace(descent, labels=told), drawn.inputs, rng, how)
-            return replace(found, message="; ".join(filter(None, (found.message, _message(descent)))))
-        unknown = torch.full((len(drawn.inputs),), -1, dtype=torch.int64, device=drawn.inputs.device)
+        if self.matching or not descent.determines_inputs:
+            matched = match(exposure, descent, rng, self._matching)
+            inputs, objective, distance = matched.inputs, matched.objective, matched.distance
+        else:
+            given = {"steps": self.steps, "products": self.products, "variation": self.total_variation, "seconds": self.seconds}
+            drawn = draw(exposure, descent, rng, **given)
+            inputs, objective, distance = drawn.inputs, float(drawn.losses.mean()), None
+        told = labels_of(exposure, descent, inputs) if descent.labels is None else descent.labels
+        unknown = torch.full((len(inputs),), -1, dtype=torch.int64, device=inputs.device)
         return Reconstruction(
-            inputs=drawn.inputs,
-            labels=unknown if told is None else told.to(drawn.inputs.device),
-            objective=float(drawn.losses.mean()),
+            inputs=inputs,
+            labels=unknown if told is None else told.to(inputs.device),
+            objective=objective,
+            distance=distance,
             normalization=exposure.public.normalization,
             outcome=Outcome.PARTIAL if descent.doubt else Outcome.COMPLETED,
             message=_message(descent),
+        )
+
+    @property
+    def _matching(self) -> Matching:
+        return Matching(
+            approach=self.approach,
+            steps=self.matching,
+            learning_rate=self.learning_rate,
+            total_variation=self.matching_variation,
+            map_weight=self.map_weight,
+            precision=self.precision,
+            seconds=self.seconds,
         )
 
 

@@ -52,7 +52,10 @@ class MapTargets:
 
     def residuals(self, inputs: Tensor) -> Tensor:
         """(B, *shape) -> (B, entries of all maps)"""
-        reached = self.tape.run({0: inputs}, self.tensors, [one.value for one in self.maps])
+        return self.compare(self.tape.run({0: inputs}, self.tensors, [one.value for one in self.maps]))
+
+    def compare(self, reached: Sequence[Tensor]) -> Tensor:
+        """What the inputs lead to, one tensor a map -> (B, entries of all maps)"""
         parts = []
         for one, found in zip(self.maps, reached):
             wanted = torch.where(one.known, one.maps, 0).to(found).flatten(1)
@@ -73,27 +76,6 @@ def narrowest(tape: Tape, known: Sequence[KnownMap], head: int) -> list[KnownMap
         if tape.follows_from(head, [each.value for each in chosen if each.whole and each.freedom is None]):
             break
     return chosen
-
-
-def approach(
-    residuals: Callable[[Tensor], Tensor], start: Tensor, bounds: tuple[Tensor, Tensor], *, steps: int, rate: float, variation: float
-) -> Tensor:
-    """Inputs near enough for Gauss-Newton, or for matching, by Adam on the residuals' squares and the total variation."""
-    low, high = bounds
-    inputs = start.detach().clone().requires_grad_()
-    adam = torch.optim.Adam([inputs], lr=rate * float((high - low).amax()), betas=(0.9, 0.99))
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(adam, steps)
-    for step in range(steps):
-        loss = residuals(inputs).square().sum()
-        if variation and inputs.ndim == 4:
-            loss = loss + variation * len(inputs) * sum(one.abs().mean() for one in _differences(inputs))
-        (inputs.grad,) = torch.autograd.grad(loss, inputs)
-        adam.step()
-        schedule.step()
-        with torch.no_grad():
-            inputs.copy_(torch.minimum(torch.maximum(inputs, low), high))
-        advance(step + 1, steps, "approaching")
-    return inputs.detach()
 
 
 def invert(

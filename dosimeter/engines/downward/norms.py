@@ -7,12 +7,13 @@ batch in train mode, one for each sample otherwise.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch.nn.functional as F
 from torch import Tensor
 
-from dosimeter.network.tape import Operation, Tape
+from dosimeter.network.tape import Named, Operation, Tape, Value
 
 ARGUMENTS = {
     F.batch_norm: ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps"),
@@ -49,6 +50,41 @@ def multiplied(norm: Operation, received: Tensor, tensors: Mapping[str, Tensor])
         variance = values.var([0, *range(2, values.ndim)], correction=0, keepdim=True)
     weight = tensors[named["weight"].name].reshape(1, -1, *wide) if named.get("weight") is not None else 1.0
     return received * (weight / (variance + named["eps"]).sqrt())
+
+
+def fix_norms(tape: Tape, tensors: Mapping[str, Tensor]) -> tuple[Tape, dict[str, Tensor]]:
+    """The tape with a product and a sum in the place of batch norms in eval mode, which is what they are; and the tensors that it needs."""
+    fixed, chosen = dict(tensors), []
+    for output, operation in enumerate(tape.operations, start=1):
+        if operation.function is not F.batch_norm or keeps_statistics(operation):
+            continue
+        named = given(operation)
+        scale = (tensors[named["running_var"].name] + named["eps"]).rsqrt()
+        scale = scale if named.get("weight") is None else scale * tensors[named["weight"].name]
+        shift = -tensors[named["running_mean"].name] * scale
+        shift = shift if named.get("bias") is None else shift + tensors[named["bias"].name]
+        fixed |= dict(zip(affine_names(output), (scale, shift)))
+        chosen.append(output)
+    return replace_norms(tape, chosen), fixed
+
+
+def replace_norms(tape: Tape, outputs: Sequence[int]) -> Tape:
+    """The tape with a product and a sum in the place of some norms. Their factors go by `affine_names`."""
+    operations = list(tape.operations)
+    for output in outputs:
+        old = tape.operation(output)
+        arguments = (Value(old.sources[0]), *(Named(name) for name in affine_names(output)))
+        operations[output - 1] = replace(old, function=_multiply_and_add, arguments=arguments, options={})
+    return replace(tape, operations=tuple(operations))
+
+
+def affine_names(output: int) -> tuple[str, str]:
+    return f"scale of value {output}", f"shift of value {output}"
+
+
+def _multiply_and_add(maps: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+    wide = (1, -1, *([1] * (maps.ndim - 2)))
+    return maps * scale.reshape(wide) + shift.reshape(wide)
 
 
 def norm_behind(tape: Tape, output: int) -> Operation | None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Generator, Tensor
 
 from dosimeter.engines.downward.equations import read_slopes
-from dosimeter.engines.downward.inversion import Inversion, MapTargets, approach, invert, narrowest
+from dosimeter.engines.downward.inversion import Inversion, MapTargets, invert, narrowest
 from dosimeter.engines.downward.layers import Layer, as_grid, find_layers
 from dosimeter.engines.downward.norms import keeps_statistics
 from dosimeter.engines.downward.slopes import Backward, Gate
@@ -42,12 +43,19 @@ class Descent:
     known: tuple[KnownMap, ...]  # the start first
     names: Mapping[int, str]  # the layer that receives each value
     reasons: Mapping[int, str]  # why a value was left, or a part of it
+    cut: tuple[int, Tensor] | None  # the lowest known value that all slopes come through, and the slopes there
     labels: Tensor | None  # (B,) class ids or (B, C) soft labels, where the head's gradient tells them
     doubt: str  # why nothing is certified; "" where the update is one gradient
 
     @property
     def lowest(self) -> KnownMap:
         return min(self.known, key=lambda one: one.value)
+
+    @property
+    def determines_inputs(self) -> bool:
+        """Whether a sample's maps have as many known entries as its inputs."""
+        entries = sum(int(one.known.sum()) for one in narrowest(self.tape, self.known, self.head))
+        return entries >= math.prod(self.tape.inputs)
 
 
 def descend(exposure: Exposure, *, layer: str | None = None, seed: int = 0) -> Descent:
@@ -84,9 +92,6 @@ def draw(
     steps: int,
     products: int,
     variation: float = 0.0,
-    approach_steps: int = 0,
-    approach_rate: float = 0.02,
-    approach_variation: float = 0.02,
     seconds: float | None = None,
 ) -> Inversion:
     """The inputs whose maps are those of the descent."""
@@ -96,8 +101,6 @@ def draw(
     noise = torch.randn(tape.inputs, generator=rng, device=rng.device, dtype=like.dtype).to(like)
     start = from_pixels((0.5 + START_SPREAD * noise).clamp(0, 1), exposure.public.normalization)
     bounds = input_bounds(exposure.public.normalization, start)
-    if approach_steps:
-        start = approach(targets.residuals, start, bounds, steps=approach_steps, rate=approach_rate, variation=approach_variation)
     together = _samples_meet(targets, start)
     if together:
         seconds = None if seconds is None else seconds / 2
@@ -143,8 +146,8 @@ def _walk(exposure: Exposure, layer: ConvolutionLayer, found: LayerMaps, head: H
     maps = found.maps.double().reshape(tape.shape(value)).contiguous()
     start = KnownMap(value=value, maps=maps, known=torch.ones_like(maps, dtype=torch.bool), misfit=found.misfit)
     backward = Backward(tape, tensors_of(exposure.model, torch.float64))
-    doubt = torch.full_like(maps[:, :1], OPEN_SLACK * float(maps[maps > 0].min()))
-    backward.put(value, Gate(maps=maps, opened=maps > 0, known=start.known, doubt=doubt))
+    small = maps <= OPEN_SLACK * float(maps[maps > 0].min())
+    backward.put(value, Gate(maps=maps, opened=maps > 0, known=start.known, doubtful=small, suspect=small & (maps > 0)))
     head_value = tape.layer(_weight(head.name))
     labels, reason = None, ""
     if head_value is not None and tape.follows_from(head_value, [value]):
@@ -167,7 +170,7 @@ def _walk(exposure: Exposure, layer: ConvolutionLayer, found: LayerMaps, head: H
             and turn.value in backward.gates
             and tape.follows_from(head_value, [turn.value])
         ):
-            again, labels = _walk_from(
+            again, labels, backward = _walk_from(
                 exposure, layers, turn, backward.gates[turn.value], head, head_value, tape, _tolerance(exposure, layer)
             )
             known, reasons = (*known[:-1], *again.known), again.reasons or reasons
@@ -183,6 +186,7 @@ def _walk(exposure: Exposure, layer: ConvolutionLayer, found: LayerMaps, head: H
         known=known,
         names=_names(layers),
         reasons=reasons,
+        cut=_cut(backward, known),
         labels=labels,
         doubt=doubt_of_maps(exposure.public),
     )
@@ -197,16 +201,26 @@ def _walk_from(
     head_value: int,
     tape: Tape,
     tolerance: float,
-) -> tuple[Walk, Tensor | None]:
+) -> tuple[Walk, Tensor | None, Backward]:
     """Walk down from a map from which all that follows can be computed, whatever its factor; with the labels that it shows."""
     backward = Backward(tape, tensors_of(exposure.model, torch.float64))
     backward.put(start.value, gate)
     slopes, labels, reason = _head_slopes(exposure, tape, backward.tensors, (start.value, start.maps), head, head_value)
     if slopes is None:
-        return Walk(known=(start,), reasons={start.value: reason}), None
+        return Walk(known=(start,), reasons={start.value: reason}), None, backward
     backward.anchors[head_value] = slopes
     backward.put_all_behind(start.value, head_value)
-    return walk_down(backward, layers, start, tolerance=tolerance), labels
+    return walk_down(backward, layers, start, tolerance=tolerance), labels, backward
+
+
+def _cut(backward: Backward, known: Sequence[KnownMap]) -> tuple[int, Tensor] | None:
+    tape = backward.tape
+    for one in sorted(known, key=lambda one: one.value):
+        if one.value and one.freedom is None and backward.anchors and tape.follows_from(tape.output, [one.value]):
+            slopes = backward.slopes(one.value)
+            if slopes is not None:
+                return one.value, slopes
+    return None
 
 
 def _statistics_between(tape: Tape, start: int, end: int) -> bool:

@@ -35,11 +35,13 @@ def settle(backward: Backward, layers: Sequence[Layer], value: int, tolerance: f
 
 def flip_best(backward: Backward, layers: Sequence[Layer], value: int, solution: Solution, at: Estimates) -> tuple[Solution, int] | None:
     """The solution after the flips that explain most of what is left, and their number; None where no flip explains more."""
-    best = _best_flips(backward, layers, solution, at)
-    for several in ([best] if len(best) > 1 else []) + [[one] for one in best[:MOST_SINGLE] + backward.uncertain]:
-        better = _tried(backward, several, layers, value, LEAST_GAIN * solution.misfit, at)
-        if better is not None:
-            return better, len(several)
+    for suspect in (True, False):
+        best = _best_flips(backward, layers, solution, at, suspect)
+        single = best[:MOST_SINGLE] + ([] if suspect else backward.uncertain)
+        for several in ([best] if len(best) > 1 else []) + [[one] for one in single]:
+            better = _tried(backward, several, layers, value, LEAST_GAIN * solution.misfit, at)
+            if better is not None:
+                return better, len(several)
     return None
 
 
@@ -63,8 +65,8 @@ def _tried(backward: Backward, flips: Sequence[Flip], layers: Sequence[Layer], v
     return None
 
 
-def _best_flips(backward: Backward, layers: Sequence[Layer], solution: Solution, at: Estimates) -> list[Flip]:
-    """The entries whose opening or closing explains most of what is left of the gradients, among the doubtful ones, best first.
+def _best_flips(backward: Backward, layers: Sequence[Layer], solution: Solution, at: Estimates, suspect: bool) -> list[Flip]:
+    """The entries whose opening or closing explains most of what is left of the gradients, best first; suspect or doubtful ones.
 
     Let an entry change the slope at its place by δ, and let p be the patch of the input there. Then the residual R of the gradient becomes
     R − δ (1 − P) p, with P the projection on what the slopes explain. Its square falls by 2 δ ⟨R, p⟩ − δ² ‖(1 − P) p‖². The products ⟨R, p⟩
@@ -84,7 +86,9 @@ def _best_flips(backward: Backward, layers: Sequence[Layer], solution: Solution,
         change = as_grid(torch.where(gate.opened, -passed, passed))
         products = layer.correlate(solution.maps, solution.residuals[layer.output])
         energy = _unexplained(layer, solution).reshape_as(change)
-        gain = torch.where(as_grid(gate.doubtful), 2 * change * products - change.square() * energy, -torch.inf)
+        gain = torch.where(
+            as_grid(gate.suspect if suspect else gate.doubtful), 2 * change * products - change.square() * energy, -torch.inf
+        )
         highest = gain.flatten().topk(min(MOST_TOGETHER, gain.numel()))
         found += [(size, number, entry) for size, entry in zip(highest.values.tolist(), highest.indices.tolist()) if size > 0]
     found.sort(reverse=True)

@@ -28,11 +28,8 @@ class Gate:
     maps: Tensor  # (B, ...)
     opened: Tensor  # (B, ...) bool
     known: Tensor  # (B, ...) bool
-    doubt: Tensor  # (B, ...) or wider: known entries up to here may be open or closed
-
-    @property
-    def doubtful(self) -> Tensor:
-        return (self.maps <= self.doubt) & self.known
+    doubtful: Tensor  # (B, ...) bool: entries that may be open or closed
+    suspect: Tensor  # (B, ...) bool: those among them whose value is neither noise nor clear
 
     def filled(self, drawn: Tensor) -> Tensor:
         """The maps, with other numbers where they are not known."""
@@ -75,7 +72,7 @@ class Backward:
         near: list[tuple[float, int, int]] = []
         for value, before in zip(between, received):
             known = torch.ones_like(before, dtype=torch.bool)
-            self.put(value, Gate(maps=before.clamp_min(0), opened=before > 0, known=known, doubt=before[:, :1].detach() * 0 - 1))
+            self.put(value, Gate(maps=before.clamp_min(0), opened=before > 0, known=known, doubtful=~known, suspect=~known))
             sizes = before.flatten().abs() / before.square().mean().sqrt()
             smallest = sizes.topk(min(MOST_UNCERTAIN, len(sizes)), largest=False)
             near += [(size, value, entry) for size, entry in zip(smallest.values.tolist(), smallest.indices.tolist()) if size < NEAR_ZERO]

@@ -8,7 +8,6 @@ statistics are found together, whether or not they belong to each other. The inp
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -16,8 +15,8 @@ import torch.nn.functional as F
 from torch import Generator, Tensor
 
 from dosimeter.engines.downward.inversion import MapTargets, invert
-from dosimeter.engines.downward.norms import given, keeps_statistics
-from dosimeter.network.tape import Named, Operation, Tape, Value
+from dosimeter.engines.downward.norms import affine_names, given, keeps_statistics, replace_norms
+from dosimeter.network.tape import Named, Operation
 from dosimeter.normalization import from_pixels
 from dosimeter.types import Normalization
 
@@ -60,14 +59,14 @@ def start_in_train_mode(
     norms = _free_norms(targets, noise)
     if not norms:
         return start
-    tape, sizes = _relaxed(targets.tape, norms), [len(one.mean) for one in norms]
+    tape, sizes = replace_norms(targets.tape, [one.output for one in norms]), [len(one.mean) for one in norms]
     count = start.numel()
 
     def residuals(packed: Tensor) -> Tensor:
         unknowns = packed[0, count:].split([size for size in sizes for _ in range(2)])
         tensors = dict(targets.tensors)
         for norm, shift, logarithm in zip(norms, unknowns[::2], unknowns[1::2]):
-            tensors |= dict(zip(_names(norm.output), norm.affine(shift, logarithm)))
+            tensors |= dict(zip(affine_names(norm.output), norm.affine(shift, logarithm)))
         relaxed = replace(targets, tape=tape, tensors=tensors)
         return relaxed.residuals(packed[0, :count].reshape(start.shape)).reshape(1, -1)
 
@@ -117,25 +116,6 @@ def _free_norms(targets: MapTargets, noise: Tensor) -> list[FreeNorm]:
             )
         )
     return found
-
-
-def _relaxed(tape: Tape, norms: Sequence[FreeNorm]) -> Tape:
-    """The tape with a product and a sum in the place of the norms."""
-    operations = list(tape.operations)
-    for norm in norms:
-        old = tape.operation(norm.output)
-        arguments = (Value(old.sources[0]), *(Named(name) for name in _names(norm.output)))
-        operations[norm.output - 1] = replace(old, function=_multiply_and_add, arguments=arguments, options={})
-    return replace(tape, operations=tuple(operations))
-
-
-def _multiply_and_add(maps: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
-    wide = (1, -1, *([1] * (maps.ndim - 2)))
-    return maps * scale.reshape(wide) + shift.reshape(wide)
-
-
-def _names(output: int) -> tuple[str, str]:
-    return f"scale of value {output}", f"shift of value {output}"
 
 
 def _in_train_mode(operation: Operation) -> bool:

@@ -23,6 +23,7 @@ from dosimeter.engines.downward.slopes import Backward, Gate
 LARGEST_MISFIT = 1e-5  # of the gradients that a map explains, relative
 LEAST_EXCESS = 1.05  # equations for each unknown, below which a small misfit proves nothing
 ZERO_SLACK = 12.0  # over the noise, up to which an entry is a rectifier's zero
+SUSPECT_SLACK = 3.0  # over the noise, from which on a zero is suspect
 DOUBT_SLACK = 120.0  # over the noise, up to which an entry may be open or closed
 
 
@@ -73,15 +74,12 @@ def walk_down(backward: Backward, layers: Mapping[int, Sequence[Layer]], start: 
         if solution.reason:
             reasons[value] = f"in part: {solution.reason}"
         origin = tape.before_reshaping(value)
-        maps, level = _rectified(solution) if tape.is_rectifier(origin) else (solution.maps, solution.maps * 0)
+        maps, noise = _rectified(solution) if tape.is_rectifier(origin) else (solution.maps, solution.maps)
         there = solution.solved.expand_as(maps).reshape(tape.shape(origin))
         one = KnownMap(value=origin, maps=maps.reshape(tape.shape(origin)), known=there, misfit=solution.misfit, flips=flips)
         known.append(one)
         if tape.is_rectifier(origin):
-            backward.put(
-                origin,
-                Gate(maps=one.maps, opened=one.maps > 0, known=there, doubt=DOUBT_SLACK * level.reshape(there.shape)),
-            )
+            backward.put(origin, _gate(one.maps, solution.maps.reshape(one.maps.shape), noise.reshape(one.maps.shape), there))
     return Walk(known=tuple(known), reasons=reasons)
 
 
@@ -96,19 +94,26 @@ def _add_consistent(backward: Backward, layers: Sequence[Layer], value: int, kno
         if one.value in behind and one.freedom is not None:
             known[index] = replace(one, maps=scaled(one.maps, 1 / found.factors), freedom=None)
             gate = backward.gates[one.value]
-            backward.put(one.value, replace(gate, maps=known[index].maps, doubt=scaled(gate.doubt, 1 / found.factors)))
-    maps, level = _rectified(found.solution) if tape.is_rectifier(value) else (found.solution.maps, found.solution.maps * 0)
+            backward.put(one.value, replace(gate, maps=known[index].maps))
+    raw = found.solution.maps
+    maps, noise = _rectified(found.solution) if tape.is_rectifier(value) else (raw, raw)
     freedom = found.freedom
     if freedom is not None:
         sized = {one.value: one.maps for one in known if one.whole and one.freedom is None}
         factors = fit_sum(backward, sized, value, maps, freedom)
         if factors is not None:
-            maps, level, freedom = scaled(maps, factors), scaled(level, factors), None
+            maps, raw, noise, freedom = *(scaled(one, factors) for one in (maps, raw, noise)), None
     there = torch.ones_like(maps, dtype=torch.bool)
     known.append(KnownMap(value=value, maps=maps, known=there, misfit=found.solution.misfit, freedom=freedom, flips=found.flips))
     if tape.is_rectifier(value):
-        backward.put(value, Gate(maps=maps, opened=maps > 0, known=there, doubt=DOUBT_SLACK * level))
+        backward.put(value, _gate(maps, raw, noise, there))
     return ""
+
+
+def _gate(maps: Tensor, raw: Tensor, noise: Tensor, known: Tensor) -> Gate:
+    """The gate of rectified maps. Any zero may have been open, by less than the noise. Values just above the noise are suspect."""
+    doubtful = known & (maps <= DOUBT_SLACK * noise)
+    return Gate(maps=maps, opened=maps > 0, known=known, doubtful=doubtful, suspect=doubtful & (raw > SUSPECT_SLACK * noise))
 
 
 def _rectified(solution: Solution) -> tuple[Tensor, Tensor]:

@@ -60,7 +60,7 @@ class Captured(Functional):
             return evaluation.objective, evaluation.distance, evaluation.inputs, evaluation.logits
 
         function = self._translate(step, arguments)
-        return _Recorded(function, arguments) if self._on_gpu else function
+        return Recorded(function, arguments) if self._on_gpu else function
 
     def _translate(self, step: Function, arguments: tuple[object, ...]) -> Function:
         return step
@@ -80,7 +80,7 @@ class Compiled(Captured):
         return torch.compile(operations, dynamic=False, options={"combo_kernels": True} if self._on_gpu else None)
 
 
-class _Recorded:
+class Recorded:
     """A function recorded as a CUDA graph: its arguments are copied into fixed places, then the graph is replayed."""
 
     def __init__(self, function: Function, arguments: tuple[object, ...]) -> None:
@@ -98,7 +98,8 @@ class _Recorded:
     def __call__(self, *arguments: object) -> tuple[Tensor | None, ...]:
         (images, *places), (given, *others) = _tensors(self.places), _tensors(arguments)
         images.copy_(given)  # on its own: a difference in layout would cost all of them the fast way
-        torch._foreach_copy_(places, others)  # pyright: ignore[reportPrivateImportUsage]
+        if places:
+            torch._foreach_copy_(places, others)  # pyright: ignore[reportPrivateImportUsage]
         self.graph.replay()
         objective, distance, *slopes = self.outputs
         assert objective is not None

@@ -7,7 +7,8 @@ import torch
 from torch import Generator, nn
 
 from dosimeter.engines.downward.inversion import MapTargets, invert
-from dosimeter.engines.downward.statistics import _free_norms, _names, _relaxed, photographic_noise, start_in_train_mode
+from dosimeter.engines.downward.norms import affine_names, replace_norms
+from dosimeter.engines.downward.statistics import _free_norms, photographic_noise, start_in_train_mode
 from dosimeter.engines.downward.walk import KnownMap
 from dosimeter.network.tape import record, tensors_of
 from dosimeter.types import Normalization
@@ -34,8 +35,8 @@ def test_the_statistics_of_the_noise_give_what_train_mode_gives_of_it() -> None:
     norms = _free_norms(targets, noise)
     tensors = dict(targets.tensors)
     for norm in norms:
-        tensors |= dict(zip(_names(norm.output), norm.affine(torch.zeros_like(norm.mean), torch.zeros_like(norm.mean))))
-    (found,) = _relaxed(targets.tape, norms).run({0: noise}, tensors, [targets.tape.output])
+        tensors |= dict(zip(affine_names(norm.output), norm.affine(torch.zeros_like(norm.mean), torch.zeros_like(norm.mean))))
+    (found,) = replace_norms(targets.tape, [norm.output for norm in norms]).run({0: noise}, tensors, [targets.tape.output])
     torch.testing.assert_close(found, targets.maps[0].maps, rtol=1e-4, atol=1e-5)
 
 

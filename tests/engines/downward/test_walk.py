@@ -40,7 +40,7 @@ def prepared(model: nn.Module, inputs: torch.Tensor, value: int, wrong: tuple[in
     for entry in wrong:
         opened.view(-1)[entry] ^= True
     everywhere = torch.ones_like(opened)
-    backward.put(value, Gate(maps=maps, opened=opened, known=everywhere, doubt=torch.full_like(maps[:, :1], torch.inf)))
+    backward.put(value, Gate(maps=maps, opened=opened, known=everywhere, doubtful=everywhere, suspect=~everywhere))
     start = KnownMap(value=value, maps=maps, known=everywhere, misfit=0.0)
     return backward, find_layers(tape, exposure.update), start, values
 
