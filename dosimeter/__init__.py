@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from dosimeter.captures.aggregate import aggregate
     from dosimeter.captures.capture import Capture
     from dosimeter.captures.store import read_capture, write_capture
-    from dosimeter.client.losses import BinaryCrossEntropy, CrossEntropy, Focal, TokenCrossEntropy
+    from dosimeter.client.losses import BinaryCrossEntropy, CrossEntropy, Focal, SquaredError, TokenCrossEntropy
     from dosimeter.client.observe import observe
     from dosimeter.client.receive import preflight, receive
     from dosimeter.client.training import FedAvg, FedSGD
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from dosimeter.runs.audit import Audit, audit, read
     from dosimeter.runs.ceilings import Ceilings, ceilings
     from dosimeter.runs.dose import dose
-    from dosimeter.runs.server import reconstruct, recover_features, recover_labels, recover_maps, recover_tokens
+    from dosimeter.runs.server import reconstruct, recover_features, recover_labels, recover_maps, recover_targets, recover_tokens
     from dosimeter.surfaces.scoring import score
     from dosimeter.types import (
         Batch,
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
         Reconstruction,
         Record,
         Refused,
+        TargetEstimate,
         TokenEstimate,
     )
 
@@ -62,9 +63,9 @@ _HOMES = {
     "dosimeter.client.receive": ("preflight", "receive"),
     "dosimeter.engines.identifiability": ("identifiability",),
     "dosimeter.inspection.inspect": ("inspect",),
-    "dosimeter.client.losses": ("BinaryCrossEntropy", "CrossEntropy", "Focal", "TokenCrossEntropy"),
+    "dosimeter.client.losses": ("BinaryCrossEntropy", "CrossEntropy", "Focal", "SquaredError", "TokenCrossEntropy"),
     "dosimeter.surfaces.scoring": ("score",),
-    "dosimeter.runs.server": ("reconstruct", "recover_features", "recover_labels", "recover_maps", "recover_tokens"),
+    "dosimeter.runs.server": ("reconstruct", "recover_features", "recover_labels", "recover_maps", "recover_targets", "recover_tokens"),
     "dosimeter.client.training": ("FedAvg", "FedSGD"),
     "dosimeter.interfaces": ("Client", "Exposure", "Public"),
     "dosimeter.types": (
@@ -80,6 +81,7 @@ _HOMES = {
         "Reconstruction",
         "Record",
         "Refused",
+        "TargetEstimate",
         "TokenEstimate",
     ),
 }
@@ -109,6 +111,8 @@ __all__ = [
     "Reconstruction",
     "Record",
     "Refused",
+    "SquaredError",
+    "TargetEstimate",
     "TokenCrossEntropy",
     "TokenEstimate",
     "__version__",
@@ -131,6 +135,7 @@ __all__ = [
     "recover_features",
     "recover_labels",
     "recover_maps",
+    "recover_targets",
     "recover_tokens",
     "score",
     "write_capture",

@@ -27,11 +27,15 @@ from dosimeter.types import (
     ProtectedUnit,
     Reconstruction,
     Refused,
+    TargetEstimate,
     TokenEstimate,
     Update,
 )
 
-InputKind = Literal["numbers", "texts", "positions"]  # numbers; token ids with one output a text; with one output at each position
+# Numbers with one class or several labels a sample, with numbers as targets, or with an output at each place of a grid; token ids with one
+# output a text, or at each position.
+InputKind = Literal["numbers", "regressions", "grids", "texts", "positions"]
+TargetKind = Literal["classes", "labels", "numbers"]  # one class a sample or place; any number of labels; numbers
 SIDES = ("data", "model", "training", "update")  # what a defense changes, in the order in which they act
 
 
@@ -73,11 +77,15 @@ class Loss(Method):
         """The gradient of each sample's loss at its logits, in closed form: (B, C)."""
 
     def __call__(self, logits: Tensor, targets: Tensor) -> Tensor:
-        return self.per_sample(logits, targets).mean()
+        return self.per_sample(logits[:, None] if logits.ndim == 1 else logits, targets).mean()
 
     def steepest(self, classes: int) -> float:
         """The largest L1 norm of a sample's gradient at its logits; infinite where nothing bounds it."""
         return float("inf")
+
+    def target_kind(self) -> TargetKind:
+        """What the targets are, which attacks that guess them have to know."""
+        return "classes"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -263,12 +271,17 @@ class Public:
     normalization: Normalization = field(default_factory=Normalization)
     defenses: tuple[Defense, ...] = ()
     blank: Any = None  # for token inputs: one sample without content, as the model takes it; None: inputs are numbers
-    positions: bool = False  # the model has an output at each position of a text
+    output_shape: tuple[int, ...] | None = None  # of one sample, where it is not (classes,)
+
+    @property
+    def positions(self) -> bool:
+        """The model has an output at each position of a text, or at each place of a grid."""
+        return self.output_shape is not None and len(self.output_shape) > 1
 
     @property
     def kind(self) -> InputKind:
         if self.blank is None:
-            return "numbers"
+            return "grids" if self.positions else "regressions" if self.loss.target_kind() == "numbers" else "numbers"
         return "positions" if self.positions else "texts"
 
 
@@ -339,6 +352,14 @@ class TokenRecovery(Recovery):
 
     @abstractmethod
     def __call__(self, exposure: Exposure, rng: Generator) -> TokenEstimate: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class TargetRecovery(Recovery):
+    """Recovers the targets of a regression from an exposure."""
+
+    @abstractmethod
+    def __call__(self, exposure: Exposure, rng: Generator) -> TargetEstimate: ...
 
 
 @dataclass(frozen=True, kw_only=True)

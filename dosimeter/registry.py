@@ -24,6 +24,7 @@ from dosimeter.interfaces import (
     Method,
     Metric,
     Sampler,
+    TargetRecovery,
     TokenRecovery,
     Training,
 )
@@ -214,6 +215,7 @@ DEFENSES: Registry[Defense] = Registry("defense", "dosimeter.defenses", Defense)
 LABELS: Registry[LabelRecovery] = Registry("label recovery", "dosimeter.labels", LabelRecovery)
 FEATURES: Registry[FeatureRecovery] = Registry("feature recovery", "dosimeter.features", FeatureRecovery)
 MAPS: Registry[MapRecovery] = Registry("map recovery", "dosimeter.maps", MapRecovery)
+TARGETS: Registry[TargetRecovery] = Registry("target recovery", "dosimeter.targets", TargetRecovery)
 TOKENS: Registry[TokenRecovery] = Registry("token recovery", "dosimeter.tokens", TokenRecovery)
 ATTACKS: Registry[Attack] = Registry("attack", "dosimeter.attacks", Attack)
 BOUNDS: Registry[Bound] = Registry("bound", "dosimeter.bounds", Bound)
@@ -222,7 +224,7 @@ MODELS: Registry[Any] = Registry("model", "dosimeter.models")
 DATASETS: Registry[Any] = Registry("data set", "dosimeter.data")
 SAMPLERS: Registry[Sampler] = Registry("sampler", "dosimeter.data.samplers", Sampler)
 
-METHODS: tuple[Registry[Any], ...] = (LABELS, FEATURES, MAPS, TOKENS, ATTACKS, BOUNDS, DEFENSES, LOSSES, TRAININGS, METRICS)
+METHODS: tuple[Registry[Any], ...] = (LABELS, FEATURES, TARGETS, MAPS, TOKENS, ATTACKS, BOUNDS, DEFENSES, LOSSES, TRAININGS, METRICS)
 
 
 def attack(name: str, /, **options: Any) -> Attack:

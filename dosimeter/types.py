@@ -262,6 +262,15 @@ class TokenEstimate(Estimate):
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
+class TargetEstimate(Estimate):
+    """Recovered targets of a regression, in no particular order."""
+
+    targets: Tensor  # (n, *output), in their own units
+    certified: Tensor  # (n,) bool
+    error_bars: Tensor  # (n,) bound on the distance from the true target
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Reconstruction(Estimate):
     """Recovered inputs, in the model's own scale."""
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from dosimeter.client.losses import OwnLoss, TokenCrossEntropy
+from dosimeter.client.losses import OwnLoss, SquaredError, TokenCrossEntropy
 from dosimeter.interfaces import Defense, Exposure, Loss
 from dosimeter.network.probing import output_of
 from dosimeter.network.token_inputs import are_tokens
@@ -76,11 +76,44 @@ def check_batch(model: nn.Module, batch: Batch, path: str, loss: Loss | None = N
     if targets.ndim == 0 or len(targets) != len(inputs):
         raise ValueError(f"{path}.targets: expected {len(inputs)}, one for each input, got shape {tuple(targets.shape)}")
     shape = output_shape(model, inputs[[0, 0]])
+    classes = class_count(shape, are_tokens(inputs))
     if loss is not None:
-        check_loss(loss, shape[-1])
-    if not isinstance(loss, OwnLoss):
+        check_loss(loss, classes)
+    if isinstance(loss, SquaredError):
+        _check_numbers(targets, shape, f"{path}.targets")
+    elif not isinstance(loss, OwnLoss):
         _check_targets(targets, shape, f"{path}.targets", loss)
-    return shape[-1]
+    elif loss.target_kind() == "classes" and len(shape) == 4:
+        _check_class_maps(targets, shape, f"{path}.targets", getattr(loss.function, "ignore_index", -100))
+    return classes
+
+
+def class_count(output: tuple[int, ...], tokens: bool) -> int:
+    """How many numbers an output (B, ...) has for each sample, or for each place where there are several."""
+    if len(output) == 1:
+        return 1
+    return output[-1] if tokens or len(output) == 2 else output[1]
+
+
+def _check_numbers(targets: Tensor, output: tuple[int, ...], path: str) -> None:
+    """Refuse targets of a regression that are not one number for each output. PyTorch would repeat them to fit, and train on nonsense."""
+    if not targets.is_floating_point() or not torch.isfinite(targets).all():
+        raise ValueError(f"{path}: expected finite floating-point numbers for squared_error, got {targets.dtype}")
+    if tuple(targets.shape[1:]) != output[1:]:
+        expected = f"(B{''.join(f', {side}' for side in output[1:])})"
+        raise ValueError(f"{path}: expected {expected}, one number for each output of the model, got shape {tuple(targets.shape)}")
+
+
+def _check_class_maps(targets: Tensor, output: tuple[int, ...], path: str, ignored: int) -> None:
+    """Refuse class ids that are not one for each place of a dense output (B, C, H, W)."""
+    if targets.is_floating_point() and tuple(targets.shape[1:]) == output[1:]:
+        return  # a distribution at each place
+    if targets.dtype not in CLASS_ID_TYPES or tuple(targets.shape[1:]) != output[2:]:
+        places = ", ".join(map(str, output[2:]))
+        raise ValueError(f"{path}: expected (B, {places}) class ids, got {targets.dtype} of shape {tuple(targets.shape)}")
+    counted = targets[targets != ignored]
+    if len(counted) == 0 or int(counted.min()) < 0 or int(counted.max()) >= output[1]:
+        raise ValueError(f"{path}: expected class ids in 0..{output[1] - 1}, or {ignored} where a place does not count")
 
 
 def _check_inputs(inputs: Tensor | NamedInputs, path: str) -> None:
@@ -106,7 +139,7 @@ def check_loss(loss: Loss, classes: int) -> None:
 
 
 def _check_targets(targets: Tensor, output: tuple[int, ...], path: str, loss: Loss | None) -> None:
-    classes = output[-1]
+    classes = output[-1] if len(output) > 1 else 1
     if len(output) == 3:
         ignored = loss.ignore_index if isinstance(loss, TokenCrossEntropy) else TokenCrossEntropy().ignore_index
         if targets.ndim != 2 or targets.shape[1] != output[1] or targets.dtype not in CLASS_ID_TYPES:
@@ -117,6 +150,10 @@ def _check_targets(targets: Tensor, output: tuple[int, ...], path: str, loss: Lo
         counted = targets[targets != ignored]
         if len(counted) == 0 or int(counted.min()) < 0 or int(counted.max()) >= classes:
             raise ValueError(f"{path}: expected token ids in 0..{classes - 1}, or {ignored} where a position does not count")
+    elif len(output) == 4:
+        raise ValueError(f"{path}: {loss.name if loss else 'cross_entropy'} has one output a sample; pass nn.CrossEntropyLoss() for a grid")
+    elif targets.ndim == 1 and len(output) == 1 and targets.is_floating_point():
+        check_soft_labels(targets[:, None], path, loss)
     elif targets.ndim == 1:
         if targets.dtype not in CLASS_ID_TYPES:
             raise ValueError(f"{path}: class ids must be integers, got {targets.dtype}")
@@ -158,11 +195,11 @@ def check_model(model: nn.Module) -> None:
 
 def count_classes(model: nn.Module, inputs: Tensor | NamedInputs) -> int:
     """The number of the model's logits, found without side effects on its buffers or on random numbers."""
-    return output_shape(model, inputs)[-1]
+    return class_count(output_shape(model, inputs), are_tokens(inputs))
 
 
 def output_shape(model: nn.Module, inputs: Tensor | NamedInputs) -> tuple[int, ...]:
-    """The shape of the model's logits: (B, classes), or (B, T, V) with one output at each of T positions of a text."""
+    """The shape of the model's outputs: (B,), (B, classes), (B, C, H, W) on a grid, or (B, T, V) at each of T positions of a text."""
     try:
         with torch.random.fork_rng():
             output = output_of(model, inputs)
@@ -170,9 +207,9 @@ def output_shape(model: nn.Module, inputs: Tensor | NamedInputs) -> tuple[int, .
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         kind = ", ".join(inputs.tensors) if isinstance(inputs, NamedInputs) else str(inputs.dtype)
         raise ValueError(f"model: cannot take {kind} inputs of shape {tuple(inputs.shape[1:])}: {reason}") from error
-    if not isinstance(output, Tensor) or output.ndim not in ((2, 3) if are_tokens(inputs) else (2,)):
-        what = f"shape {tuple(output.shape)}" if isinstance(output, Tensor) else type(output).__name__
-        raise ValueError(f"model: expected one (batch, classes) tensor of logits, got {what}")
+    if not isinstance(output, Tensor) or not output.is_floating_point() or output.ndim == 0 or len(output) != len(inputs):
+        what = f"{output.dtype} of shape {tuple(output.shape)}" if isinstance(output, Tensor) else type(output).__name__
+        raise ValueError(f"model: expected one tensor of outputs for each sample, such as (batch, classes) logits, got {what}")
     return tuple(output.shape)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -11,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import log_softmax, logsigmoid, softmax
 
 from dosimeter.config import describe
-from dosimeter.interfaces import Loss
+from dosimeter.interfaces import Loss, TargetKind
 from dosimeter.options import Fraction, NonNegativeFloat, PositiveFloat
 from dosimeter.registry import LOSSES
 from dosimeter.types import Refused
@@ -121,6 +120,32 @@ class BinaryCrossEntropy(Loss):
     def steepest(self, classes: int) -> float:
         return 1.0 if self.over_classes == "mean" else float(classes)
 
+    def target_kind(self) -> TargetKind:
+        return "labels"
+
+
+@LOSSES.register("squared_error")
+@dataclass(frozen=True, kw_only=True)
+class SquaredError(Loss):
+    """The squared distance between outputs and targets, for regressions.
+
+    Least squares, as PyTorch's MSELoss has it: the gradient at each output is 2 (z − t), divided by the number of outputs where
+    `over_outputs` is "mean", PyTorch's default reduction.
+    """
+
+    over_outputs: Literal["mean", "sum"] = "mean"
+
+    def per_sample(self, logits: Tensor, targets: Tensor) -> Tensor:
+        losses = (logits - targets.to(logits).reshape(logits.shape)).square().flatten(1)
+        return losses.mean(1) if self.over_outputs == "mean" else losses.sum(1)
+
+    def logit_gradient(self, logits: Tensor, targets: Tensor) -> Tensor:
+        difference = 2 * (logits - targets.to(logits).reshape(logits.shape))
+        return difference / logits[0].numel() if self.over_outputs == "mean" else difference
+
+    def target_kind(self) -> TargetKind:
+        return "numbers"
+
 
 @LOSSES.register("token_cross_entropy")
 @dataclass(frozen=True, kw_only=True)
@@ -166,10 +191,15 @@ class OwnLoss(Loss):
     name: ClassVar[str] = "own loss"
 
     function: Any
+    targets: TargetKind = "numbers"
+
+    def target_kind(self) -> TargetKind:
+        return self.targets
 
     def __call__(self, logits: Tensor, targets: Tensor) -> Tensor:
-        if isinstance(self.function, nn.CrossEntropyLoss) and logits.ndim == 3 and targets.ndim == 2:
+        if isinstance(self.function, nn.CrossEntropyLoss) and logits.ndim == 3 and targets.shape[:2] == logits.shape[:2]:
             logits = logits.transpose(1, 2)  # (B, V, T), as PyTorch takes it
+            targets = targets.transpose(1, 2) if targets.ndim == 3 else targets
         return self.function(logits, targets)
 
     def per_sample(self, logits: Tensor, targets: Tensor) -> Tensor:
@@ -181,26 +211,42 @@ class OwnLoss(Loss):
         )
 
 
-def loss_of(loss: Loss | nn.Module | Callable[..., Tensor] | str | None, positions: bool = False) -> Loss:
+def loss_of(loss: Any, positions: bool = False, *, grid: bool = False, targets: Tensor | None = None) -> Loss:
     """The loss by name, as an object, or from any module or function of outputs and targets; cross-entropy where none is given.
 
     A plain loss of PyTorch is the loss of the same name here, whose gradient is known in closed form. With `positions` the model
-    has an output at each position of a text.
+    has an output at each position of a text, with `grid` at each place of a grid. `targets` tell what a loss of the client's own aims at.
     """
     if loss is None or (positions and loss == CrossEntropy()) or (positions and loss == "cross_entropy"):
-        return TokenCrossEntropy() if positions else CrossEntropy()
+        return TokenCrossEntropy() if positions else OwnLoss(function=nn.CrossEntropyLoss(), targets="classes") if grid else CrossEntropy()
+    if grid and loss in ("cross_entropy", CrossEntropy()):
+        return OwnLoss(function=nn.CrossEntropyLoss(), targets="classes")
     if isinstance(loss, (str, Loss)):
         return LOSSES.resolve(loss)
-    if isinstance(loss, nn.CrossEntropyLoss) and loss.weight is None and loss.reduction == "mean":
-        if positions and loss.label_smoothing == 0:
-            return TokenCrossEntropy(ignore_index=loss.ignore_index)
-        if not positions:
-            return CrossEntropy(smoothing=loss.label_smoothing)
-    if isinstance(loss, nn.BCEWithLogitsLoss) and loss.weight is None and loss.pos_weight is None and loss.reduction == "mean":
+    if not callable(loss):
+        raise TypeError(f"loss: expected the name of a loss, a Loss, a module or a function of outputs and targets, got {loss!r}")
+    return (None if grid else _closed_form(loss, positions, targets)) or OwnLoss(function=loss, targets=_aim_of(loss, targets))
+
+
+def _closed_form(loss: Any, positions: bool, targets: Tensor | None) -> Loss | None:
+    """The loss here that equals a plain loss of PyTorch; None where none does."""
+    if getattr(loss, "reduction", "") != "mean" or getattr(loss, "weight", None) is not None:
+        return None
+    if isinstance(loss, nn.CrossEntropyLoss) and positions and loss.label_smoothing == 0:
+        return TokenCrossEntropy(ignore_index=loss.ignore_index)
+    if isinstance(loss, nn.CrossEntropyLoss) and not positions:
+        ignored = targets is not None and not targets.is_floating_point() and bool((targets == loss.ignore_index).any())
+        return None if ignored else CrossEntropy(smoothing=loss.label_smoothing)
+    if isinstance(loss, nn.BCEWithLogitsLoss) and loss.pos_weight is None:
         return BinaryCrossEntropy()
-    if callable(loss):
-        return OwnLoss(function=loss)
-    raise TypeError(f"loss: expected the name of a loss, a Loss, a module or a function of outputs and targets, got {loss!r}")
+    return SquaredError() if isinstance(loss, nn.MSELoss) else None
+
+
+def _aim_of(loss: Any, targets: Tensor | None) -> TargetKind:
+    """What a loss of the client's own aims at, by its type and by the targets' numbers."""
+    if isinstance(loss, (nn.CrossEntropyLoss, nn.NLLLoss)) or (targets is not None and not targets.is_floating_point()):
+        return "classes"
+    return "labels" if isinstance(loss, (nn.BCEWithLogitsLoss, nn.BCELoss, nn.MultiLabelSoftMarginLoss)) else "numbers"
 
 
 def _binary_targets(targets: Tensor, logits: Tensor) -> Tensor:

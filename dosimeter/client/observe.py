@@ -26,12 +26,15 @@ from dosimeter.interfaces import Client, Defense, Exposure, Loss, Public, Traini
 from dosimeter.network.copies import deep_copy
 from dosimeter.network.leftovers import nothing_kept
 from dosimeter.network.model_state import copy_of
+from dosimeter.network.probing import output_of
 from dosimeter.network.token_inputs import are_tokens, blank_of, tensors_of
 from dosimeter.options import check_value
 from dosimeter.precision import tf32
 from dosimeter.randomness import generator, global_seed, secret_of
 from dosimeter.registry import DEFENSES, TRAININGS
 from dosimeter.types import Batch, Impossible, NamedInputs, Normalization, Refused, Update
+
+LOG_SLACK = 1e-3  # by which the logarithm of a sum of probabilities may miss 0
 
 
 def observe(
@@ -76,7 +79,7 @@ def observe(
         warn_outside_bounds(batch.inputs, scale)
     with nothing_kept(client.model, training, loss, *defenses):
         client, update = _send(client, defenses, seed)
-        positions = tokens and len(output_shape(client.model, client.batch.inputs[[0, 0]])) == 3
+        output = output_shape(client.model, client.batch.inputs[[0, 0]])[1:]
     if not update:
         names = ", ".join(defense.name for defense in defenses)
         raise Impossible(
@@ -92,7 +95,7 @@ def observe(
         normalization=scale,
         defenses=tuple(defenses),
         blank=blank_of(client.batch.inputs) if tokens else None,
-        positions=positions,
+        output_shape=None if output == (classes,) else output,
     )
     update = {name: change.detach().clone() for name, change in update.items()}
     exposure = Exposure(model=client.model, update=update, public=public, auxiliary=auxiliary)
@@ -131,8 +134,20 @@ def loss_for(model: nn.Module, batch: Batch, loss: Any) -> Loss:
     if isinstance(loss, Loss) and not isinstance(loss, CrossEntropy):
         return loss
     check_tensors(batch, "batch")
-    positions = are_tokens(batch.inputs) and len(batch.inputs) > 0 and len(output_shape(model, batch.inputs[[0, 0]])) == 3
-    return loss_of(loss, positions)
+    if len(batch.inputs) == 0:
+        return loss_of(loss)
+    shape = output_shape(model, batch.inputs[[0, 0]])
+    if isinstance(loss, nn.NLLLoss) and loss.weight is None and loss.reduction == "mean" and _gives_log_probabilities(model, batch):
+        loss = nn.CrossEntropyLoss(ignore_index=loss.ignore_index)  # the same number: log-probabilities are logits of their own
+    tokens = are_tokens(batch.inputs)
+    return loss_of(loss, len(shape) == 3 and tokens, grid=len(shape) > 2 and not tokens, targets=batch.targets)
+
+
+def _gives_log_probabilities(model: nn.Module, batch: Batch) -> bool:
+    """Whether the model's outputs are logarithms of numbers that sum to one."""
+    with torch.random.fork_rng():
+        output = output_of(model, batch.inputs)
+    return isinstance(output, Tensor) and output.ndim == 2 and bool((output.logsumexp(1).abs() < LOG_SLACK).all())
 
 
 def _defend(client: Client, defense: Defense, seed: int, role: str, secret: str) -> Client:

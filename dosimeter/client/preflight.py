@@ -64,6 +64,7 @@ class Declared:
     batch_size: int | None
     training: Training
     loss: Loss
+    output_shape: tuple[int, ...] | None = None  # as in `Public`
     defenses: Sequence[Defense] = ()
     check_kind: bool = True
 

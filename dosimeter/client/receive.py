@@ -10,7 +10,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dosimeter.client.checks import check_batch, check_exposure, check_loss, check_model, check_normalization, defense_list, output_shape
+from dosimeter.client.checks import (
+    check_batch,
+    check_exposure,
+    check_loss,
+    check_model,
+    check_normalization,
+    class_count,
+    defense_list,
+    output_shape,
+)
 from dosimeter.client.kinds import Kind
 from dosimeter.client.losses import loss_of
 from dosimeter.client.preflight import Declared, Preflight, look_at
@@ -75,7 +84,7 @@ def receive(
         normalization=scale,
         defenses=tuple(declared.defenses),
         blank=blank,
-        positions=blank is not None and len(output_shape(model, blank[[0, 0]])) == 3,
+        output_shape=declared.output_shape,
     )
     sent = found.converted
     exposure = Exposure(model=model, update=sent.update, public=public, auxiliary=auxiliary, buffers=sent.buffers)
@@ -122,7 +131,8 @@ def _declare(
     require_memory(LABEL_BYTES * (batch_size or 0), f"batch_size: the labels of {batch_size} samples")
     blank = blank_for(model, shape)
     output = output_shape(model, (torch.zeros(1, *shape).to(next(model.parameters())) if blank is None else blank)[[0, 0]])
-    classes, loss = output[-1], loss_of(loss, len(output) == 3)
+    classes = class_count(output, blank is not None)
+    loss = loss_of(loss, len(output) == 3 and blank is not None, grid=len(output) > 2 and blank is None)
     check_loss(loss, classes)
     training, defenses = TRAININGS.resolve(training or FedSGD()), [DEFENSES.resolve(defense) for defense in defense_list(defenses)]
     for defense in defenses:
@@ -138,5 +148,6 @@ def _declare(
         training=training,
         loss=loss,
         defenses=tuple(defenses),
+        output_shape=None if output[1:] == (classes,) else output[1:],
         check_kind=check_value(bool, check_kind, "check_kind"),
     )

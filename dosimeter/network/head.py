@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -112,6 +113,7 @@ def _proof_of(model: nn.Module, input_shape: tuple[int, ...], allow_shift: bool)
 def _prove(model: nn.Module, input_shape: tuple[int, ...], allow_shift: bool) -> Proof:
     inputs = _probe_inputs(model, input_shape)
     output, calls = record_calls(model, inputs, _has_matrix, evaluate=True)
+    output = _as_rows(output)
     if not isinstance(output, Tensor) or output.ndim != 2:
         raise Refused(f"the model's output must be one (batch, classes) tensor of logits, got {_describe(output)}")
     for name, layer, features, logits in ((call.name, call.module, call.received, call.given) for call in reversed(calls)):
@@ -155,14 +157,19 @@ def _is_alone(model: nn.Module, name: str, features: Tensor, inputs: Tensor, pre
     tied = {other: weight for other, parameter in parameters.items() if parameter.data_ptr() == parameters[key].data_ptr()}
     try:
         with torch.enable_grad(), evaluation_mode(model):
-            output = forward(model, parameters | tied, inputs, tie_weights=False)
+            output = _as_rows(forward(model, parameters | tied, inputs, tie_weights=False))
             slopes = torch.randn(output.shape, generator=generator(0, "output slopes")).to(output)
-            slopes = slopes - slopes.mean(1, keepdim=True)
+            slopes = slopes - slopes.mean(1, keepdim=True) if slopes.shape[1] > 1 else slopes
             (gradient,) = torch.autograd.grad(output, weight, slopes)
     except RuntimeError:
         return True
     own, size = slopes.double().T @ features.double(), slopes.double().abs().T @ features.double().abs()
     return bool(((gradient.double() - own).abs() <= ROUNDINGS * precision * (size + size.mean())).all())
+
+
+def _as_rows(output: Any) -> Any:
+    """Outputs (B,) as (B, 1); anything else as it is."""
+    return output[:, None] if isinstance(output, Tensor) and output.ndim == 1 else output
 
 
 def _probe_inputs(model: nn.Module, input_shape: tuple[int, ...]) -> Tensor:

@@ -63,10 +63,12 @@ def forward(model: nn.Module, tensors: Mapping[str, Tensor] | Sequence[Mapping[s
 
 
 def logits_of(output: Any) -> Any:
-    """The tensor of logits in what a model returns: a field of that name, as in the outputs of Transformers, or the first of a tuple."""
-    if isinstance(output, Mapping) and "logits" in output:
-        return output["logits"]
-    return output[0] if isinstance(output, tuple) and output and isinstance(output[0], Tensor) else output
+    """The tensor of logits in what a model returns: a field of that name, as in the outputs of Transformers, or the first tensor."""
+    if isinstance(output, Mapping):
+        return output["logits"] if "logits" in output else next((one for one in output.values() if isinstance(one, Tensor)), output)
+    if isinstance(output, (tuple, list)):
+        return next((one for one in output if isinstance(one, Tensor)), output)
+    return getattr(output, "logits", output)
 
 
 def output_of(model: nn.Module, inputs: Any) -> Any:

@@ -21,7 +21,7 @@ from dosimeter.network.copies import deep_copy
 from dosimeter.network.leftovers import nothing_kept
 from dosimeter.network.model_state import copy_of
 from dosimeter.network.probing import evaluation_mode, output_of, samples_at_once
-from dosimeter.network.token_inputs import tensors_of
+from dosimeter.network.token_inputs import are_tokens, tensors_of
 from dosimeter.normalization import from_pixels
 from dosimeter.options import NonNegativeInt, OptionError, PositiveInt, check_fields
 from dosimeter.progress import advance
@@ -31,6 +31,7 @@ from dosimeter.runs.devices import choose_device
 from dosimeter.runs.foreign import other_samples
 from dosimeter.runs.measurement import AuditedClient, Measurement
 from dosimeter.surfaces.labels import has_one_label
+from dosimeter.surfaces.several_labels import are_vectors
 from dosimeter.types import Batch, Normalization
 
 HELD_OUT_SHARE = 0.2  # of the images that are not private: the accuracy is measured on them, nothing is trained on them
@@ -176,6 +177,14 @@ def measure_accuracy(model: nn.Module, batch: Batch) -> float | None:
         order = torch.arange(len(batch.inputs), device=batch.inputs.device)
         pieces = order.split(min(64, samples_at_once(model, batch.inputs)))
         predicted = torch.cat([output_of(model, batch.inputs[piece]) for piece in pieces])
+    if batch.targets.is_floating_point() and batch.targets.shape == predicted.shape and not _are_labels(batch.targets):
+        return None  # numbers
+    predicted = predicted[:, None] if predicted.ndim == 1 else predicted
+    if predicted.ndim > 2 and batch.targets.is_floating_point():
+        return None
+    if predicted.ndim > 2 and not are_tokens(batch.inputs):  # one class at each place
+        counted = batch.targets >= 0
+        return float((predicted.argmax(1) == batch.targets)[counted].float().mean())
     if predicted.ndim == 3:  # one token at each position
         counted = batch.targets >= 0
         return float((predicted.argmax(-1) == batch.targets)[counted].float().mean())
@@ -187,6 +196,11 @@ def measure_accuracy(model: nn.Module, batch: Batch) -> float | None:
     if predicted.shape[1] == 1:
         return float(((predicted[:, 0] > 0) == (targets > 0)).float().mean())
     return float((predicted.argmax(1) == targets).float().mean())
+
+
+def _are_labels(targets: Tensor) -> bool:
+    """Whether float targets are label vectors or soft labels, not numbers of a regression."""
+    return targets.ndim == 2 and targets.shape[1] > 1 and ((has_one_label(targets) and bool((targets >= 0).all())) or are_vectors(targets))
 
 
 def _draw(images: ImageSet, config: DataConfig, seed: int) -> tuple[Tensor, Tensor, Tensor]:

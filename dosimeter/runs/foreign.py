@@ -29,7 +29,11 @@ def foreign_batches(client: AuditedClient, seed: int) -> Iterator[Batch]:
         rng = generator(seed, f"foreign batch {draw}")
         samples = other_samples(client.model, client.batch, client.auxiliary or client.reference, client.normalization, rng)
         targets = client.batch.targets.roll(draw, 0)
-        yield Batch(samples, _differing_labels(client, targets, rng) if draw >= FOREIGN_DRAWS - 2 and targets.ndim == 1 else targets)
+        yield Batch(samples, _differing_labels(client, targets, rng) if draw >= FOREIGN_DRAWS - 2 and _are_ids(targets) else targets)
+
+
+def _are_ids(targets: Tensor) -> bool:
+    return targets.ndim == 1 and not targets.is_floating_point()
 
 
 def _differing_labels(client: AuditedClient, targets: Tensor, rng: torch.Generator) -> Tensor:

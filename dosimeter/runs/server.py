@@ -9,12 +9,22 @@ from torch import Tensor
 
 from dosimeter.client.checks import check_exposure, check_soft_labels
 from dosimeter.engines.needs import check_needs
-from dosimeter.interfaces import Attack, Exposure, FeatureRecovery, LabelRecovery, MapRecovery, Public, Recovery, TokenRecovery
+from dosimeter.interfaces import (
+    Attack,
+    Exposure,
+    FeatureRecovery,
+    LabelRecovery,
+    MapRecovery,
+    Public,
+    Recovery,
+    TargetRecovery,
+    TokenRecovery,
+)
 from dosimeter.precision import tf32
 from dosimeter.randomness import generator, global_seed
-from dosimeter.registry import ATTACKS, FEATURES, LABELS, MAPS, TOKENS, Registry
+from dosimeter.registry import ATTACKS, FEATURES, LABELS, MAPS, TARGETS, TOKENS, Registry
 from dosimeter.surfaces.surface import Surface, surface_of_method
-from dosimeter.types import Estimate, FeatureEstimate, LabelEstimate, MapEstimate, Reconstruction, TokenEstimate
+from dosimeter.types import Estimate, FeatureEstimate, LabelEstimate, MapEstimate, Reconstruction, TargetEstimate, TokenEstimate
 
 Labels = LabelEstimate | Tensor | None
 
@@ -62,6 +72,11 @@ def recover_tokens(exposure: Exposure, method: str | TokenRecovery = "embedding_
     return _recover(TOKENS, exposure, method, None, seed, options)
 
 
+def recover_targets(exposure: Exposure, method: str | TargetRecovery = "head_slopes", *, seed: int = 0, **options: Any) -> TargetEstimate:
+    """Recover the numbers that a regression is trained on."""
+    return _recover(TARGETS, exposure, method, None, seed, options)
+
+
 def _recover(registry: Registry[Any], exposure: Exposure, method: Any, labels: Labels, seed: int, options: dict[str, Any]) -> Any:
     recovery = registry.resolve(method, **options)
     check_exposure(exposure)
@@ -99,6 +114,8 @@ def as_label_estimate(labels: Labels, public: Public) -> LabelEstimate | None:
     if not isinstance(labels, Tensor):
         raise TypeError(f"labels: expected a LabelEstimate, a tensor or None, got {type(labels).__name__}")
     classes = public.classes
+    if public.positions or public.loss.target_kind() == "numbers":
+        return _as_targets(labels, public)
     soft = labels if labels.ndim == 2 else None
     ids = labels.argmax(1) if labels.ndim == 2 else labels
     if ids.ndim != 1 or (soft is not None and soft.shape[1] != classes) or ids.is_floating_point():
@@ -110,6 +127,17 @@ def as_label_estimate(labels: Labels, public: Public) -> LabelEstimate | None:
     if len(ids) == 0 or int(ids.min()) < -1 or int(ids.max()) >= max(classes, 2):
         raise ValueError(f"labels: expected at least one class id in 0..{classes - 1}, or -1 for an unknown one")
     return LabelEstimate(counts=torch.bincount(ids[ids >= 0], minlength=classes), labels=ids, soft=soft)
+
+
+def _as_targets(labels: Tensor, public: Public) -> LabelEstimate:
+    """Known targets that are no labels of whole samples, as numbers or classes at each place."""
+    output = (public.classes,) if public.output_shape is None else public.output_shape
+    places = output[:-1] if public.blank is not None else output[1:]
+    expected = (output, places) if public.loss.target_kind() == "classes" else (output,)
+    if labels.ndim == 0 or tuple(labels.shape[1:]) not in expected:
+        raise ValueError(f"labels: expected targets of shape (B, {', '.join(map(str, expected[-1]))}), got {tuple(labels.shape)}")
+    blank = torch.zeros(len(labels), dtype=torch.int64, device=labels.device)
+    return LabelEstimate(counts=torch.zeros(public.classes, dtype=torch.int64, device=labels.device), labels=blank, soft=labels)
 
 
 def _check_estimate(labels: LabelEstimate, classes: int) -> None:

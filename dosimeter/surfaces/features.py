@@ -36,7 +36,7 @@ class Features(Surface[FeatureEstimate]):
     """What the model computes from each sample just before it decides."""
 
     position = 20
-    reads = ("numbers", "texts")
+    reads = ("numbers", "regressions", "texts")
     estimate = FeatureEstimate
     methods = FEATURES
     key = plural = "features"
@@ -162,8 +162,8 @@ def false_certificates(found: FeatureEstimate, features: Tensor, targets: Tensor
 
 
 def _agree(labels: Tensor, targets: Tensor) -> Tensor:
-    """Whether each label is its target, or one of the largest entries of a soft one: (k,) bool."""
+    """Whether each label is its target, or one of the largest entries of a soft one: (k,) bool. A label of −1 claims nothing."""
     if targets.ndim == 1:
-        return labels == targets
+        return (labels == targets) | (labels < 0)
     known = labels.clamp(0, targets.shape[1] - 1)
-    return (known == labels) & (targets.gather(1, known[:, None])[:, 0] == targets.max(1).values)
+    return (labels < 0) | (known == labels) & (targets.gather(1, known[:, None])[:, 0] == targets.max(1).values)

@@ -49,6 +49,7 @@ class Inputs(Surface[Reconstruction]):
     """The client's samples, rebuilt."""
 
     position = 40
+    reads = ("numbers", "regressions", "grids")
     estimate = Reconstruction
     methods = ATTACKS
     key, plural = "attack", "attacks"

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from dosimeter.client.losses import as_distribution
-from dosimeter.interfaces import Exposure
+from dosimeter.interfaces import Exposure, Public, Recovery
 from dosimeter.metrics.insacc import InstanceAccuracy
 from dosimeter.numbers import THIN, percent
 from dosimeter.randomness import generator
@@ -20,6 +20,7 @@ from dosimeter.registry import LABELS
 from dosimeter.surfaces.assignment import assign
 from dosimeter.surfaces.luck import LARGEST_CHANCE, correct_for_attempts, luck_words
 from dosimeter.surfaces.scores import Comparison, Nulls, Scores, Values, choose_metrics, compare_samples, number
+from dosimeter.surfaces.several_labels import are_vectors, score_several
 from dosimeter.surfaces.surface import SURFACES, Surface
 from dosimeter.surfaces.verdicts import Verdict
 from dosimeter.types import Batch, Evidence, LabelEstimate, Record, Refused
@@ -30,6 +31,9 @@ LARGEST_CERTIFIED_ERROR = 1e-2  # distance (L1) of a certified soft label from t
 MOST_CLASSES = 8  # in the table of evidence
 LEAST_TRUST = 1e6  # every scored record says more than one without scores
 DOUBTFUL_SHARE = 0.25  # from this agreement on, between guessing (0) and perfect (1), the report says that luck may explain it
+
+
+SEE_TARGETS = "dm.recover_targets reads them"
 
 
 @SURFACES.register("labels")
@@ -74,6 +78,11 @@ class Labels(Surface[LabelEstimate]):
         """False: the score of labels alone shows no leak. `chance` tells a leak from luck."""
         return False
 
+    def check_reads(self, method: Recovery, public: Public) -> None:
+        if public.loss.target_kind() == "numbers":
+            raise Refused(f"{method.name} looks for classes, and the targets of {public.loss.name} are numbers; {SEE_TARGETS}")
+        super().check_reads(method, public)
+
     def check_scorable(self, truth: Batch) -> None:
         check_one_label(truth.targets)
 
@@ -112,6 +121,7 @@ class Labels(Surface[LabelEstimate]):
             ids = targets if targets.ndim == 1 else targets.argmax(1)
             width = max(len(counts), int(ids.max()) + 1)
             counts, true = _widen(counts, width), torch.bincount(ids, minlength=width)
+            true = true if has_one_label(targets) else targets.sum(0).long()
         most = counts if true is None else torch.maximum(counts, true)
         shown = most.argsort(descending=True, stable=True)[: min(MOST_CLASSES, int((most > 0).sum()))].tolist()
         tables = [{f"class {i}": str(int(column[i])) for i in shown} for column in (counts, true) if column is not None]
@@ -188,12 +198,12 @@ def has_one_label(targets: Tensor) -> bool:
 
 
 def check_one_label(targets: Tensor) -> None:
-    """Refuse targets that give a sample several labels or none. Label counts here have one label a sample."""
-    if not has_one_label(targets):
+    """Refuse targets that are neither one label a sample nor label vectors of zeros and ones."""
+    if not has_one_label(targets) and not are_vectors(targets):
         sums = targets.sum(1, dtype=torch.float64)
         raise Refused(
-            f"the label recoveries count one label a sample, and these samples have from {sums.min():.3g} to {sums.max():.3g} labels; "
-            "several labels a sample are not read here"
+            "the label recoveries read one label a sample, or label vectors of zeros and ones; the targets of these samples "
+            f"sum to between {sums.min():.3g} and {sums.max():.3g}"
         )
 
 
@@ -218,6 +228,8 @@ def score_labels(found: LabelEstimate, comparison: Comparison) -> Scores:
     """Compare the label counts, and with soft labels also the samples. The null draws whole batches from the prior."""
     truth, auxiliary, foreign = comparison.truth, comparison.auxiliary, comparison.foreign
     check_one_label(truth.targets)
+    if not has_one_label(truth.targets):
+        return score_several(found, comparison, _chance)
     device = found.counts.device
     batches = [batch.targets.to(device) for batch in (truth, auxiliary) if batch is not None]
     estimates: list[LabelEstimate] = [estimate for estimate in (found, foreign) if estimate is not None]

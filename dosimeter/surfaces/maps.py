@@ -29,6 +29,7 @@ class Maps(Surface[MapEstimate]):
     """What a layer inside the model sees of each sample, in place."""
 
     position = 30
+    reads = ("numbers", "regressions", "grids")
     estimate = MapEstimate
     methods = MAPS
     key = plural = "maps"

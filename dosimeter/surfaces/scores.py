@@ -190,7 +190,7 @@ def keep_finite(samples: Tensor) -> Tensor:
 
 def mark_classmates(truth: Batch, auxiliary: Batch | None) -> Tensor | None:
     """Which auxiliary samples have a class of the truth; None where there are none, or where targets are not single classes: (N,) bool."""
-    if auxiliary is None or truth.targets.ndim != 1 or auxiliary.targets.ndim != 1:
+    if auxiliary is None or truth.targets.ndim != 1 or auxiliary.targets.ndim != 1 or truth.targets.is_floating_point():
         return None
     return torch.isin(auxiliary.targets, truth.targets.to(auxiliary.targets))
 

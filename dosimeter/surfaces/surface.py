@@ -71,7 +71,9 @@ class Surface(ABC, Generic[Estimate]):
         """Refuse a client whose inputs or outputs are of a kind that no method of this surface reads."""
         if public.kind in self.reads:
             return
-        if public.kind == "numbers":
+        if public.kind == "grids":
+            raise Refused(f"{method.name} reads one output a sample, and this model has one at each place of a grid")
+        if public.kind in ("numbers", "regressions"):
             raise Refused(f"{method.name} reads token ids, and this model takes numbers")
         if "texts" in self.reads:
             raise Refused(f"{method.name} reads one output a sample, and this model has one at each position of a text; {SEE_TOKENS}")

@@ -24,18 +24,18 @@ class Guess:
     """The fixed part of a guess. The moving part is one row of numbers for each restart: see `unpack`."""
 
     shape: tuple[int, ...]  # (B, *input shape)
-    classes: int
-    targets: Tensor | None  # (B,) class ids or (B, C) soft labels; None where they move
+    output: tuple[int, ...]  # of the model for one sample, and of its target where that moves
+    targets: Tensor | None  # (B,) class ids, (B, C) soft labels, or numbers (B, *output); None where they move
     low: Tensor
     high: Tensor
 
     def unpack(self, variables: Tensor) -> tuple[Tensor, Tensor | None]:
-        """(R, D) -> inputs (R, B, *shape) and label logits (R, B, C), if these move."""
+        """(R, D) -> inputs (R, B, *shape) and label logits (R, B, *output), if these move."""
         size = torch.Size(self.shape).numel()
         inputs = variables[:, :size].reshape(len(variables), *self.shape)
         if self.targets is not None:
             return inputs, None
-        return inputs, variables[:, size:].reshape(len(variables), self.shape[0], self.classes)
+        return inputs, variables[:, size:].reshape(len(variables), self.shape[0], *self.output)
 
     def pack(self, inputs: Tensor, logits: Tensor | None) -> Tensor:
         """The inverse of `unpack`: (R, D)."""
@@ -55,8 +55,9 @@ def make_guess(exposure: Exposure, labels: LabelEstimate | None, recipe: Recipe)
     if labels is None:
         raise Refused("labels: pass labels=dm.recover_labels(exposure, ...) or a tensor, or let the attack optimise them")
     like = next(iter(exposure.update.values()))
-    targets = labels.labels.to(like.device) if labels.soft is None else labels.soft.to(like)
-    if labels.soft is not None and loss.shift_invariant and not bool((targets.sum(1) > 0).all()):
+    known = labels.labels if labels.soft is None else labels.soft
+    targets = known.to(like) if known.is_floating_point() else known.to(like.device)
+    if labels.soft is not None and loss.shift_invariant and not bool((targets.flatten(1).sum(1) > 0).all()):
         raise Refused(f"labels: a soft label of {loss.name} shares out a positive weight, and one of these is 0 in every class")
     return guess_under(exposure, size, targets)
 
@@ -65,12 +66,13 @@ def guess_under(exposure: Exposure, size: int, targets: Tensor | None) -> Guess:
     """A guess of `size` samples under given targets, or under targets that move."""
     public, like = exposure.public, next(iter(exposure.update.values()))
     low, high = input_bounds(public.normalization, like.new_zeros(size, *public.input_shape))
-    return Guess(shape=(size, *public.input_shape), classes=public.classes, targets=targets, low=low, high=high)
+    output = (public.classes,) if public.output_shape is None else public.output_shape
+    return Guess(shape=(size, *public.input_shape), output=output, targets=targets, low=low, high=high)
 
 
 def draw_start(guess: Guess, labels: LabelEstimate | None, recipe: Recipe, rng: Generator) -> Tensor:
     """One start for each restart, (R, D). The first starts do not depend on how many follow."""
-    size = math.prod(guess.shape) + (0 if guess.targets is not None else guess.shape[0] * guess.classes)
+    size = math.prod(guess.shape) + (0 if guess.targets is not None else guess.shape[0] * math.prod(guess.output))
     needed = START_COPIES * recipe.restarts * size * guess.low.element_size()
     if guess.low.device.type == "cpu" and needed > spare_memory():
         raise Refused(
@@ -93,9 +95,9 @@ def _draw_one(guess: Guess, labels: LabelEstimate | None, recipe: Recipe, rng: G
         inputs = (guess.low + guess.high) / 2 + 0.01 * (guess.high - guess.low) * noise
     if guess.targets is not None:
         return inputs.flatten()
-    logits = torch.randn(guess.shape[0], guess.classes, generator=rng, device=rng.device).to(like)
-    if labels is not None:
-        logits = _as_logits(labels, guess.classes).to(like)
+    logits = torch.randn(guess.shape[0], *guess.output, generator=rng, device=rng.device).to(like)
+    if labels is not None and len(guess.output) == 1:
+        logits = _as_logits(labels, guess.output[0]).to(like)
     return torch.cat([inputs.flatten(), logits.flatten()])
 
 

@@ -134,8 +134,13 @@ class Objective:
         return torch.cat([(t.permute(0, 2, 3, 1) if self.channels_last and t.ndim == 4 else t).reshape(-1) for t in tensors])
 
     def soft_targets(self, logits: Tensor) -> Tensor:
-        """Logits that are optimised as labels: a distribution for softmax losses, else one probability a class."""
-        return logits.softmax(-1) if self.public.loss.shift_invariant else logits.sigmoid()
+        """What is optimised as targets (B, *output): a distribution over classes, one probability a label, or the numbers themselves."""
+        kind = self.public.loss.target_kind()
+        if kind == "numbers":
+            return logits
+        several = self.public.classes > 1
+        classes = -1 if logits.ndim == 2 or self.public.blank is not None else 1
+        return logits.softmax(classes) if kind == "classes" and several else logits.sigmoid()
 
     def replay(self, inputs: Tensor, targets: Tensor, buffers: Buffers, names: Sequence[str], functional: bool) -> Update:
         """The client's training on a guess. FedSGD differentiates only the matched layers; local steps move them all."""

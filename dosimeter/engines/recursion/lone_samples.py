@@ -123,6 +123,8 @@ def _black_and_white(exposure: Exposure, first: FirstRows, found: Tensor) -> Ten
 
 
 def _own_gradients(exposure: Exposure, first: FirstRows, soft: Tensor | None) -> OwnGradients | None:
+    if exposure.public.loss.target_kind() == "numbers":
+        return None  # numbers cannot be tried one by one
     own = OwnGradients(exposure, first.biases, soft)
     return own if own.is_possible() else None
 

@@ -170,7 +170,7 @@ class OwnGradients:
         parameters = {name: parameter.detach() for name, parameter in self.model.named_parameters()}
         parameters |= {name: parameters[name].clone().requires_grad_() for name in self.biases}
         sample = inputs.reshape(1, *self.shape).to(parameters[self.biases[0]])
-        logits = forward(self.model, (parameters, copied_buffers(self.model)), sample)
+        logits = forward(self.model, (parameters, copied_buffers(self.model)), sample).reshape(1, -1)
         return logits, [parameters[name] for name in self.biases]
 
     def is_possible(self) -> bool:

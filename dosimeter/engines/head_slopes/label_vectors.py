@@ -1,0 +1,231 @@
+"""Samples with any number of labels, out of the head's gradient under binary cross-entropy.
+
+∇W = (1/N) Σ dᵢ fᵢᵀ with dᵢ = σ(W fᵢ + b) − yᵢ, where N is the batch size, times the classes where the loss is a mean over them. With
+∇W = U S Vᵀ of rank r, every feature is f = Vᵀ x and every error d = U c. So each sample on its own has C equations in 2r unknowns,
+
+    σ(W Vᵀ x + b) − y = U c,   y ∈ {0, 1}^C,                                                                                     (1)
+
+and its share of the gradient is one sample's: 1/N = 1/(cᵀ S⁻¹ x). No list of label vectors is searched: an error lies in (−1, 1) and has
+the sign of its label, so that rounding σ − U c gives y, and Gauss–Newton steps in x alternate with it. A certified sample is taken off
+the gradient, whose rank drops by one.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Generator, Tensor
+
+from dosimeter.engines.subspace.spectrum import noise_edge
+from dosimeter.engines.tokens.span import span_of
+
+STARTS = 1024  # at once
+ROUNDS = 12  # of starts without a new sample, before the search ends
+STEPS = 40
+POLISHING = 8  # steps in the whole gradient
+SEPARATIONS = 10  # fixed-point steps that lead a start towards errors of one size
+DEVIATIONS = 8.0  # of an error bar
+LARGEST_BAR = 1e-2  # relative error of a certified feature
+SHARE_SLACK = 0.02  # by which a sample's share may miss a whole number of samples
+SPARE_BITS = 40.0  # by which the equations must outweigh the number of label vectors
+SAME = 1e-3  # relative distance of two features that are one
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelledSamples:
+    """What was found. Every entry is certified: its equations hold to the noise, and nothing else explains them."""
+
+    features: Tensor  # (n, H)
+    vectors: Tensor  # (n, C) of zeros and ones
+    error_bar: Tensor  # (n,) relative, of each feature
+    residual: Tensor  # (n,) part of the error outside of the gradient's column space, relative
+    times: Tensor  # (n,) int64, how often the sample occurs
+    rank: int  # of the gradient
+    samples: int | None  # in the batch: declared, or by the smallest share; None where neither tells
+
+    @property
+    def complete(self) -> bool:
+        return self.rank > 0 and len(self.features) == self.rank
+
+
+@dataclass(frozen=True, kw_only=True)
+class Head64:
+    """The head's equations in double precision."""
+
+    gradient: Tensor  # (C, H)
+    weight: Tensor  # (C, H)
+    bias: Tensor  # (C,)
+    unit: float  # relative rounding of the gradient's entries
+    noise: float  # declared noise of an entry
+    scale: float  # N over the batch size: the classes, or 1
+
+
+def find_label_vectors(head: Head64, batch_size: int | None, rng: Generator) -> LabelledSamples:
+    """Every sample that the head's gradient certifies, one after the other."""
+    found: list[_Sample] = []
+    gradient, rank = head.gradient, span_of(head.gradient, head.unit, declared=head.noise).rank
+    quiet, size, whole = 0, batch_size, _Equations.of(head, gradient, rank)
+    while quiet < ROUNDS and len(found) < rank and whole.determined:
+        more = _new_samples(whole, _Equations.of(head, gradient, rank - len(found)), found, size, rng)
+        quiet = 0 if more else quiet + 1
+        found += more
+        size = size if size is not None or not found else round(1 / (head.scale * min(one.share for one in found)))
+        gradient = head.gradient - sum((one.share * torch.outer(one.error, one.feature) for one in found), torch.zeros_like(gradient))
+    return _gather(head, found, rank, size)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Sample:
+    feature: Tensor  # (H,)
+    vector: Tensor  # (C,)
+    error: Tensor  # (C,)
+    share: float  # of the gradient: times / N
+    bar: float
+    residual: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Equations:
+    """Equation (1) in the coordinates of the gradient's row and column spaces."""
+
+    head: Head64
+    left: Tensor  # (C, r) U
+    values: Tensor  # (r,) S
+    right: Tensor  # (r, H) Vᵀ
+    lever: Tensor  # (C, r) W Vᵀ
+    noise: float  # of an entry of the gradient
+
+    @classmethod
+    def of(cls, head: Head64, gradient: Tensor, rank: int) -> _Equations:
+        left, values, right = torch.linalg.svd(gradient, full_matrices=False)
+        rows, columns = gradient.shape
+        tail = float(values[rank:].square().sum().div(max((rows - rank) * (columns - rank), 1)).sqrt())
+        rounding = head.unit * float(head.gradient.square().mean().sqrt())
+        left, values, right = left[:, :rank], values[:rank], right[:rank]
+        noise = max(tail, rounding, head.noise)
+        return cls(head=head, left=left, values=values, right=right, lever=head.weight @ right.T, noise=noise)
+
+    @property
+    def rank(self) -> int:
+        return len(self.values)
+
+    @property
+    def determined(self) -> bool:
+        """Whether there are more equations than unknowns, and the smallest direction stands above the noise."""
+        classes, features = self.head.weight.shape
+        return classes > 2 * self.rank and float(self.values[-1]) > 2 * noise_edge(self.noise, classes, features)
+
+    def residual(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """σ − y outside of the column space (n, C), σ, and c: (n, r)."""
+        probability = torch.sigmoid(x @ self.lever.T + self.head.bias)
+        error = probability - y
+        inside = error @ self.left
+        return error - inside @ self.left.T, probability, inside
+
+    def jacobian(self, probability: Tensor) -> Tensor:
+        slopes = (probability * (1 - probability))[:, :, None] * self.lever  # (n, C, r)
+        return slopes - self.left @ (self.left.T @ slopes)
+
+
+def _new_samples(whole: _Equations, left: _Equations, known: list[_Sample], size: int | None, rng: Generator) -> list[_Sample]:
+    """Certified samples that are not known yet: from one round of starts in what is left of the gradient, polished in the whole of it."""
+    x, y = _descend(left, *_start(left, rng), STEPS)
+    residual, probability, _ = left.residual(x, y)
+    relative = residual.norm(dim=1) / (probability - y).norm(dim=1).clamp_min(torch.finfo(x.dtype).tiny)
+    best = relative.argsort()[: 8 * left.rank]
+    x, y = _descend(whole, x[best] @ left.right @ whole.right.T, y[best], POLISHING)
+    found: list[_Sample] = []
+    for one, vector in zip(x, y):
+        sample = _certify(whole, one, vector, size)
+        if sample is not None and all(_differ(sample.feature, other.feature) for other in (*known, *found)):
+            found.append(sample)
+    return found
+
+
+def _start(equations: _Equations, rng: Generator) -> tuple[Tensor, Tensor]:
+    """Errors in the column space, of which half are led to where their entries have one size (kurtosis: Hyvärinen 1999)."""
+    like = equations.values
+    inside = torch.randn(STARTS, equations.rank, generator=rng, device=rng.device, dtype=torch.float64).to(like)
+    errors = inside @ equations.left.T
+    separated = errors[: STARTS // 2]
+    for _ in range(SEPARATIONS):
+        separated = separated / separated.square().mean(1, keepdim=True).sqrt()
+        inside = (separated**3 - 3 * separated) @ equations.left
+        separated = inside @ equations.left.T
+    errors = torch.cat([separated, errors[STARTS // 2 :]])
+    errors = 0.9 * errors / errors.abs().amax(1, keepdim=True).clamp_min(torch.finfo(like.dtype).tiny)
+    y = (errors < 0).to(like)
+    wanted = torch.logit((errors + y).clamp(0.05, 0.95)) - equations.head.bias
+    return wanted @ torch.linalg.pinv(equations.lever).T, y
+
+
+def _descend(equations: _Equations, x: Tensor, y: Tensor, steps: int) -> tuple[Tensor, Tensor]:
+    """Levenberg–Marquardt steps in x; before each, y is rounded anew."""
+    damping = torch.full_like(x[:, 0], 1e-3)
+    identity = torch.eye(equations.rank, dtype=x.dtype, device=x.device)
+    _, probability, inside = equations.residual(x, y)
+    for _ in range(steps):
+        y = ((probability - inside @ equations.left.T) > 0.5).to(x)
+        residual, probability, inside = equations.residual(x, y)
+        jacobian = equations.jacobian(probability)
+        square = jacobian.transpose(1, 2) @ jacobian
+        size = damping * square.diagonal(dim1=1, dim2=2).mean(1).clamp_min(1e-30)
+        step = torch.linalg.solve(square + size[:, None, None] * identity, (jacobian.transpose(1, 2) @ residual[:, :, None]))[:, :, 0]
+        after, probability_after, inside_after = equations.residual(x - step, y)
+        better = after.square().sum(1) < residual.square().sum(1)
+        x = torch.where(better[:, None], x - step, x)
+        probability = torch.where(better[:, None], probability_after, probability)
+        inside = torch.where(better[:, None], inside_after, inside)
+        damping = torch.where(better, damping / 5, damping * 5).clamp(1e-9, 1e6)
+    return x, y
+
+
+def _certify(equations: _Equations, x: Tensor, y: Tensor, size: int | None) -> _Sample | None:
+    """The sample, where noise explains its residual, its error bar is small, and its share is that of a whole number of samples.
+
+    A vector of the column space is d = G V S⁻¹ c, so noise of size σ leaves σ ‖S⁻¹ c‖ √(C − r) of it outside; likewise for the
+    row space. C − 2r equations that hold to a relative precision ρ have less than 2^C ρ^(C − 2r) accidental solutions.
+    """
+    residual, probability, inside = (part[0] for part in equations.residual(x[None], y[None]))
+    error, rank = probability - y, equations.rank
+    classes, features = equations.head.weight.shape
+    outside = DEVIATIONS * equations.noise * float((inside / equations.values).norm()) * math.sqrt(classes - rank)
+    length, feature_length = float(error.norm()), float(x.norm())
+    if not float(residual.norm()) <= outside or not 0 < length < math.inf or not feature_length > 0:
+        return None
+    bits = -(classes - 2 * rank) * math.log2(min(outside / length, 1.0)) - classes
+    smallest = float(torch.linalg.svdvals(equations.jacobian(probability[None])[0])[-1])
+    beside = DEVIATIONS * equations.noise * float((x / equations.values).norm()) * math.sqrt(features - rank)
+    bar = math.hypot(outside / max(smallest, 1e-300), beside) / feature_length
+    share = 1 / float((inside / equations.values) @ x)
+    if size is not None:
+        times = share * size * equations.head.scale
+        whole = round(times)
+        if whole < 1 or abs(times - whole) > SHARE_SLACK * whole:
+            return None
+        share = whole / (size * equations.head.scale)
+    if bits < SPARE_BITS or bar > LARGEST_BAR or share <= 0:
+        return None
+    relative = float(residual.norm()) / length
+    return _Sample(feature=x @ equations.right, vector=y, error=error, share=share, bar=bar, residual=relative)
+
+
+def _differ(one: Tensor, other: Tensor) -> bool:
+    return float((one - other).norm()) > SAME * float(other.norm())
+
+
+def _gather(head: Head64, found: list[_Sample], rank: int, size: int | None) -> LabelledSamples:
+    like = head.gradient
+    shares = torch.tensor([one.share for one in found], dtype=torch.float64)
+    times = (shares * head.scale * (size or 0)).round().clamp_min(1).long()
+    return LabelledSamples(
+        features=torch.stack([one.feature for one in found]) if found else like[:0],
+        vectors=torch.stack([one.vector for one in found]) if found else like.new_zeros(0, len(like)),
+        error_bar=torch.tensor([one.bar for one in found], dtype=torch.float64),
+        residual=torch.tensor([one.residual for one in found], dtype=torch.float64),
+        times=times,
+        rank=rank,
+        samples=size,
+    )

@@ -1,0 +1,127 @@
+"""The samples that the head's gradient shows under losses other than plain cross-entropy: features, and the labels that slopes tell."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Generator, Tensor
+from torch.nn.functional import one_hot, softmax
+
+from dosimeter.client.losses import BinaryCrossEntropy
+from dosimeter.engines.head_slopes.factors import HeadFactors, take_apart
+from dosimeter.engines.head_slopes.label_vectors import Head64, find_label_vectors
+from dosimeter.engines.shifts.recover import declared_noise, doubt_of_maps
+from dosimeter.engines.subspace.problem import may_be_scaled
+from dosimeter.engines.subspace.spectrum import rounding_unit
+from dosimeter.interfaces import Exposure
+from dosimeter.network.head import Head
+from dosimeter.types import Refused
+
+BINARY_SLACK = 0.05  # by which a recovered label may miss 0 or 1, beside its error bar
+ALIGNED = 1e-3  # sine of the angle between a slope and the one that its class has, beside the error bar
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadSamples:
+    """Samples in no particular order, each once."""
+
+    features: Tensor  # (n, H)
+    vectors: Tensor | None  # (n, C) of zeros and ones, where samples have several labels
+    labels: Tensor  # (n,) int64; −1 where the slopes tell none
+    times: Tensor  # (n,) int64, how often each occurs
+    error_bar: Tensor  # (n,) relative
+    certified: Tensor  # (n,) bool: the feature, and the label where there is one
+    complete: bool  # every direction of the gradient is a certified sample
+    size: int | None  # of the batch
+    message: str
+
+
+def separate(exposure: Exposure, head: Head, rng: Generator, seed: int = 0) -> HeadSamples:
+    """Every sample of the head's gradient that can be told, with its labels; refused where none can."""
+    if not isinstance(exposure.public.loss, BinaryCrossEntropy):
+        return _by_factors(exposure, head, seed)
+    reason = ""
+    if head.classes > 2 and exposure.public.batch_size != 1:
+        found = _by_vectors(exposure, head, rng)
+        if len(found.features):
+            return found
+        reason = found.message
+    try:
+        return _by_factors(exposure, head, seed)
+    except Refused as refusal:
+        raise Refused(f"{reason}; {refusal}" if reason else str(refusal)) from None
+
+
+def _by_vectors(exposure: Exposure, head: Head, rng: Generator) -> HeadSamples:
+    public, gradient = exposure.public, head.weight_gradient
+    assert gradient is not None
+    assert isinstance(public.loss, BinaryCrossEntropy)
+    weight = head.weight.double()
+    equations = Head64(
+        gradient=gradient.double(),
+        weight=weight,
+        bias=weight.new_zeros(len(weight)) if head.bias is None else head.bias.double(),
+        unit=rounding_unit(gradient),
+        noise=declared_noise(gradient, public),
+        scale=head.classes if public.loss.over_classes == "mean" else 1,
+    )
+    found = find_label_vectors(equations, None if may_be_scaled(public) else public.batch_size, rng)
+    doubt = doubt_of_maps(public)
+    device, count = gradient.device, len(found.features)
+    declared = public.batch_size
+    complete = found.complete and not doubt and declared in (None, int(found.times.sum()))
+    at_most = (head.classes - 1) // 2
+    why = f"more than {at_most} samples leave the equations of {head.classes} labels undetermined" if found.rank > at_most else ""
+    left = f"{count} of {found.rank} directions of the gradient are certified samples"
+    return HeadSamples(
+        features=found.features,
+        vectors=found.vectors,
+        labels=found.vectors.argmax(1),
+        times=found.times.to(device),
+        error_bar=found.error_bar.to(device),
+        certified=torch.full((count,), not doubt, device=device),
+        complete=complete,
+        size=declared or found.samples,
+        message=doubt or why or ("" if complete else left),
+    )
+
+
+def _by_factors(exposure: Exposure, head: Head, seed: int) -> HeadSamples:
+    public, factors = exposure.public, take_apart(exposure, head, seed)
+    size = public.batch_size or len(factors.features)
+    vectors, labels, fits, why = _labels(exposure, head, factors, size)
+    certified = factors.certified & fits
+    complete = bool(certified.all()) and len(certified) == size
+    return HeadSamples(
+        features=factors.features,
+        vectors=vectors,
+        labels=labels,
+        times=torch.ones_like(labels),
+        error_bar=factors.error_bar,
+        certified=certified,
+        complete=complete,
+        size=size,
+        message=factors.doubt or why,
+    )
+
+
+def _labels(exposure: Exposure, head: Head, factors: HeadFactors, size: int) -> tuple[Tensor | None, Tensor, Tensor, str]:
+    """Label vectors, labels, whether each fits its slope, and why there are none."""
+    public, loss = exposure.public, exposure.public.loss
+    logits, none = head.logits(factors.features), torch.full_like(factors.certified, -1, dtype=torch.int64)
+    if isinstance(loss, BinaryCrossEntropy) and not may_be_scaled(public):
+        scale = size * (head.classes if loss.over_classes == "mean" else 1)
+        values = torch.sigmoid(logits) - scale * factors.slopes
+        vectors = values.round().clamp(0, 1)
+        off = (values - vectors).abs().amax(1) <= BINARY_SLACK
+        return vectors, vectors.argmax(1) if head.classes > 1 else vectors[:, 0].long(), off, ""
+    if loss.target_kind() == "classes" and head.classes > 1:
+        labels = factors.slopes.argmin(1)  # under softmax with any positive weight, only the own class has a negative slope
+        expected = softmax(logits, 1) - one_hot(labels, head.classes)
+        cosine = torch.nn.functional.cosine_similarity(factors.slopes, expected, dim=1)
+        sine = (1 - cosine.square()).clamp_min(0).sqrt()
+        fits = (cosine > 0) & (sine <= ALIGNED + factors.error_bar)
+        why = "" if bool(fits.all()) else "the slopes are not those of a weighted softmax, so that they name no class"
+        return None, torch.where(fits, labels, -1), torch.ones_like(fits), why
+    return None, none, torch.ones_like(factors.certified), ""

@@ -1,0 +1,1 @@
+"""Registered target recoveries: the numbers that a regression is trained on."""

@@ -1,0 +1,62 @@
+"""The targets of a regression, from the slopes at its outputs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Generator, Tensor
+
+from dosimeter.client.losses import SquaredError
+from dosimeter.engines.head_slopes.factors import HeadFactors, take_apart
+from dosimeter.engines.premises import premises_of
+from dosimeter.engines.subspace.problem import may_be_scaled
+from dosimeter.interfaces import Exposure, TargetRecovery
+from dosimeter.network.head import Head, find_head
+from dosimeter.options import NonNegativeInt
+from dosimeter.registry import TARGETS
+from dosimeter.types import Knowledge, Outcome, Refused, TargetEstimate
+
+
+@TARGETS.register("head_slopes")
+@dataclass(frozen=True, kw_only=True)
+class HeadSlopes(TargetRecovery):
+    """Reads each target off the slope at its output: t = z − B K d / 2 under the mean squared error over K outputs.
+
+    Ours; in no paper. The head's gradient is Σ dᵢ fᵢᵀ with dᵢ = 2 (zᵢ − tᵢ) / (B K). Where it falls apart into features and slopes
+    (engines/head_slopes/factors.py), the head itself gives z = W f + b, and the slope gives the target. That is so for one sample, and
+    for features behind a ReLU. Other features are refused: any mixing of the samples has the same gradient at the head, with other
+    targets, so that the head alone determines none of them.
+    """
+
+    needs = frozenset({Knowledge.HEAD_GRADIENT, Knowledge.BIAS_GRADIENT})
+
+    seed: NonNegativeInt = 0  # of the linear programs
+
+    def __call__(self, exposure: Exposure, rng: Generator) -> TargetEstimate:
+        public, head = exposure.public, find_head(exposure)
+        if not isinstance(public.loss, SquaredError):
+            raise Refused(f"{self.name} inverts the slope of squared_error, 2 (z − t); the client trains with {public.loss.name}")
+        if may_be_scaled(public):
+            raise Refused(f"{self.name} needs the scale of the gradient, and a defense may have changed it")
+        factors = take_apart(exposure, head, self.seed)
+        size = public.batch_size or len(factors.features)
+        scale = size * (head.classes if public.loss.over_outputs == "mean" else 1) / 2
+        targets = head.logits(factors.features) - scale * factors.slopes  # (n, K)
+        certified = factors.certified
+        count, known = len(targets), int(certified.sum())
+        return TargetEstimate(
+            targets=targets.reshape(count, *(public.output_shape if public.output_shape is not None else (head.classes,))),
+            certified=certified,
+            error_bars=_bars(head, factors, scale),
+            premises=premises_of(public) if known else (),
+            outcome=Outcome.COMPLETED if known == count else Outcome.PARTIAL,
+            message=factors.doubt,
+        )
+
+
+def _bars(head: Head, factors: HeadFactors, scale: float) -> Tensor:
+    """How far each target may be off: what the feature's error moves the output by, and the slope's own error: (n,)."""
+    longest = torch.linalg.vector_norm(head.weight.double(), dim=1).max()
+    moved = longest * factors.features.norm(dim=1) + scale * factors.slopes.norm(dim=1)
+    return factors.error_bar * moved
