@@ -22,6 +22,7 @@ from dosimeter.interfaces import (
     Loss,
     MapRecovery,
     Metric,
+    TargetRecovery,
     TokenRecovery,
     Training,
 )
@@ -35,6 +36,7 @@ from dosimeter.registry import (
     MAPS,
     METHODS,
     METRICS,
+    TARGETS,
     TOKENS,
     TRAININGS,
     Registry,
@@ -100,6 +102,9 @@ def exposures(digits, classifier):
     for model, chosen in ((classifier, distinct), (normed, distinct), (classifier, distinct[:1]), (bare, distinct[:1]), (deep, distinct)):
         batch = dm.Batch(images[chosen].clone(), labels[chosen].clone())
         yield batch, dm.observe(model, batch, auxiliary=auxiliary)
+    two = distinct[:2]
+    several = dm.Batch(images[two].clone(), nn.functional.one_hot(labels[two], 10).float())
+    yield several, dm.observe(classifier, several, auxiliary=auxiliary, loss="binary_cross_entropy")
 
 
 def measurement_of(registry: Registry, method) -> Measurement:
@@ -227,7 +232,7 @@ def test_switching_a_defense_on_does_not_move_the_attack(name, classifier, batch
 
 
 def test_every_interface_has_its_registry():
-    wanted = {LABELS: LabelRecovery, FEATURES: FeatureRecovery, MAPS: MapRecovery, TOKENS: TokenRecovery}
+    wanted = {LABELS: LabelRecovery, FEATURES: FeatureRecovery, MAPS: MapRecovery, TARGETS: TargetRecovery, TOKENS: TokenRecovery}
     wanted |= {ATTACKS: Attack, DEFENSES: Defense, BOUNDS: Bound, LOSSES: Loss, TRAININGS: Training, METRICS: Metric}
     assert {registry: registry.interface for registry in METHODS} == wanted
     assert {"idlg", "ilrg"} <= set(LABELS)

@@ -17,7 +17,7 @@ from tests.test_contracts import build
 METHODS = [(surface.name, name) for surface in surfaces() for name in surface.methods]
 HARD = ["black", "duplicate", "two classes", "one too many", "one too few", "replaced"]
 EXTRA = {"one too many": 1, "one too few": -1}  # samples that are declared beside the true number
-OF_SURFACE = {"maps": ["convolutions", "perceptron"], "tokens": ["texts"]}  # worlds of a surface; others are tried in all
+OF_SURFACE = {"maps": ["convolutions", "perceptron"], "tokens": ["texts"], "targets": ["regression"]}  # worlds; others are tried in all
 
 
 def draw(count: int, classes: int) -> dm.Batch:
@@ -42,7 +42,21 @@ def transformer(classes: int) -> nn.Module:
     return Transformer("gpt2", vocabulary=60, width=32, layers=2, heads=4, positions=8, classes=classes)
 
 
+def wide(outputs: int) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, outputs))
+
+
 WORLDS = {"perceptron": perceptron, "one sample": perceptron, "convolutions": convolutions, "normed": normed, "texts": transformer}
+WORLDS |= {"several labels": wide, "regression": wide}
+
+
+def targets_of(world: str, ids: torch.Tensor, classes: int) -> tuple[torch.Tensor, str | None]:
+    """The targets that a world makes of class ids, and its loss."""
+    if world == "several labels":
+        return ((ids[:, None] + torch.arange(classes)) % 3 == 0).float(), "binary_cross_entropy"
+    if world == "regression":
+        return torch.sin(ids[:, None] * 2.0 + torch.arange(classes)), "squared_error"
+    return ids, None
 
 
 def batch_of(world: str, hard: str) -> tuple[dm.Batch, int, dict]:
@@ -56,9 +70,11 @@ def batch_of(world: str, hard: str) -> tuple[dm.Batch, int, dict]:
     elif hard == "duplicate" and len(batch.targets) > 1:
         batch.inputs[1], batch.targets[1] = batch.inputs[0], batch.targets[0]
     elif hard == "replaced":
-        replacing = dm.defense("mixup") if world in ("perceptron", "convolutions", "normed") else dm.defense("random_labels", epsilon=0.1)
+        replacing = dm.defense("mixup") if world not in ("one sample", "texts") else dm.defense("random_labels", epsilon=0.1)
+        replacing = dm.defense("pixelation", block=4) if world == "regression" else replacing
         options = {"defenses": (replacing,), "seed": 2}
-    return batch, classes, options
+    targets, loss = targets_of(world, batch.targets, classes)
+    return dm.Batch(batch.inputs, targets), classes, options | {"loss": loss}
 
 
 @functools.cache
@@ -87,7 +103,8 @@ def run_hard(surface: str, method, world: str, hard: str) -> tuple[object, dm.Ex
     model = network(world, classes)
     if isinstance(method, ActiveAttack | Tampering):
         model = method.tamper(model)
-    auxiliary = None if world == "texts" else dm.Batch(draw(30, 30).inputs, torch.arange(30) % classes)
+    known = targets_of(world, torch.arange(30) % classes, classes)[0]
+    auxiliary = None if world == "texts" else dm.Batch(draw(30, 30).inputs, known)
     exposure = dm.observe(model, batch, auxiliary=auxiliary, **options)
     declared = max(len(batch.targets) + EXTRA.get(hard, 0), 1)
     exposure = replace(exposure, public=replace(exposure.public, batch_size=declared))
@@ -152,6 +169,7 @@ def test_every_surface_holds_proofs_against_the_truth(surface) -> None:
             if surface_named(surface).proves(found) and world != "one sample":
                 proved += 1
                 assert not dm.score(found, batch, exposure=exposure).details.get("false_certificates", 0)
-                wrong = dm.Batch(batch.inputs.flip(-1) if world != "texts" else (batch.inputs + 30) % 60, (batch.targets + 1) % 10)
+                other = 1 - batch.targets if batch.targets.is_floating_point() else (batch.targets + 1) % 10
+                wrong = dm.Batch(batch.inputs.flip(-1) if world != "texts" else (batch.inputs + 30) % 60, other)
                 assert dm.score(found, wrong, exposure=exposure).details["false_certificates"] > 0, name
     assert proved

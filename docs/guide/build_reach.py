@@ -27,8 +27,10 @@ Each cell is one small run, which `python docs/guide/build_reach.py` repeats: an
 - **impossible**: a theorem, named in the refusal, forbids it to every method.
 
 The proofs rest on these facts. Labels and features: the head's gradient is Σ (p − y) fᵀ, and few samples leave it a low rank ([the last
-layer](last-layer.md)). Maps: the matrices of a kernel's offsets are shifts of one another ([maps](maps.md)). Tokens: the row of an absent
-token is zero, and a layer's gradient has the vectors that it received as its row space ([texts](text.md)).
+layer](last-layer.md)). Other losses and targets: the same product of slopes and features, taken apart by label vectors of zeros and ones,
+or by the zeros of a ReLU. Without either, any mixing of the samples has the same gradient at the head. Maps: the matrices of a kernel's
+offsets are shifts of one another ([maps](maps.md)). Tokens: the row of an absent token is zero, and a layer's gradient has the vectors
+that it received as its row space ([texts](text.md)).
 
 """
 
@@ -48,13 +50,17 @@ def _pixels(targets: Any) -> Callable[[], dm.Batch]:
     return lambda: dm.Batch(torch.rand(3, 1, 8, 8, generator=torch.Generator().manual_seed(3)), targets)
 
 
+def _one(targets: Any) -> Callable[[], dm.Batch]:
+    return lambda: dm.Batch(torch.rand(1, 1, 8, 8, generator=torch.Generator().manual_seed(3)), targets)
+
+
 def _texts(targets: Any = None) -> Callable[[], dm.Batch]:
     ids = torch.randint(200, (3, 6), generator=torch.Generator().manual_seed(3))
     return lambda: dm.Batch(ids, ids.roll(-1, 1) if targets is None else targets)
 
 
-def _dense(outputs: int) -> Callable[[], nn.Module]:
-    return lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, outputs))
+def _dense(outputs: int, activation: type[nn.Module] = nn.ReLU, *rest: nn.Module) -> Callable[[], nn.Module]:
+    return lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 128), activation(), nn.Linear(128, outputs), *rest)
 
 
 def _convolutions() -> nn.Module:
@@ -62,18 +68,30 @@ def _convolutions() -> nn.Module:
     return nn.Sequential(*stem, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10))
 
 
+def _segments() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(1, 64, 3, 1, 1), nn.ReLU(), nn.Conv2d(64, 5, 1))
+
+
 def _transformer(kind: Any, **options: Any) -> Callable[[], nn.Module]:
     return lambda: Transformer(kind, vocabulary=200, width=32, layers=2, heads=4, positions=8, **options)
 
 
 IDS = torch.tensor([3, 1, 4])
-MANY = torch.tensor([[1, 0, 1, 0, 0], [0, 1, 0, 0, 1], [0, 0, 0, 1, 0]]).float()
+MANY = torch.tensor([[1, 0, 1, 0, 0, 0, 0, 1], [0, 1, 0, 0, 1, 0, 1, 1], [0, 0, 0, 1, 0, 0, 0, 0]]).float()
+NUMBERS = torch.randn(3, 8, generator=torch.Generator().manual_seed(4))
+PLACES = torch.randint(5, (3, 8, 8), generator=torch.Generator().manual_seed(5))
 SETTINGS = [
     Setting("dense layers", "cross-entropy", _dense(10), _pixels(IDS)),
-    Setting("dense layers", "binary cross-entropy, several labels", _dense(5), _pixels(MANY), nn.BCEWithLogitsLoss()),
-    Setting("dense layers", "mean squared error", _dense(5), _pixels(MANY), nn.MSELoss()),
-    Setting("dense layers", "a function of your own", _dense(10), _pixels(IDS), nn.CrossEntropyLoss(weight=torch.arange(1.0, 11.0))),
+    Setting("dense layers", "binary cross-entropy, several labels", _dense(8), _pixels(MANY), nn.BCEWithLogitsLoss()),
+    Setting("the same, with GELU", "binary cross-entropy, several labels", _dense(8, nn.GELU), _pixels(MANY), nn.BCEWithLogitsLoss()),
+    Setting("dense layers", "mean squared error", _dense(8), _pixels(NUMBERS), nn.MSELoss()),
+    Setting("the same, with GELU", "mean squared error", _dense(8, nn.GELU), _pixels(NUMBERS), nn.MSELoss()),
+    Setting("dense layers, one number", "mean squared error", _dense(1, nn.ReLU, nn.Flatten(0)), _pixels(NUMBERS[:, 0]), nn.MSELoss()),
+    Setting("dense layers", "class weights", _dense(10), _pixels(IDS), nn.CrossEntropyLoss(weight=torch.arange(1.0, 11.0))),
+    Setting("dense layers", "a function of your own", _dense(8), _pixels(NUMBERS), lambda z, t: (z - t).abs().pow(3).mean()),
+    Setting("dense layers, one logit, a batch of one", "binary cross-entropy", _dense(1), _one(torch.ones(1, 1)), nn.BCEWithLogitsLoss()),
     Setting("convolutions", "cross-entropy", _convolutions, _pixels(IDS)),
+    Setting("convolutions, a class at each pixel", "cross-entropy", _segments, _pixels(PLACES)),
     Setting("decoder over texts, classes", "cross-entropy", _transformer("gpt2", classes=10), _texts(IDS)),
     Setting("encoder over texts, classes", "cross-entropy", _transformer("bert", classes=10), _texts(IDS)),
     Setting("decoder over texts, next token", "cross-entropy at each position", _transformer("gpt2"), _texts()),
@@ -81,8 +99,9 @@ SETTINGS = [
 ]
 Run = Callable[[dm.Exposure], Any]
 SURFACES: dict[str, list[Run]] = {
-    "labels": [lambda e, name=name: dm.recover_labels(e, name) for name in ("subspace", "ilrg", "zlg")],
-    "features": [lambda e: dm.recover_features(e, "subspace")],
+    "labels": [lambda e, name=name: dm.recover_labels(e, name) for name in ("subspace", "head_slopes", "ilrg", "zlg")],
+    "targets": [dm.recover_targets],
+    "features": [lambda e, name=name: dm.recover_features(e, name) for name in ("subspace", "head_slopes")],
     "maps": [dm.recover_maps],
     "inputs": [lambda e: dm.reconstruct(e, "dlg", labels=None, steps=2)],
     "tokens": [lambda e, name=name: dm.recover_tokens(e, name) for name in ("embedding_rows", "dager")],

@@ -72,7 +72,7 @@ def check_batch(model: nn.Module, batch: Batch, path: str, loss: Loss | None = N
     check_model(model)
     check_tensors(batch, path)
     inputs, targets = batch.inputs, batch.targets
-    _check_inputs(inputs, f"{path}.inputs")
+    check_inputs(inputs, f"{path}.inputs")
     if targets.ndim == 0 or len(targets) != len(inputs):
         raise ValueError(f"{path}.targets: expected {len(inputs)}, one for each input, got shape {tuple(targets.shape)}")
     shape = output_shape(model, inputs[[0, 0]])
@@ -116,7 +116,7 @@ def _check_class_maps(targets: Tensor, output: tuple[int, ...], path: str, ignor
         raise ValueError(f"{path}: expected class ids in 0..{output[1] - 1}, or {ignored} where a place does not count")
 
 
-def _check_inputs(inputs: Tensor | NamedInputs, path: str) -> None:
+def check_inputs(inputs: Tensor | NamedInputs, path: str) -> None:
     """Refuse what is no batch of samples: numbers, or rows of token ids."""
     if len(inputs.shape) < 2 or len(inputs) == 0:
         raise ValueError(f"{path}: expected a batch of at least one sample, got shape {tuple(inputs.shape)}")

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from dosimeter.client.checks import (
     check_batch,
     check_exposure,
+    check_inputs,
     check_model,
     check_tensors,
     defense_list,
@@ -134,8 +135,7 @@ def loss_for(model: nn.Module, batch: Batch, loss: Any) -> Loss:
     if isinstance(loss, Loss) and not isinstance(loss, CrossEntropy):
         return loss
     check_tensors(batch, "batch")
-    if len(batch.inputs) == 0:
-        return loss_of(loss)
+    check_inputs(batch.inputs, "batch.inputs")
     shape = output_shape(model, batch.inputs[[0, 0]])
     if isinstance(loss, nn.NLLLoss) and loss.weight is None and loss.reduction == "mean" and _gives_log_probabilities(model, batch):
         loss = nn.CrossEntropyLoss(ignore_index=loss.ignore_index)  # the same number: log-probabilities are logits of their own

@@ -66,7 +66,7 @@ def logits_of(output: Any) -> Any:
     """The tensor of logits in what a model returns: a field of that name, as in the outputs of Transformers, or the first tensor."""
     if isinstance(output, Mapping):
         return output["logits"] if "logits" in output else next((one for one in output.values() if isinstance(one, Tensor)), output)
-    if isinstance(output, (tuple, list)):
+    if isinstance(output, tuple):
         return next((one for one in output if isinstance(one, Tensor)), output)
     return getattr(output, "logits", output)
 

@@ -116,6 +116,8 @@ def as_label_estimate(labels: Labels, public: Public) -> LabelEstimate | None:
     classes = public.classes
     if public.positions or public.loss.target_kind() == "numbers":
         return _as_targets(labels, public)
+    if classes == 1 and labels.ndim == 1 and labels.is_floating_point():
+        labels = labels[:, None]
     soft = labels if labels.ndim == 2 else None
     ids = labels.argmax(1) if labels.ndim == 2 else labels
     if ids.ndim != 1 or (soft is not None and soft.shape[1] != classes) or ids.is_floating_point():

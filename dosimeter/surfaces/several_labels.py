@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dosimeter.client.losses import as_distribution
 from dosimeter.randomness import generator
 from dosimeter.surfaces.assignment import assign
 from dosimeter.surfaces.scores import Comparison, Scores, choose_metrics, compare_samples
@@ -48,7 +49,9 @@ def score_several(found: LabelEstimate, comparison: Comparison, chance: Chance) 
     """Compare how many samples have each label, and the samples' label vectors where the estimate has them."""
     wanted = comparison.truth.targets.to(found.counts.device, torch.float64)  # (B, C)
     counts = wanted.sum(0).long()
-    auxiliary = None if comparison.auxiliary is None else comparison.auxiliary.targets.to(wanted)
+    auxiliary = (
+        None if comparison.auxiliary is None else as_distribution(comparison.auxiliary.targets, wanted.shape[1], wanted.dtype).to(wanted)
+    )
     guesses = Guesses.of(wanted, auxiliary)
     usable, unavailable = choose_metrics(comparison.metrics, "labels", None)
     by_batch = {name: metric for name, metric in usable.items() if metric.per_batch}

@@ -27,7 +27,7 @@ MOST_OUTPUTS = 16  # in the table of evidence
 class Targets(Surface[TargetEstimate]):
     """The number that each sample of a regression is to be given."""
 
-    position = 15
+    position = 16
     reads = ("regressions",)
     estimate = TargetEstimate
     methods = TARGETS

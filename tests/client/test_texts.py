@@ -104,9 +104,11 @@ def test_any_loss_can_be_trained_with():
 def test_plain_losses_of_pytorch_have_their_closed_forms():
     assert loss_of(nn.CrossEntropyLoss(label_smoothing=0.1)) == dm.CrossEntropy(smoothing=0.1)
     assert loss_of(nn.BCEWithLogitsLoss()) == dm.BinaryCrossEntropy()
-    assert isinstance(loss_of(nn.MSELoss()), OwnLoss)
+    assert loss_of(nn.MSELoss()) == dm.SquaredError()
+    assert isinstance(loss_of(nn.MSELoss(reduction="sum")), OwnLoss)
     own, logits = OwnLoss(function=nn.MSELoss()), torch.randn(4, 3)
     assert torch.allclose(own.per_sample(logits, torch.zeros(4, 3)), logits.square().mean(1))
+    assert torch.allclose(dm.SquaredError().per_sample(logits, torch.zeros(4, 3)), logits.square().mean(1))
 
 
 def test_an_update_of_a_federation_is_received():

@@ -220,12 +220,13 @@ def test_replaced_samples_refute_nothing():
         assert dm.score(certified([2, 2, 2, 2]), batch, exposure=seen).details.get("false_certificates") == details
 
 
-def test_several_labels_a_sample_are_refused_and_soft_ones_are_not():
+def test_several_labels_a_sample_are_counted_and_soft_ones_are_taken():
     found = dm.LabelEstimate(counts=torch.tensor([1, 1, 0]), labels=torch.tensor([0, 1]))
     inputs = torch.zeros(2, 1, 2, 2)
-    for several in ([[1.0, 1.0, 0.0], [0.0, 1.0, 0.0]], [[0.0, 0.0, 0.0], [0.0, 1.0, 0.0]]):
-        with pytest.raises(dm.Refused, match="count one label a sample, and these samples have from"):
-            dm.score(found, dm.Batch(inputs, torch.tensor(several)))
+    scores = dm.score(found, dm.Batch(inputs, torch.tensor([[1.0, 1.0, 0.0], [0.0, 1.0, 0.0]])))
+    assert scores["insacc"][0] == pytest.approx(2 / 3)  # of three labels two are found, and none beside them
+    with pytest.raises(dm.Refused, match="label vectors of zeros and ones; the targets of these samples sum to between"):
+        dm.score(found, dm.Batch(inputs, torch.tensor([[0.3, 0.3, 0.0], [0.0, 0.9, 0.9]])))
     assert dm.score(found, dm.Batch(inputs, torch.tensor([[0.9, 0.1, 0.0], [0.2, 0.8, 0.0]])))["insacc"][0] == 1
     assert has_one_label(torch.tensor([2, 0]))
     assert not has_one_label(torch.tensor([[1.0], [1.0]]))

@@ -116,10 +116,11 @@ class Replayer:
 def replayer_for(exposure: Exposure, layer: InsertedLayer, labels: Tensor | None = None) -> Replayer | None:
     """A replayer, if each sample's weight depends on that sample alone: one gradient step, no batch statistics, no dropout.
 
-    None otherwise, and where the model has no forward-mode derivatives, or where both the size and the scale are unknown.
+    None otherwise, where targets are numbers, which cannot be tried one by one, where the model has no forward-mode derivatives, and where
+    both the size and the scale are unknown.
     """
     public = exposure.public
-    if not sends_gradient_at_model(public.training) or mixes_samples(layer.body):
+    if not sends_gradient_at_model(public.training) or mixes_samples(layer.body) or public.loss.target_kind() == "numbers":
         return None
     share = share_of_one_sample(public, exposure.update, LAYER_NAMES)
     if public.batch_size is None and not unscaled_layers(public, exposure.update).issuperset(LAYER_NAMES):

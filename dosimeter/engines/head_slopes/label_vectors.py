@@ -28,7 +28,8 @@ POLISHING = 8  # steps in the whole gradient
 SEPARATIONS = 10  # fixed-point steps that lead a start towards errors of one size
 DEVIATIONS = 8.0  # of an error bar
 LARGEST_BAR = 1e-2  # relative error of a certified feature
-SHARE_SLACK = 0.02  # by which a sample's share may miss a whole number of samples
+SHARE_SLACK = 0.02  # by which a sample's share may miss a whole number of samples, at most
+SHARE_BARS = 4.0  # by which it may, in error bars
 SPARE_BITS = 40.0  # by which the equations must outweigh the number of label vectors
 SAME = 1e-3  # relative distance of two features that are one
 
@@ -60,6 +61,7 @@ class Head64:
     unit: float  # relative rounding of the gradient's entries
     noise: float  # declared noise of an entry
     scale: float  # N over the batch size: the classes, or 1
+    model_unit: float = torch.finfo(torch.float32).eps  # relative rounding of the outputs that the client computed
 
 
 def find_label_vectors(head: Head64, batch_size: int | None, rng: Generator) -> LabelledSamples:
@@ -155,7 +157,8 @@ def _start(equations: _Equations, rng: Generator) -> tuple[Tensor, Tensor]:
         inside = (separated**3 - 3 * separated) @ equations.left
         separated = inside @ equations.left.T
     errors = torch.cat([separated, errors[STARTS // 2 :]])
-    errors = 0.9 * errors / errors.abs().amax(1, keepdim=True).clamp_min(torch.finfo(like.dtype).tiny)
+    largest = 0.3 + 0.65 * torch.rand(STARTS, 1, generator=rng, device=rng.device, dtype=torch.float64).to(like)
+    errors = largest * errors / errors.abs().amax(1, keepdim=True).clamp_min(torch.finfo(like.dtype).tiny)
     y = (errors < 0).to(like)
     wanted = torch.logit((errors + y).clamp(0.05, 0.95)) - equations.head.bias
     return wanted @ torch.linalg.pinv(equations.lever).T, y
@@ -186,12 +189,14 @@ def _certify(equations: _Equations, x: Tensor, y: Tensor, size: int | None) -> _
     """The sample, where noise explains its residual, its error bar is small, and its share is that of a whole number of samples.
 
     A vector of the column space is d = G V S⁻¹ c, so noise of size σ leaves σ ‖S⁻¹ c‖ √(C − r) of it outside; likewise for the
-    row space. C − 2r equations that hold to a relative precision ρ have less than 2^C ρ^(C − 2r) accidental solutions.
+    row space. C − 2r equations that hold to a relative precision ρ have less than 2^C ρ^(C − 2r) accidental solutions; the share is one
+    more equation where the batch size is declared.
     """
     residual, probability, inside = (part[0] for part in equations.residual(x[None], y[None]))
     error, rank = probability - y, equations.rank
     classes, features = equations.head.weight.shape
-    outside = DEVIATIONS * equations.noise * float((inside / equations.values).norm()) * math.sqrt(classes - rank)
+    of_gradient = equations.noise * float((inside / equations.values).norm()) * math.sqrt(classes - rank)
+    outside = DEVIATIONS * (of_gradient + equations.head.model_unit * math.sqrt(classes) / 4)  # a sigmoid's slope is 1/4 at most
     length, feature_length = float(error.norm()), float(x.norm())
     if not float(residual.norm()) <= outside or not 0 < length < math.inf or not feature_length > 0:
         return None
@@ -201,10 +206,11 @@ def _certify(equations: _Equations, x: Tensor, y: Tensor, size: int | None) -> _
     bar = math.hypot(outside / max(smallest, 1e-300), beside) / feature_length
     share = 1 / float((inside / equations.values) @ x)
     if size is not None:
-        times = share * size * equations.head.scale
+        times, slack = share * size * equations.head.scale, min(SHARE_BARS * (bar + outside / length), SHARE_SLACK)
         whole = round(times)
-        if whole < 1 or abs(times - whole) > SHARE_SLACK * whole:
+        if whole < 1 or abs(times - whole) > slack * whole:
             return None
+        bits -= math.log2(slack)  # one more equation
         share = whole / (size * equations.head.scale)
     if bits < SPARE_BITS or bar > LARGEST_BAR or share <= 0:
         return None

@@ -65,6 +65,7 @@ def _by_vectors(exposure: Exposure, head: Head, rng: Generator) -> HeadSamples:
         unit=rounding_unit(gradient),
         noise=declared_noise(gradient, public),
         scale=head.classes if public.loss.over_classes == "mean" else 1,
+        model_unit=head.precision,
     )
     found = find_label_vectors(equations, None if may_be_scaled(public) else public.batch_size, rng)
     doubt = doubt_of_maps(public)

@@ -59,6 +59,8 @@ def make_guess(exposure: Exposure, labels: LabelEstimate | None, recipe: Recipe)
     targets = known.to(like) if known.is_floating_point() else known.to(like.device)
     if labels.soft is not None and loss.shift_invariant and not bool((targets.flatten(1).sum(1) > 0).all()):
         raise Refused(f"labels: a soft label of {loss.name} shares out a positive weight, and one of these is 0 in every class")
+    if targets.is_floating_point() and exposure.public.output_shape is not None:
+        targets = targets.reshape(size, *exposure.public.output_shape)
     return guess_under(exposure, size, targets)
 
 

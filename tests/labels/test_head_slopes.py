@@ -1,0 +1,87 @@
+"""Several labels a sample, class weights and single logits: exact labels from the head's gradient."""
+
+import pytest
+import torch
+from torch import nn
+
+import dosimeter as dm
+
+
+def model_of(outputs, seed=0, width=64, activation=nn.ReLU, *rest):
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, width), activation(), nn.Linear(width, outputs), *rest)
+
+
+def pictures(seed, count=4):
+    return torch.rand(count, 1, 8, 8, generator=torch.Generator().manual_seed(seed))
+
+
+def vectors(seed, count=4, labels=12):
+    return (torch.rand(count, labels, generator=torch.Generator().manual_seed(seed)) > 0.6).float()
+
+
+@pytest.mark.parametrize("activation", [nn.ReLU, nn.Tanh])
+def test_label_vectors_are_exact_certified_and_counted(activation):
+    for seed in (0, 1):
+        batch = dm.Batch(pictures(seed), vectors(seed))
+        exposure = dm.observe(model_of(12, seed, 64, activation), batch, loss=nn.BCEWithLogitsLoss())
+        found = dm.recover_labels(exposure, "head_slopes")
+        assert found.certified
+        assert torch.equal(found.counts, batch.targets.sum(0).long())
+        assert sorted(found.soft.tolist()) == sorted(batch.targets.tolist())
+        scores = dm.score(found, batch, exposure=exposure)
+        assert scores["insacc"].tolist() == [1.0]
+        assert scores["label_l1"].tolist() == [0.0] * 4
+        assert scores.nulls["prior"]["insacc"][0] < 0.9
+        assert "false_certificates" not in scores.details
+        assert dm.score(found, dm.Batch(batch.inputs, 1 - batch.targets), exposure=exposure).details["false_certificates"] == 1
+
+
+def test_more_samples_than_equations_need_the_zeros_of_a_relu():
+    batch = dm.Batch(pictures(3), vectors(3, labels=5))
+    found = dm.recover_labels(dm.observe(model_of(5, width=128), batch, loss="binary_cross_entropy"), "head_slopes")
+    assert found.certified
+    assert sorted(found.soft.tolist()) == sorted(batch.targets.tolist())
+    with pytest.raises(dm.Refused, match=r"more than 2 samples leave the equations of 5 labels undetermined.*any invertible mixing"):
+        dm.recover_labels(dm.observe(model_of(5, 0, 128, nn.Tanh), batch, loss="binary_cross_entropy"), "head_slopes")
+
+
+def test_class_weights_leave_the_labels_exact():
+    labels = torch.tensor([1, 7, 3, 3])
+    exposure = dm.observe(model_of(10, width=128), dm.Batch(pictures(4), labels), loss=nn.CrossEntropyLoss(weight=torch.arange(1.0, 11.0)))
+    found = dm.recover_labels(exposure, "head_slopes")
+    assert found.certified
+    assert sorted(found.labels.tolist()) == [1, 3, 3, 7]
+
+
+@pytest.mark.parametrize("rest", [(), (nn.Flatten(0),)])
+def test_one_logit_tells_the_label_of_one_sample(rest):
+    for label in (0.0, 1.0):
+        target = torch.full((1,) if rest else (1, 1), label)
+        exposure = dm.observe(model_of(1, 0, 64, nn.GELU, *rest), dm.Batch(pictures(5, 1), target), loss=nn.BCEWithLogitsLoss())
+        found = dm.recover_labels(exposure, "head_slopes")
+        assert found.certified
+        assert found.labels.tolist() == [int(label)]
+
+
+def test_an_undeclared_batch_behind_one_logit_is_refused():
+    """One logit gives every batch a gradient of rank one: nothing tells one sample from many."""
+    batch = dm.Batch(pictures(6, 3), torch.tensor([[1.0], [0.0], [1.0]]))
+    exposure = dm.observe(model_of(1), batch, loss="binary_cross_entropy", declare_batch_size=False)
+    with pytest.raises(dm.Refused, match="any larger batch looks like this"):
+        dm.recover_labels(exposure, "head_slopes")
+
+
+def test_plain_cross_entropy_is_left_to_subspace():
+    exposure = dm.observe(model_of(10), dm.Batch(pictures(0), torch.arange(4)))
+    with pytest.raises(dm.Refused, match="whose samples subspace finds"):
+        dm.recover_labels(exposure, "head_slopes")
+
+
+def test_an_audit_shows_label_vectors_as_leaked():
+    batch = dm.Batch(pictures(7), vectors(7))
+    audit = dm.audit(
+        model_of(12), batch, loss=nn.BCEWithLogitsLoss(), labels=["head_slopes"], features=["head_slopes"], maps=[], attacks=[]
+    )
+    assert {record.surface: record.verdict for record in audit.records} == {"labels": "leaked", "features": "leaked"}
