@@ -16,7 +16,7 @@ from dosimeter.normalization import input_bounds
 def drawn(start: Start) -> torch.Tensor:
     """Two restarts of 40 samples of 3 x 16 x 16, in pixels between 0 and 1."""
     low, high = input_bounds(dm.Normalization(), torch.zeros(40, 3, 16, 16))
-    guess = Guess(shape=(40, 3, 16, 16), classes=10, targets=torch.zeros(40, dtype=torch.int64), low=low, high=high)
+    guess = Guess(shape=(40, 3, 16, 16), output=(10,), targets=torch.zeros(40, dtype=torch.int64), low=low, high=high)
     recipe = Recipe(distance=Cosine(), optimiser=Adam(), rate=Rate(start=0.1), steps=1, restarts=2, start=start)
     return draw_start(guess, None, recipe, Generator().manual_seed(3)).reshape(2, 40, 3, 16, 16)
 
