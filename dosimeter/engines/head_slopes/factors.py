@@ -19,6 +19,7 @@ from dosimeter.engines.shifts.unmixing import ZERO_NOISES, unmix
 from dosimeter.engines.subspace.spectrum import rounding_unit
 from dosimeter.engines.tokens.span import Span, span_of
 from dosimeter.interfaces import Exposure
+from dosimeter.linear_fit import linear_fit
 from dosimeter.network.head import Head
 from dosimeter.randomness import generator
 from dosimeter.types import Refused
@@ -112,8 +113,8 @@ def _several(head: Head, span: Span, seed: int) -> HeadFactors:
     directions = samples.mixing @ mixtures  # (r, H)
     floor = ZERO_NOISES * span.noise * samples.mixing.norm(dim=1, keepdim=True)
     directions = torch.where(directions > floor, directions, 0)
-    slopes = torch.linalg.lstsq(directions.T, gradient.T).solution  # (r, C)
-    inverse = torch.linalg.lstsq(slopes.T, bias[:, None]).solution[:, 0]  # (r,) one over each scale
+    slopes = linear_fit(directions.T, gradient.T)  # (r, C)
+    inverse = linear_fit(slopes.T, bias[:, None])[:, 0]  # (r,) one over each scale
     if not bool((inverse > 0).all()):
         raise Refused("the gradient of the head's bias fits no positive scale of the features: its entries may have been changed")
     rest = float((slopes.T @ inverse - bias).norm() / bias.norm())
