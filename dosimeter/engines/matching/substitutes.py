@@ -1,4 +1,4 @@
-"""Functions of PyTorch without a second derivative, in forms of plain operations that have one. Values and first derivatives stay the same."""
+"""Functions of PyTorch without a second derivative, in forms that have one. Values and first derivatives stay the same."""
 
 from __future__ import annotations
 
