@@ -14,7 +14,7 @@ from fuzz_inputs import AUDIT_TOML, damage_json, damage_toml, hostile_npz, hosti
 from torch import nn
 
 METHOD_CRASHED = 3  # exit code of `run`
-QUICK_WORDS = ("data=digits", "data.batch_size=2", "data.auxiliary=4", "model.name=lenet")
+QUICK_WORDS = ("data=digits", "data.batch_size=2", "data.auxiliary=4")
 ODD_WORDS = (
     "data.name=no such set", "data.batch_size=0", "data.batch_size=10**9", "data.size=1000000000", "data.size=-1", "device=hpu",
     "device=cuda:99", "seed=1979-05-27", "labels=nothing", "labels=[]", "attack.steps=-3", "defenses=[{name='sign'}]", "loss=hinge",
@@ -38,7 +38,7 @@ def command_line(rng: random.Random) -> tuple[list[str], dict[str, bytes]]:
         return ["audit", *words, "--out", "OUT", *gate], {"audit.toml": content}
     if kind == "inspect":
         files = dict(rng.choice([*small_weights(), *hostile_weights()[:12]]))
-        return ["inspect", rng.choice(("lenet", "FILE", "os:system")), "--reference", "FILE", *odd], files
+        return ["inspect", rng.choice(("lenet5", "FILE", "os:system")), "--reference", "FILE", *odd], files
     if kind == "report":
         return ["report", "FOLDER"], {"records.jsonl": damage_json(small_records()[0]["records.jsonl"], rng)}
     if kind == "list":
@@ -48,7 +48,9 @@ def command_line(rng: random.Random) -> tuple[list[str], dict[str, bytes]]:
             "table.toml": damage_toml(AUDIT_TOML, rng)
         }
     if kind == "generator":
-        return ["generator", "train", "FILE", "data.name=no such set", "--out", "OUT/x"], {"audit.toml": damage_toml(AUDIT_TOML, rng)}
+        return ["generator", "train", "FILE", *odd, "decoder.width=4", "--max-seconds", "2", "--out", "OUT/x"], {
+            "audit.toml": damage_toml(AUDIT_TOML, rng)
+        }
     words = ["run", "report", "--json", "--out", "OUT", "FILE", "-x", "--", "", "\x00", "--help", "a=b", "é", "--version"]
     return rng.sample(words, rng.choice((1, 2, 3))), dict(rng.choice([*small_npz(), *hostile_npz()[:5]]))
 

@@ -474,7 +474,7 @@ learning_rate = 0.1
 name = "focal"
 gamma = 2.0
 [model]
-name = "lenet"
+name = "small_cnn"
 mode = "eval"
 seed = 0
 [data]

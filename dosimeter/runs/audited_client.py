@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from dosimeter.artefacts import fingerprint
-from dosimeter.client.checks import check_batch, check_model
+from dosimeter.client.checks import check_batch, check_model, check_normalization
 from dosimeter.client.observe import loss_for
 from dosimeter.data.dataset import ImageSet
 from dosimeter.data.load import load_images
@@ -79,6 +79,7 @@ def prepare(model_config: ModelConfig, data_config: DataConfig, *, seed: int = 0
     count = max(1, round(HELD_OUT_SHARE * len(rest)))
     held_out, public = rest[:count], rest[count:]
     normalization = data_config.normalization or Normalization()
+    check_normalization(normalization, images.images.shape[1])
 
     model = build_model(model_config, images).to(place)
     like = next((parameter for parameter in model.parameters()), torch.zeros((), device=place))

@@ -94,7 +94,7 @@ def _rounding_noise(gradient: Tensor, unit: float) -> Tensor:
     noise = unit * gradient.square().mean(1).sqrt()
     live = gradient != 0
     used = live.any(0)  # a column of zeros is a feature that is zero for all samples, not a pruned one
-    zeros = ((~live) & used).sum(1) / used.sum().clamp_min(1)
+    zeros = ((~live) & used).sum(1).to(gradient) / used.sum().clamp_min(1)  # in double precision, or the product below overflows
     if bool(zeros.mean() > 0.01):
         smallest = gradient[live].abs().min()
         noise = (noise.square() + zeros * smallest.square() / 3).sqrt()

@@ -1,0 +1,176 @@
+"""Odd files, words and calls that once ended in a traceback, a hang or gigabytes: each ends in a sentence or in an answer."""
+
+import io
+import json
+import math
+import resource
+import struct
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import dosimeter as dm
+from dosimeter.cli import main
+from dosimeter.models.weight_files import read_tensors
+
+QUICK = ("data=digits", "data.batch_size=2", "data.auxiliary=4", "labels=idlg")
+
+
+@pytest.fixture(autouse=True)
+def bounded():
+    """What takes more than 4 GB beyond this process fails."""
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    held = next(int(line.split()[1]) for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmSize")) * 1024
+    resource.setrlimit(resource.RLIMIT_AS, (held + 4 * 2**30, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+def said(words, capsys) -> str:
+    """The one sentence with which a command refuses, exit code 2."""
+    assert main(list(words)) == 2
+    text = capsys.readouterr().err.strip()
+    assert "Traceback" not in text
+    assert len(text) < 1000
+    return " ".join(text.split())
+
+
+def npy_header(shape) -> bytes:
+    header = f"{{'descr': '|u1', 'fortran_order': False, 'shape': {shape}, }}".encode()
+    header += b" " * (63 - (10 + len(header)) % 64) + b"\n"
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header
+
+
+@pytest.mark.parametrize("members", [(".",), ("",), (".", "images.npy"), ("..", "../x.npy")])
+def test_members_of_odd_names(tmp_path, capsys, members):
+    path = tmp_path / "data.npz"
+    with zipfile.ZipFile(path, "w") as archive:
+        for name in members:
+            archive.writestr(zipfile.ZipInfo(name), b"x")
+    assert "data.npz" in said(["run", *QUICK, f"data={path}"], capsys)
+    weights = tmp_path / "weights.pt"
+    weights.write_bytes(path.read_bytes())
+    with pytest.raises(ValueError, match=r"weights\.pt"):
+        read_tensors(weights)
+
+
+def test_an_encrypted_archive(tmp_path, capsys):
+    path = tmp_path / "data.npz"
+    np.savez(path, images=np.zeros((4, 8, 8), np.uint8), labels=np.arange(4))
+    content = bytearray(path.read_bytes())
+    for mark, offset in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
+        at = content.find(mark)
+        while at >= 0:
+            content[at + offset] |= 1
+            at = content.find(mark, at + 4)
+    path.write_bytes(content)
+    assert "data.npz" in said(["run", *QUICK, f"data={path}"], capsys)
+
+
+def test_headers_that_promise_64_tebibytes(tmp_path, capsys):
+    path = tmp_path / "data.npz"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("images.npy", npy_header((2**26, 2**20)) + b"1234")
+        archive.writestr("labels.npy", npy_header((2**26,)))
+    assert "data.npz" in said(["run", *QUICK, f"data={path}"], capsys)
+    weights = tmp_path / "weights.safetensors"
+    header = json.dumps({"w": {"dtype": "U8", "shape": [2**46], "data_offsets": [0, 2**46]}}).encode()
+    weights.write_bytes(struct.pack("<Q", len(header)) + header + b"1234")
+    with pytest.raises(ValueError, match=r"weights\.safetensors"):
+        read_tensors(weights)
+    weights.write_bytes(struct.pack("<Q", 2**46) + header)
+    with pytest.raises(ValueError, match=r"weights\.safetensors"):
+        read_tensors(weights)
+
+
+@pytest.mark.parametrize(
+    ("word", "sentence"),
+    [
+        ("device=hpu", "device"),
+        ("device=cuda:99", "device"),
+        ("data.size=1000000000", "1000000000 pixels a side"),
+        ("data.normalization.mean=[1.0, 2.0]", "normalization"),
+        ("data.normalization.std=[0.0]", "std"),
+        ("data.name=\x00", "zero byte"),
+        ("model.weights=a\x00b", "zero byte"),
+    ],
+)
+def test_odd_words(word, sentence, capsys):
+    assert sentence in said(["run", *QUICK, word], capsys)
+
+
+NUL = (
+    ["run", *QUICK, "--out", "a\x00b"],
+    ["report", "a\x00b"],
+    ["capture", "show", "\x00"],
+    ["inspect", "\x00.toml"],
+    ["reproduce", "\x00"],
+)
+
+
+@pytest.mark.parametrize("words", NUL)
+def test_paths_with_a_nul(words, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    said(words, capsys)
+    assert list(tmp_path.iterdir()) == []
+
+
+def exposure_of(inputs, **options):
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Flatten(), nn.Linear(inputs[0].numel(), 16), nn.ReLU(), nn.Linear(16, 8)).eval()
+    return model, dm.observe(model, dm.Batch(inputs, torch.arange(len(inputs)) % 8), **options)
+
+
+@pytest.mark.parametrize("scale", [1e15, 1e25, 1e30, 3e37])
+@pytest.mark.parametrize("recover", [dm.recover_labels, dm.recover_features])
+def test_huge_finite_inputs(scale, recover):
+    inputs = scale * torch.rand(3, 1, 4, 4, generator=torch.Generator().manual_seed(0))
+    _, exposure = exposure_of(inputs)
+    found = recover(exposure, "subspace")
+    assert isinstance(found.outcome, dm.Outcome)
+
+
+def test_an_update_in_half_precision_is_drawn(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    images = torch.rand(20, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    labels = torch.arange(20) % 8
+    model, exposure = exposure_of(images[:2], auxiliary=dm.Batch(images[4:], labels[4:]))
+    update = {name: change.half() for name, change in exposure.update.items()}
+    received = dm.receive(model, update, kind="gradient", input_shape=(1, 8, 8), batch_size=2, auxiliary=dm.Batch(images[4:], labels[4:]))
+    found = dm.reconstruct(received, "rgla", features="subspace", width=4, epochs=1)
+    assert found.inputs.shape == (2, 1, 8, 8)
+    assert bool(found.inputs.isfinite().all())
+
+
+def test_receive_checks_what_is_beside_the_update():
+    model, exposure = exposure_of(torch.rand(2, 1, 4, 4))
+    given = {"kind": "gradient", "input_shape": (1, 4, 4)}
+    with pytest.raises((TypeError, ValueError), match="auxiliary: expected"):
+        dm.receive(model, exposure.update, auxiliary=3, **given)
+    with pytest.raises(ValueError, match="std"):
+        dm.receive(model, exposure.update, normalization=dm.Normalization(std=(0.0,)), **given)
+
+
+def test_unknown_labels_among_known_ones_are_said():
+    _, exposure = exposure_of(torch.rand(3, 1, 4, 4, generator=torch.Generator().manual_seed(1)))
+    found = dm.recover_features(exposure, "subspace", labels=torch.tensor([0, -1, 2]))
+    assert "unknown" in found.message or math.isclose(float(found.certified.double().mean()), 1.0)
+    with pytest.raises(ValueError, match="labels: expected"):
+        dm.recover_features(exposure, "subspace", labels=torch.tensor([0, -2, 2]))
+
+
+def test_a_gzip_within_its_bounds_is_all_that_is_unpacked(tmp_path, capsys):
+    import gzip
+
+    path = tmp_path / "train-images-idx3-ubyte.gz"
+    packed = io.BytesIO()
+    with gzip.open(packed, "w", compresslevel=9) as stream:
+        for _ in range(64):
+            stream.write(bytes(2**24))
+    path.write_bytes(packed.getvalue())
+    assert "images" in said(["run", *QUICK, f"data={path}"], capsys)
