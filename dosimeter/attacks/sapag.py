@@ -18,6 +18,8 @@ from dosimeter.options import PositiveFloat, PositiveInt
 from dosimeter.registry import ATTACKS
 from dosimeter.types import Knowledge, LabelEstimate, Reconstruction
 
+WEIGHT_DECAY = 0.01  # of AdamW, PyTorch's default; the paper names none
+
 
 @ATTACKS.register("sapag")
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +30,8 @@ class SAPAG(MatchingAttack):
     of each layer's update as its width.
     Departures: the squared error is averaged over a layer (see `GaussianKernel`). The variance is multiplied by `width`, since kernels as
     narrow as the paper's are flat at most starts. Labels come from a label recovery, or move as in DLG where none are given. The optimiser
-    is Adam, since L-BFGS takes no step where the kernel is flat; `optimiser="lbfgs"` restores it.
+    is Adam from noise, since L-BFGS takes no step where the kernel is flat. `optimiser="adamw", start="constant", width=1` is the published
+    attack (thesis Table 2.1).
     """
 
     needs: ClassVar[frozenset[Knowledge]] = frozenset()
@@ -39,7 +42,8 @@ class SAPAG(MatchingAttack):
     restarts: PositiveInt = 1
     learning_rate: PositiveFloat = 0.1
     width: PositiveFloat = 10.0  # multiplies the variance; 1 is the paper's
-    optimiser: Literal["adam", "lbfgs"] = "adam"
+    optimiser: Literal["adam", "adamw", "lbfgs"] = "adam"
+    start: Literal["normal", "uniform", "constant"] = "normal"
     boxed: bool = True
     patience: PositiveInt | None = None
     seconds: PositiveFloat | None = None
@@ -48,11 +52,12 @@ class SAPAG(MatchingAttack):
     def __call__(self, exposure: Exposure, labels: LabelEstimate | None, rng: Generator) -> Reconstruction:
         recipe = Recipe(
             distance=GaussianKernel(width=self.width),
-            optimiser=Adam() if self.optimiser == "adam" else LBFGS(),
-            rate=Rate(start=self.learning_rate, shape="cosine" if self.optimiser == "adam" else "constant"),
+            optimiser=LBFGS() if self.optimiser == "lbfgs" else Adam(weight_decay=WEIGHT_DECAY if self.optimiser == "adamw" else 0.0),
+            rate=Rate(start=self.learning_rate, shape="constant" if self.optimiser == "lbfgs" else "cosine"),
             steps=self.steps,
             restarts=self.restarts,
             boxed=self.boxed,
+            start=self.start,
             joint_labels=labels is None,
             patience=self.patience,
             seconds=self.seconds,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from scipy.linalg import lstsq
@@ -34,7 +35,8 @@ class ILRG(LabelRecovery):
     Departures: the client's loss is used, Σ_j k_j ∂ℓ(z_j, j)/∂z_i = K ∇b_i (for cross-entropy Eq. 6). Shares k/K are solved for, so K
     can be inferred. Counts sum to the batch size. Embeddings that diverge become the mean feature. With few classes present,
     `refinements` rounds solve without Approximation 2. `as_published=True` undoes these last three and rounds as the paper does. Only
-    the `candidates` smallest bias gradients are kept (below Eq. 7).
+    the `candidates` smallest bias gradients are kept (below Eq. 7). `presence` names the method that says which classes occur; then the
+    system is reduced to the counts of these (below Eq. 7 too).
     `details`: embeddings (n, H), probabilities (n, n), classes (n,), one row a candidate.
     """
 
@@ -45,6 +47,7 @@ class ILRG(LabelRecovery):
     as_published: bool = False
     candidates: PositiveInt = 2048
     refinements: NonNegativeInt = 10
+    presence: Literal["idlg", "gradinversion", "rlg"] | None = None
 
     def __call__(self, exposure: Exposure, rng: Generator) -> LabelEstimate:
         head, public = find_head(exposure), exposure.public
@@ -60,7 +63,9 @@ class ILRG(LabelRecovery):
         if not self.as_published:
             embeddings = _without_outliers(embeddings, head.weight_gradient[kept].double(), bias_gradient[kept])
         probabilities, gradients = _at_embeddings(head, embeddings, kept, public.loss, kept)  # (n, n), (n, n)
-        shares = _solve_shares(gradients, bias_gradient[kept])  # (n,) k_j / K
+        unknown = self._occurring(exposure, kept, rng)  # (m,) positions in `kept`
+        solved = _solve_shares(gradients[unknown], bias_gradient[kept])  # (m,) k_j / K
+        shares = torch.zeros_like(bias_gradient[kept]).index_copy(0, unknown, solved)  # (n,)
         if not self.as_published:
             shares = self._refine_shares(head, kept, embeddings, gradients, shares, public)
         return counts_of(
@@ -71,6 +76,14 @@ class ILRG(LabelRecovery):
             whole=_rounded_as_published if self.as_published else nearest_counts,
             details={"embeddings": embeddings, "probabilities": probabilities, "classes": kept},
         )
+
+    def _occurring(self, exposure: Exposure, kept: Tensor, rng: Generator) -> Tensor:
+        """The candidates that occur, by the method of `presence`; all of them without one, or where it names none: (m,)."""
+        every = torch.arange(len(kept), device=kept.device)
+        if self.presence is None:
+            return every
+        found = LABELS.build(self.presence)(exposure, rng).counts.to(kept.device)[kept] > 0
+        return every[found] if bool(found.any()) else every
 
     def _refine_shares(self, head: Head, kept: Tensor, embeddings: Tensor, gradients: Tensor, shares: Tensor, public: Public) -> Tensor:
         """Refine the shares where few classes are present, without Approximation 2.
@@ -129,7 +142,7 @@ def _at_embeddings(head: Head, embeddings: Tensor, kept: Tensor, loss: Loss, lab
 
 def _solve_shares(gradients: Tensor, bias_gradient: Tensor) -> Tensor:
     """Least squares of Σ_j s_j = 1 and Σ_j s_j ∂ℓ_j/∂z_i = ∇b_i (Eq. 7 divided by K): s (n,)."""
-    system = torch.cat([torch.ones_like(gradients[:1]), gradients.T])  # (n + 1, n)
+    system = torch.cat([torch.ones_like(gradients[:, :1]).T, gradients.T])  # (n + 1, m): m unknowns
     right = torch.cat([torch.ones_like(bias_gradient[:1]), bias_gradient])
     factor, failed = torch.linalg.cholesky_ex(system.T @ system)  # thirty times faster than an orthogonal factorisation
     pivots = factor.diagonal()

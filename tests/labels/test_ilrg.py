@@ -118,3 +118,13 @@ def test_more_classes_than_candidates_keep_the_smallest_bias_gradients(expose):
 def test_a_head_without_bias_is_refused(expose):
     with pytest.raises(Refused, match="the last layer has no bias"):
         recover_labels(expose(LABELS, bias=False), "ilrg")
+
+
+def test_known_classes_reduce_the_system_to_their_own_counts(expose):
+    labels = [4, 4, 4, 4, 7, 7, 1, 1]
+    exposure = expose(labels, classes=40)
+    reduced = recover_labels(exposure, "ilrg", as_published=True, presence="gradinversion")
+    present = recover_labels(exposure, "gradinversion").counts > 0
+    assert reduced.counts.tolist() == torch.bincount(torch.tensor(labels), minlength=40).tolist()
+    assert float(reduced.scores[~present].abs().max()) == 0  # the others are no unknowns
+    assert float(recover_labels(exposure, "ilrg", as_published=True).scores[~present].abs().max()) > 0

@@ -16,6 +16,7 @@ from dosimeter.memory import spare_memory
 from dosimeter.normalization import input_bounds
 from dosimeter.types import LabelEstimate, Refused
 
+TILES = 4  # of a tiled start, along each side
 START_COPIES = 4  # of all restarts' samples, before the first step
 
 
@@ -93,6 +94,10 @@ def _draw_one(guess: Guess, labels: LabelEstimate | None, recipe: Recipe, rng: G
         inputs = guess.low + (guess.high - guess.low) * torch.special.ndtr(noise)
     elif recipe.start == "coloured":
         inputs = guess.low + (guess.high - guess.low) * (torch.special.ndtr(_colours(noise, rng, sloping)) + 0.5 * noise)
+    elif recipe.start == "constant":
+        inputs = ((guess.low + guess.high) / 2).expand(guess.shape).clone()
+    elif recipe.start == "tiled":
+        inputs = guess.low + (guess.high - guess.low) * torch.special.ndtr(_tiles(noise))
     else:
         inputs = (guess.low + guess.high) / 2 + 0.01 * (guess.high - guess.low) * noise
     if guess.targets is not None:
@@ -101,6 +106,14 @@ def _draw_one(guess: Guess, labels: LabelEstimate | None, recipe: Recipe, rng: G
     if labels is not None and len(guess.output) == 1:
         logits = _as_logits(labels, guess.output[0]).to(like)
     return torch.cat([inputs.flatten(), logits.flatten()])
+
+
+def _tiles(noise: Tensor) -> Tensor:
+    """The first quarter of each side, repeated over the sample: (B, channels, ...)."""
+    for axis in range(2, noise.ndim):
+        patch = noise.narrow(axis, 0, -(-noise.shape[axis] // TILES))
+        noise = torch.cat([patch] * TILES, axis).narrow(axis, 0, noise.shape[axis])
+    return noise
 
 
 def _colours(noise: Tensor, rng: Generator, sloping: bool) -> Tensor:

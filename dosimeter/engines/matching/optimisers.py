@@ -40,6 +40,7 @@ class Adam(Optimiser):
     momentum: float = 0.9
     second_momentum: float = 0.999
     floor: float = 1e-8
+    weight_decay: float = 0.0  # of AdamW (Loshchilov and Hutter, ICLR 2019): the guess itself shrinks by rate × this
 
     def start(self, variables: Tensor) -> Memory:
         return {"mean": torch.zeros_like(variables), "square": torch.zeros_like(variables), "count": torch.zeros((), dtype=torch.int64)}
@@ -54,6 +55,8 @@ class Adam(Optimiser):
         size = rate / (1 - self.momentum**count)
         if size > torch.finfo(variables.dtype).max:
             raise OverflowError(f"a step of {size:.3g} is no number of {variables.dtype}")
+        if self.weight_decay:
+            variables = variables * (1 - rate * self.weight_decay)
         return torch.addcdiv(variables, memory["mean"], denominator, value=-size)
 
     def _take_sign(self, gradient: Tensor) -> Tensor:

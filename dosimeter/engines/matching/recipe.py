@@ -12,7 +12,8 @@ from dosimeter.engines.matching.schedules import Layers, Rate
 
 Path = Literal["auto", "eager", "functional", "captured", "compiled", "fastest"]
 Precision = Literal["fp32", "tf32", "bf16"]
-Start = Literal["normal", "uniform", "grey", "coloured"]  # coloured: noise around one colour a sample, in every second start a gradient
+# coloured: noise around one colour a sample, in every second start a gradient; constant: one value; tiled: a random patch, repeated
+Start = Literal["normal", "uniform", "grey", "coloured", "constant", "tiled"]
 
 
 @dataclass(frozen=True, kw_only=True)

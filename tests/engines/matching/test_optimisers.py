@@ -79,3 +79,9 @@ def test_a_restart_that_stands_still_does_not_disturb_the_others() -> None:
         variables = optimiser.step(state, variables, gradient, 1.0)
     assert torch.equal(variables[1], STARTS[1])
     assert torch.allclose(variables[[0, 2]], walked(LBFGS(), 12, 1.0)[[0, 2]], rtol=1e-9, atol=1e-9)
+
+
+def test_weight_decay_is_that_of_pytorchs_adamw():
+    ours = walked(Adam(weight_decay=0.1), 20, 0.05)
+    theirs = reference(lambda rows: torch.optim.AdamW(rows, lr=0.05, weight_decay=0.1), 20)
+    torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-12)
