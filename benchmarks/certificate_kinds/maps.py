@@ -38,6 +38,7 @@ def kinds(data: Path | None) -> list[Kind]:
         _kind("residual blocks, train", partial(residual, train=True)),
         _kind("fully connected", fully_connected),
         _kind("signed activations", partial(small, activation=nn.SiLU)),
+        _kind("signed activations, train", signed_in_train_mode),
         _kind("leaky activations", partial(small, activation=nn.LeakyReLU)),
         _kind("a black image", partial(small, change="black")),
         _kind("an image twice", partial(small, change="twice")),
@@ -180,6 +181,19 @@ class ResidualNet(nn.Module):
         for first, first_norm, second, second_norm in self.blocks:  # pyright: ignore[reportGeneralTypeIssues]
             maps = torch.relu(maps + second_norm(second(torch.relu(first_norm(first(maps))))))
         return self.head(maps.mean((2, 3)))
+
+
+def signed_in_train_mode(seed: int) -> Case:
+    """SiLU or GELU behind batch norm in train mode, 64 to 160 channels on a grid of 4 by 4."""
+    rng = torch.Generator().manual_seed(seed)
+    channels, activation = 16 * _draw(rng, 4, 11), (nn.SiLU, nn.GELU)[seed % 2]()
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        stem = (nn.Conv2d(1, channels, 7, 7), nn.BatchNorm2d(channels), activation)
+        read = (nn.Conv2d(channels, channels, 3, padding=1), nn.BatchNorm2d(channels), activation)
+        model = nn.Sequential(*stem, *read, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, 20)).train()
+    samples = _draw(rng, 2, min(channels // 16, 8) + 1)
+    return observed(model, pictures(samples, (1, 28, 28), rng), rng, seed)
 
 
 def fully_connected(seed: int) -> Case:

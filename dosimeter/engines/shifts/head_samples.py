@@ -2,7 +2,8 @@
 
 A sample's map is c M, with M the B mixtures and c unknown. The model behind the layer carries it to the head's input f. The head's own
 gradient gives f with a certificate (engines/subspace). So there are as many equations as features for B unknowns. Gauss-Newton solves
-them. It begins at the corners of the polytope of all mixtures that nowhere fall below the activation's least value.
+them. It begins at the corners of the polytope of all mixtures that nowhere fall below the activation's least value (`floors`). Where
+batch norm in train mode ties the samples together, all are solved for at once (`head_batches`).
 """
 
 from __future__ import annotations
@@ -11,55 +12,62 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from scipy.optimize import linprog
 from torch import Tensor
 
 from dosimeter.engines.shifts.convolutions import ConvolutionLayer
+from dosimeter.engines.shifts.floors import find_corners, find_floor
+from dosimeter.engines.shifts.head_batches import HeadSamples, JointProblem, unmix_batch
+from dosimeter.engines.shifts.layout import NoLayout
 from dosimeter.engines.subspace.problem import separate_head
 from dosimeter.interfaces import Exposure
 from dosimeter.linear_fit import linear_fit
 from dosimeter.network.head import find_head
-from dosimeter.network.layer_shapes import PROBES
-from dosimeter.network.probing import input_of
 from dosimeter.network.tail import Tail, find_tail
-from dosimeter.normalization import from_pixels
 from dosimeter.randomness import generator
 from dosimeter.types import Refused
 
-LARGEST_RESIDUAL = 1e-4  # of a feature, relative
+LARGEST_RESIDUAL = 1e-3  # of a feature, relative; what is left of it also widens the error bar
 STEPS = 15  # of Gauss-Newton
-CORNERS = 3  # that are tried for each sample
 STEP = 1e-6  # of the differences that stand for derivatives, relative
-ROWS = 4000  # of a linear program
 ERROR_SLACK = 8.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class HeadSamples:
-    """How each sample is mixed, in its own scale, with the error that the features leave."""
-
-    mixing: Tensor  # (B, B)
-    errors: Tensor  # (B,) relative, of the maps
-
-
-def unmix_by_head(exposure: Exposure, layer: ConvolutionLayer, mixtures: Tensor, seed: int = 0) -> HeadSamples | None:
-    """(B, H·W, in) mixtures -> the samples whose features are the head's; None where the head or the tail does not tell all of them."""
+def unmix_by_head(exposure: Exposure, layer: ConvolutionLayer, mixtures: Tensor, seed: int = 0) -> HeadSamples:
+    """(B, H·W, in) mixtures -> the samples whose features are the head's; refuses where the head or the tail does not tell all of them."""
     samples = len(mixtures)
     features = _proved_features(exposure, samples, seed)
     if features is None:
-        return None
-    tail = _tail(exposure, layer, CORNERS * samples)
-    if tail is None or not _keeps_samples_apart(tail, layer, mixtures):
-        return None
+        raise _untold(f"the head's gradient does not prove {samples} features")
+    tail = _tail(exposure, layer, samples)
+    if tail is None:
+        raise _untold("a shortcut leads past the layer")
     scale = mixtures.flatten(1).norm(dim=1, keepdim=True)  # (B, 1)
-    problem = _Problem(tail=tail, layer=layer, mixtures=mixtures / scale[:, :, None])
-    starts = problem.corners(_least_value(exposure, layer), np.random.default_rng(seed))
-    if starts is None:
-        return None
+    mixtures = mixtures / scale[:, :, None]
+    floor = find_floor(exposure, layer)
+    corners = find_corners(mixtures.flatten(1), floor.value, np.random.default_rng(seed))
+    found = None
+    if _keeps_samples_apart(tail, layer, mixtures):
+        problem = _Problem(tail=tail, layer=layer, mixtures=mixtures)
+        found = None if corners is None else _one_by_one(problem, features, corners.coefficients)
+    elif not floor.hard:
+        raise _untold("batch norm in train mode ties the samples together, and the activation has no least value that maps come down to")
+    elif corners is not None and len(corners.samples) == samples:
+        found = unmix_batch(JointProblem(tail=tail, mixtures=_grid(mixtures, layer)), features, corners.samples, floor)
+    if found is None:
+        raise _untold("no mixture of the maps leads to them")
+    return HeadSamples(mixing=found.mixing / scale.T, errors=found.errors)
+
+
+def _untold(reason: str) -> NoLayout:
+    return NoLayout(f"the layer's inputs can be negative, and the head's samples do not tell its samples apart: {reason}")
+
+
+def _one_by_one(problem: _Problem, features: Tensor, starts: Tensor) -> HeadSamples | None:
+    """Each start goes to its nearest feature, then to its second nearest, and so on."""
+    samples = len(features)
     found: dict[int, tuple[float, Tensor]] = {}
-    reached = problem.features(starts)
-    similar = torch.cdist(reached, features)
-    for turn in range(samples):  # each start goes to its nearest feature, then to its second nearest, and so on
+    similar = torch.cdist(problem.features(starts), features)
+    for turn in range(samples):
         wanted = similar.argsort(1)[:, turn]
         missing = torch.tensor([int(feature) not in found for feature in wanted])
         if not bool(missing.any()):
@@ -74,8 +82,7 @@ def unmix_by_head(exposure: Exposure, layer: ConvolutionLayer, mixtures: Tensor,
     if len(found) < samples:
         return None
     mixing = torch.stack([found[index][1] for index in range(samples)])
-    errors = problem.errors(mixing, features)
-    return HeadSamples(mixing=mixing / scale.T, errors=errors)
+    return HeadSamples(mixing=mixing, errors=problem.errors(mixing, features))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,8 +96,9 @@ class _Problem:
     def features(self, coefficients: Tensor) -> Tensor:
         """(m, B) -> (m, H)"""
         room = len(self.tail.probes)
-        padded = torch.cat([coefficients, coefficients[:1].expand(max(room - len(coefficients), 0), -1)])
-        return self.tail(_grid(torch.einsum("mb,bqc->mqc", padded, self.mixtures), self.layer))[: len(coefficients)]
+        padded = torch.cat([coefficients, coefficients[:1].expand(-len(coefficients) % room, -1)])
+        parts = [self.tail(_grid(torch.einsum("mb,bqc->mqc", part, self.mixtures), self.layer)) for part in padded.split(room)]
+        return torch.cat(parts)[: len(coefficients)]
 
     def slopes(self, coefficients: Tensor) -> Tensor:
         """The features' derivatives: (m, H, B)."""
@@ -129,31 +137,6 @@ class _Problem:
         spread = torch.linalg.matrix_norm(triangle @ torch.linalg.pinv(slopes), 2)  # (m,)
         return ERROR_SLACK * off * spread / (coefficients @ flat).norm(dim=1)
 
-    def corners(self, least: float, rng: np.random.Generator) -> Tensor | None:
-        """Coefficients (m, B) of mixtures that nowhere fall below `least`, each at a corner that a random objective leads to."""
-        flat = self.mixtures.flatten(1).T.cpu().numpy()  # (entries, B)
-        samples = flat.shape[1]
-        if samples == 1:
-            scale = abs(least) / np.abs(flat).max()
-            return torch.tensor([[sign * scale * factor] for sign in (1, -1) for factor in (1.0, 3.0, 10.0)]).to(self.mixtures)
-        if not np.isfinite(least):
-            return None
-        rows = flat[rng.choice(len(flat), min(len(flat), ROWS), replace=False)]
-        found = []
-        for _ in range(CORNERS * samples):
-            objective = rng.standard_normal(samples) @ (flat.T @ flat / len(flat))
-            for _ in range(20):
-                answer = linprog(objective, -rows, np.full(len(rows), -least), bounds=(None, None), method="highs")
-                if answer.status:
-                    break
-                heights = flat @ answer.x
-                violated = np.flatnonzero(heights < least * (1 + 1e-6))
-                if len(violated) == 0:
-                    found.append(answer.x)
-                    break
-                rows = np.concatenate([rows, flat[violated[np.argsort(heights[violated])[: 10 * samples]]]])
-        return torch.tensor(np.array(found)).to(self.mixtures) if found else None
-
 
 def _proved_features(exposure: Exposure, samples: int, seed: int) -> Tensor | None:
     """The head's features (B, H) where every sample is certified, else None."""
@@ -181,14 +164,6 @@ def _keeps_samples_apart(tail: Tail, layer: ConvolutionLayer, mixtures: Tensor) 
     before = tail(maps)
     maps[1:] *= 1.1
     return torch.equal(before[0], tail(maps)[0]) or torch.allclose(before[0], tail(maps)[0], rtol=1e-9, atol=0)
-
-
-def _least_value(exposure: Exposure, layer: ConvolutionLayer) -> float:
-    """The least that the layer's inputs can be, as far as probes tell."""
-    rng = generator(0, "probes of the convolutions")
-    pixels = torch.rand(8 * PROBES, *exposure.public.input_shape, generator=rng)
-    probes = from_pixels(pixels, exposure.public.normalization).to(next(exposure.model.parameters()))
-    return float(input_of(exposure.model, layer.name, probes).min())
 
 
 def _grid(maps: Tensor, layer: ConvolutionLayer) -> Tensor:

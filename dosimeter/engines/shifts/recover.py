@@ -15,7 +15,7 @@ from dosimeter.engines.shifts.convolutions import ConvolutionLayer, find_convolu
 from dosimeter.engines.shifts.head_samples import unmix_by_head
 from dosimeter.engines.shifts.layout import Layout, NoLayout, Rank, read_layout, read_rank
 from dosimeter.engines.shifts.scales import find_scales, shifted_maps, slopes_of
-from dosimeter.engines.shifts.unmixing import unmix
+from dosimeter.engines.shifts.unmixing import one_sample, unmix
 from dosimeter.engines.subspace.distortion import distortion_of
 from dosimeter.engines.subspace.spectrum import rounding_unit
 from dosimeter.engines.weight_rounding import rounding_of_weights
@@ -163,7 +163,7 @@ def recover_layer(exposure: Exposure, layer: ConvolutionLayer, *, batch_size: in
     if not layer.non_negative and len(layout.maps) > 1:
         return _recover_by_head(exposure, layer, layout, batch_size=batch_size, seed=seed)
     mixtures, errors = layout.maps.flatten(1), layout.disagreement.flatten(1)
-    samples = unmix(mixtures, errors, seed)
+    samples = unmix(mixtures, errors, seed) if layer.non_negative else one_sample(mixtures)
     if len(samples.mixing) < len(mixtures):
         raise NoLayout(f"{len(samples.mixing)} of {len(mixtures)} samples come out of the mixture, and the rest leaves them undetermined")
     maps = (samples.mixing @ mixtures).reshape(layout.maps.shape)
@@ -184,8 +184,6 @@ def recover_layer(exposure: Exposure, layer: ConvolutionLayer, *, batch_size: in
 def _recover_by_head(exposure: Exposure, layer: ConvolutionLayer, layout: Layout, *, batch_size: int | None, seed: int) -> LayerMaps:
     """The maps of a layer whose inputs can be negative, by the features that the head's gradient proves."""
     samples = unmix_by_head(exposure, layer, layout.maps, seed)
-    if samples is None:
-        raise NoLayout("the layer's inputs can be negative, and the head's samples do not tell its samples apart")
     mixtures, errors = layout.maps.flatten(1), layout.disagreement.flatten(1)
     maps, errors = ((samples.mixing @ part).reshape(layout.maps.shape) for part in (mixtures, errors))
     bars = _error_bars(maps, errors, samples.errors, rounding_unit(layer.gradient))

@@ -56,9 +56,9 @@ def shifted_maps(layer: ConvolutionLayer, maps: Tensor) -> Tensor:
 
 
 def find_scales(exposure: Exposure, layer: ConvolutionLayer, maps: Tensor, slopes: Tensor) -> Scales | None:
-    """The factors that some bias gradient of the update tells; None where none does."""
+    """The factors that some bias gradient of the update tells; None where none does. A map that can be negative may have one below 0."""
     behind = slopes.sum(1)  # (B, out)
-    front = _carried_back(layer, maps, slopes)  # (B, in)
+    front = _carried_back(layer, maps, slopes) if layer.non_negative else None  # (B, in)
     best = None
     for name, module in exposure.model.named_modules():
         change = exposure.update.get(f"{name}.bias" if name else "bias")
@@ -66,10 +66,10 @@ def find_scales(exposure: Exposure, layer: ConvolutionLayer, maps: Tensor, slope
             continue
         change = change.to(slopes)
         for sums in (behind, front):
-            gain = _gain(module, sums is behind, name == layer.name)
-            if gain is None or len(change) != sums.shape[1]:
+            gain = None if sums is None else _gain(module, sums is behind, name == layer.name)
+            if sums is None or gain is None or len(change) != sums.shape[1]:
                 continue
-            found = _solve(sums, change * gain.to(sums), name)
+            found = _solve(sums, change * gain.to(sums), name, signed=not layer.non_negative)
             if found is not None and (best is None or found.misfit < best.misfit):
                 best = found
     return best
@@ -90,7 +90,7 @@ def _gain(module: nn.Module, behind: bool, own: bool) -> Tensor | None:
     return None
 
 
-def _solve(sums: Tensor, wanted: Tensor, name: str) -> Scales | None:
+def _solve(sums: Tensor, wanted: Tensor, name: str, *, signed: bool = False) -> Scales | None:
     """1/s from Σ_b sums_b / s_b = wanted. A channel with one wrong ReLU slope is far off, so that channels vote."""
     saying = (sums.abs() > SILENT * sums.abs().max()).any(0) | (wanted.abs() > SILENT * wanted.abs().max())  # 0 = 0 agrees with any factor
     sums, wanted = sums[:, saying], wanted[saying]
@@ -103,11 +103,17 @@ def _solve(sums: Tensor, wanted: Tensor, name: str) -> Scales | None:
     inverse, weights, deviation = _solve_robustly(system, wanted, torch.finfo(sums.dtype).eps * typical)
     residual = (system @ inverse - wanted).abs()
     agreeing = int((residual < INLIER_DEVIATIONS * deviation).sum())
-    if deviation > LARGEST_MISFIT * typical or agreeing < max(samples + LEAST_WITNESSES, channels // 2) or not bool((inverse > 0).all()):
+    if (
+        deviation > LARGEST_MISFIT * typical
+        or agreeing < max(samples + LEAST_WITNESSES, channels // 2)
+        or not (signed or bool((inverse > 0).all()))
+    ):
         return None
     covariance = torch.linalg.pinv(system.T @ (weights[:, None] * system))
     spread = deviation * covariance.diagonal().clamp_min(0).sqrt()
-    return Scales(factors=size / inverse, errors=spread / inverse, source=f"{name}.bias" if name else "bias", misfit=deviation / typical)
+    return Scales(
+        factors=size / inverse, errors=spread / inverse.abs(), source=f"{name}.bias" if name else "bias", misfit=deviation / typical
+    )
 
 
 def _solve_robustly(system: Tensor, wanted: Tensor, floor: float) -> tuple[Tensor, Tensor, float]:

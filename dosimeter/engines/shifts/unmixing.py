@@ -60,6 +60,13 @@ def unmix(mixtures: Tensor, errors: Tensor, seed: int = 0) -> Samples:
     )
 
 
+def one_sample(mixture: Tensor) -> Samples:
+    """A single map (1, entries), which nothing is mixed with; its factor, and with it its sign, is left to the scales."""
+    none = torch.zeros(1, dtype=torch.int64)
+    sure, error = torch.ones(1, dtype=torch.bool), torch.zeros(1, dtype=torch.float64)
+    return Samples(mixing=torch.ones(1, 1).to(mixture), zeros=none, witnesses=none, certain=sure, errors=error)
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Direction:
     """What the entries Q c of one direction say."""
