@@ -236,6 +236,16 @@ class MapLayer:
     gap: float = 0.0  # between the last singular value of the signal and the first of the noise
 
 
+@dataclass(frozen=True, kw_only=True)
+class JoinedSamples:
+    """What else follows of each sample from its maps, in the order of the maps."""
+
+    maps: Mapping[str, Tensor]  # by layer, (B, C, H, W)
+    features: Tensor  # (B, H) what the head receives
+    labels: Tensor | None  # (B,), None where the slopes at the logits are not those of cross-entropy with single labels
+    misfits: Mapping[str, float]  # by layer: how far its gradient is from what these inputs explain, relative
+
+
 @dataclass(frozen=True, kw_only=True, repr=False)
 class MapEstimate(Estimate):
     """Recovered inputs of one convolution, the samples in no particular order."""
@@ -246,6 +256,7 @@ class MapEstimate(Estimate):
     batch_size: int  # as recovered from the gradient, at least: samples that differ from one another and leave a trace
     certified: Tensor  # (B,) bool
     error_bars: Tensor  # (B,) bound on the relative error of each map
+    samples: JoinedSamples | None = None  # None where no forward pass leads from the maps to the head
 
 
 @dataclass(frozen=True, kw_only=True)

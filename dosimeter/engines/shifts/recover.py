@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from dosimeter.client.training import sends_mean_gradient
 from dosimeter.engines.premises import premises_of
 from dosimeter.engines.shifts.convolutions import ConvolutionLayer, find_convolutions
 from dosimeter.engines.shifts.head_samples import unmix_by_head
+from dosimeter.engines.shifts.joining import find_trunk, join, pair
 from dosimeter.engines.shifts.layout import Layout, NoLayout, Rank, read_layout, read_rank
 from dosimeter.engines.shifts.scales import find_scales, shifted_maps, slopes_of
 from dosimeter.engines.shifts.unmixing import one_sample, unmix
@@ -20,10 +21,11 @@ from dosimeter.engines.subspace.distortion import distortion_of
 from dosimeter.engines.subspace.spectrum import rounding_unit
 from dosimeter.engines.weight_rounding import rounding_of_weights
 from dosimeter.interfaces import Exposure, Public
-from dosimeter.types import MapEstimate, MapLayer, Outcome, Refused
+from dosimeter.types import JoinedSamples, MapEstimate, MapLayer, Outcome, Refused
 
 LARGEST_MISFIT = 1e-3  # of the layer's gradient by shifts of the maps, relative
 MISFIT_SLACK = 1.5  # over what the noise alone explains
+CARRIED_ERROR = 10.0  # by how much layers behind may enlarge the maps' errors
 LARGEST_NOISE_SHARE = 0.1  # of the gradient's entries
 LARGEST_ERROR_BAR = 1e-2
 LAYERS_NAMED = 3  # beside the roomiest one, where no layer shows its maps
@@ -83,6 +85,10 @@ def recover_maps(exposure: Exposure, layer: str | None = None, *, seed: int = 0)
     where, found = best
     if declared is not None and len(found.maps) < declared and not doubt:
         doubt = f"guesses only: {len(found.maps)} maps explain the gradient of {declared} samples, so that a map may be the mean of several"
+    samples = None
+    if not doubt and bool(found.certified.all()):
+        samples = _join(exposure, where, found, convolutions, seed)
+        doubt = "" if samples is None else _disagreement(exposure, where, found, samples, convolutions)
     certified = torch.zeros_like(found.certified) if doubt else found.certified
     return MapEstimate(
         maps=found.maps,
@@ -91,10 +97,55 @@ def recover_maps(exposure: Exposure, layer: str | None = None, *, seed: int = 0)
         batch_size=len(found.maps),
         certified=certified,
         error_bars=found.error_bars,
+        samples=None if doubt else samples,
         premises=premises_of(exposure.public) if bool(certified.any()) else (),
         outcome=Outcome.COMPLETED if bool(certified.all()) else Outcome.PARTIAL,
         message=doubt,
     )
+
+
+def _join(
+    exposure: Exposure, where: ConvolutionLayer, found: LayerMaps, layers: Sequence[ConvolutionLayer], seed: int
+) -> JoinedSamples | None:
+    """What follows of each sample from its maps, or from those of the next layer that leads to the head; None where none does."""
+    later = layers[[one.name for one in layers].index(where.name) + 1 :]
+    trunk = find_trunk(exposure, where, len(found.maps))
+    if trunk is not None:
+        return join(trunk, found.maps, later)
+    for index, layer in enumerate(later):
+        if layer.obstacle or layer.weight.shape[1] != where.weight.shape[0] or layer.most_samples < len(found.maps):
+            continue
+        trunk = find_trunk(exposure, layer, len(found.maps))
+        if trunk is None:
+            continue
+        try:
+            next_found = recover_layer(exposure, layer, batch_size=exposure.public.batch_size, seed=seed)
+        except NoLayout:
+            return None
+        if len(next_found.maps) != len(found.maps) or not bool(next_found.certified.all()):
+            return None
+        order = pair(where, found.maps, found.slopes, next_found.maps)
+        if order is None:
+            return None
+        joined = join(trunk, next_found.maps[order], later[index + 1 :])
+        return replace(joined, maps={layer.name: next_found.maps[order], **joined.maps})
+    return None
+
+
+def _disagreement(
+    exposure: Exposure, where: ConvolutionLayer, found: LayerMaps, samples: JoinedSamples, layers: Sequence[ConvolutionLayer]
+) -> str:
+    """Which layer's gradient the samples do not explain, beyond the noise and their error bars; "" where they explain all."""
+    gradients = {one.name: one.gradient for one in layers}
+    for name, misfit in samples.misfits.items():
+        gradient = gradients.get(name)
+        gradient = exposure.update[f"{name}.weight" if name else "weight"] if gradient is None else gradient
+        noise = max(found.layout.rank.noise, _noise_in(exposure, name, gradient))
+        share = noise / float(gradient.double().square().mean().sqrt())
+        allowed = math.hypot(LARGEST_MISFIT, MISFIT_SLACK * share) + CARRIED_ERROR * float(found.error_bars.max())
+        if misfit > allowed and share < LARGEST_NOISE_SHARE:
+            return f"guesses only: the maps of {where.name}, carried on to {name}, leave {misfit:.1g} of its gradient unexplained"
+    return ""
 
 
 def _rank(exposure: Exposure, layer: ConvolutionLayer) -> Rank:
@@ -106,9 +157,13 @@ def _rank(exposure: Exposure, layer: ConvolutionLayer) -> Rank:
 
 def _noise_of(exposure: Exposure, layer: ConvolutionLayer) -> float:
     """The standard deviation of an entry's error beside the rounding of the gradient itself."""
-    name = f"{layer.name}.weight" if layer.name else "weight"
+    return _noise_in(exposure, layer.name, layer.gradient)
+
+
+def _noise_in(exposure: Exposure, layer: str, gradient: Tensor) -> float:
+    name = f"{layer}.weight" if layer else "weight"
     rounding = float(rounding_of_weights(exposure.model.get_parameter(name), exposure.update[name], exposure.public).square().mean().sqrt())
-    return math.hypot(declared_noise(layer.gradient, exposure.public), rounding)
+    return math.hypot(declared_noise(gradient, exposure.public), rounding)
 
 
 def declared_noise(change: Tensor, public: Public) -> float:
