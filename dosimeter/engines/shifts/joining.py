@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from dosimeter.engines.shifts.convolutions import ConvolutionLayer
 from dosimeter.engines.shifts.scales import shifted_maps, slopes_of
 from dosimeter.interfaces import Exposure
+from dosimeter.linear_fit import linear_fit
 from dosimeter.network.head import Head, find_head
 from dosimeter.network.tail import Tail, find_tail
 from dosimeter.types import JoinedSamples, Refused
@@ -70,7 +71,7 @@ def join(trunk: Trunk, maps: Tensor, behind: Sequence[ConvolutionLayer]) -> Join
             misfits[layer.name] = misfit
     assert trunk.head.weight_gradient is not None
     gradient = trunk.head.weight_gradient.to(features)
-    slopes = torch.linalg.lstsq(features.T, gradient.T).solution  # Δ (B, C)
+    slopes = linear_fit(features.T, gradient.T)  # Δ (B, C)
     misfits[trunk.head.name] = float((slopes.T @ features - gradient).norm() / gradient.norm())
     return JoinedSamples(maps=others, features=features, labels=_labels(trunk.head, features, slopes), misfits=misfits)
 
