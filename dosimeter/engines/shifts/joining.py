@@ -25,7 +25,6 @@ from dosimeter.network.head import Head, find_head
 from dosimeter.network.tail import Tail, find_tail
 from dosimeter.types import JoinedSamples, Refused
 
-FEW = 2  # samples that tell whether there is a way at all
 SPARE = 1.5  # entries of a layer's input over its positions, from which on its gradient can refute the maps
 LARGEST_LABEL_MISFIT = 1e-2  # of the slopes at the logits
 LARGEST_PAIRED, LEAST_UNPAIRED = 1e-2, 10.0  # what is left of the closed slopes in a pair, relative; and over that, in any other pair
@@ -49,7 +48,8 @@ def find_trunk(exposure: Exposure, layer: ConvolutionLayer, samples: int) -> Tru
     if head.weight_gradient is None:
         return None
     probes = torch.zeros(samples, *exposure.public.input_shape).to(next(exposure.model.parameters()))
-    if samples > FEW and find_tail(exposure.model, layer.name, head.name, probes[:FEW]) is None:
+    few = 2 if exposure.model.training else 1  # they tell whether there is a way at all
+    if samples > few and find_tail(exposure.model, layer.name, head.name, probes[:few]) is None:
         return None
     tail = find_tail(exposure.model, layer.name, head.name, probes)
     return None if tail is None else Trunk(layer=layer, tail=tail, head=head)

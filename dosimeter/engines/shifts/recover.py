@@ -112,24 +112,23 @@ def _join(
     trunk = find_trunk(exposure, where, len(found.maps))
     if trunk is not None:
         return join(trunk, found.maps, later)
-    for index, layer in enumerate(later):
-        if layer.obstacle or layer.weight.shape[1] != where.weight.shape[0] or layer.most_samples < len(found.maps):
-            continue
-        trunk = find_trunk(exposure, layer, len(found.maps))
-        if trunk is None:
-            continue
-        try:
-            next_found = recover_layer(exposure, layer, batch_size=exposure.public.batch_size, seed=seed)
-        except NoLayout:
-            return None
-        if len(next_found.maps) != len(found.maps) or not bool(next_found.certified.all()):
-            return None
-        order = pair(where, found.maps, found.slopes, next_found.maps)
-        if order is None:
-            return None
-        joined = join(trunk, next_found.maps[order], later[index + 1 :])
-        return replace(joined, maps={layer.name: next_found.maps[order], **joined.maps})
-    return None
+    reading = [index for index, one in enumerate(later) if one.weight.shape[1] == where.weight.shape[0]]
+    if not reading or later[reading[0]].obstacle or later[reading[0]].most_samples < len(found.maps):
+        return None
+    layer = later[reading[0]]
+    trunk = find_trunk(exposure, layer, len(found.maps))
+    if trunk is None:
+        return None
+    try:
+        behind = recover_layer(exposure, layer, batch_size=exposure.public.batch_size, seed=seed)
+    except NoLayout:
+        return None
+    certain = len(behind.maps) == len(found.maps) and bool(behind.certified.all())
+    order = pair(where, found.maps, found.slopes, behind.maps) if certain else None
+    if order is None:
+        return None
+    joined = join(trunk, behind.maps[order], later[reading[0] + 1 :])
+    return replace(joined, maps={layer.name: behind.maps[order], **joined.maps})
 
 
 def _disagreement(
