@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 import dosimeter as dm
+from dosimeter.registry import TRAININGS
 
 
 class Block(nn.Module):
@@ -67,3 +68,32 @@ def test_a_batch_too_large_for_every_layer_is_refused(digits) -> None:
     exposure = dm.observe(residual_network().eval(), dm.Batch(images[:60], labels[:60]))
     with pytest.raises(dm.Refused, match="no layer's gradient shows its maps"):
         dm.reconstruct(exposure, "maps")
+
+
+def normed_network(norm: str, seed: int) -> nn.Module:
+    """Convolutions, each with a norm that has statistics of its own."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        layers: list[nn.Module] = []
+        for before, after, stride in ((1, 32, 1), (32, 64, 2), (64, 96, 1), (96, 96, 2), (96, 96, 1)):
+            following = nn.BatchNorm2d(after) if norm == "batch" else nn.GroupNorm(4, after)
+            layers += [nn.Conv2d(before, after, 3, stride, 1, bias=False), following, nn.ReLU()]
+        return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(96, 10)).train()
+
+
+@pytest.mark.parametrize("norm", ["batch", "group"])
+@pytest.mark.parametrize("seed", [0, 7])
+def test_norms_with_statistics_of_their_own_do_not_hide_the_batch(norm, seed, digits) -> None:
+    images, labels = digits
+    batch = dm.Batch(images[60 + seed : 64 + seed], labels[60 + seed : 64 + seed])
+    found = dm.reconstruct(dm.observe(normed_network(norm, seed), batch, declare_batch_size=False), "maps", steps=40)
+    decibels, right = errors(found, batch)
+    assert float(decibels.median()) > 40
+    assert bool(right.all())
+
+
+def test_several_local_steps_show_no_maps(batch) -> None:
+    training = TRAININGS.build("fedavg", epochs=3, learning_rate=0.01)
+    exposure = dm.observe(residual_network().eval(), batch, training=training, declare_batch_size=False)
+    with pytest.raises(dm.Refused, match="no layer's gradient shows its maps"):
+        dm.reconstruct(exposure, "maps", steps=2)

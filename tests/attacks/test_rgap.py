@@ -109,7 +109,7 @@ def test_refusals(digits):
 
 @pytest.mark.slow
 def test_the_papers_six_layers_on_a_photograph(shared_data):
-    """The paper's CNN6: six convolutions with LeakyReLU and one logit, no biases, CIFAR-10; its Table 1 has errors of about 1e-2."""
+    """The paper's CNN6: six convolutions with LeakyReLU and one logit, no biases, CIFAR-10."""
     shapes = [(3, 12, 4, 2, 2), (12, 36, 3, 2, 1), (36, 36, 3, 1, 1), (36, 36, 3, 1, 1), (36, 64, 3, 2, 1), (64, 128, 3, 1, 1)]
     with torch.random.fork_rng():
         torch.manual_seed(5)
