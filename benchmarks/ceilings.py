@@ -16,6 +16,7 @@ import math
 import random
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -67,8 +68,8 @@ class Result:
         return 10 * math.log10(self.shown / self.bound) if self.bound > 0 else math.inf
 
 
-def measure(seed: int) -> Result:
-    """One random net behind one random defense."""
+def measure(seed: int, draws: int = DRAWS) -> Result:
+    """One random net behind one random defense; the attacker's error is a mean over `draws` inputs and noises."""
     torch.set_num_threads(1)
     choice = random.Random(seed)
     torch.manual_seed(seed)
@@ -82,10 +83,10 @@ def measure(seed: int) -> Result:
     mechanism = mechanism_of(model, data, defenses=defenses, auxiliary=dm.Batch(auxiliary, torch.zeros(4000, dtype=torch.int64)))
     problem = PixelProblem(mechanism, "van_trees")
     ceiling = VanTrees(points=32)(mechanism, torch.Generator().manual_seed(seed))
-    truth = problem.prior.draw(DRAWS, torch.Generator().manual_seed(seed + 1))
+    truth = problem.prior.draw(draws, torch.Generator().manual_seed(seed + 1))
     squared = (attack(mechanism, problem, truth, seed) - truth).square().sum(1)
     bound = size * 10 ** (-float(ceiling.values[0]) / 10)
-    error = float(squared.std()) / math.sqrt(DRAWS)
+    error = float(squared.std()) / math.sqrt(draws)
     return Result(activation, name, float(squared.mean()), error, bound, ceiling.proved, *_identification(mechanism, truth, seed))
 
 
@@ -175,15 +176,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nets", type=int, default=40)
     parser.add_argument("--seed", type=int, default=1000)
+    parser.add_argument("--draws", type=int, default=DRAWS)
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--record", type=Path, help="the table as a JSON file for docs/results/build.py")
     words = parser.parse_args()
     seeds = range(words.seed, words.seed + words.nets)
     if words.jobs == 1:
-        results = [measure(seed) for seed in seeds]
+        results = [measure(seed, words.draws) for seed in seeds]
     else:
         with ProcessPoolExecutor(words.jobs) as pool:
-            results = list(pool.map(measure, seeds, chunksize=4))
+            results = list(pool.map(partial(measure, draws=words.draws), seeds, chunksize=4))
     columns = ["activation", "defense", "nets", "broken", "median gap dB", "largest gap dB", "identified", "at most"]
     rows = [
         _row(activation, defense, [r for r in results if (r.activation, r.defense) == (activation, defense)])

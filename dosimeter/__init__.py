@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from dosimeter.runs.audit import Audit, audit, read
     from dosimeter.runs.ceilings import Ceilings, ceilings
     from dosimeter.runs.dose import dose
+    from dosimeter.runs.membership import MembershipEstimate, test_membership
     from dosimeter.runs.server import reconstruct, recover_features, recover_labels, recover_maps, recover_targets, recover_tokens
     from dosimeter.surfaces.scoring import score
     from dosimeter.types import (
@@ -58,6 +59,7 @@ _HOMES = {
     "dosimeter.captures.store": ("read_capture", "write_capture"),
     "dosimeter.runs.audit": ("Audit", "audit", "read"),
     "dosimeter.runs.ceilings": ("Ceilings", "ceilings"),
+    "dosimeter.runs.membership": ("MembershipEstimate", "test_membership"),
     "dosimeter.registry": ("attack", "defense", "feature_recovery", "label_recovery"),
     "dosimeter.client.observe": ("observe",),
     "dosimeter.client.receive": ("preflight", "receive"),
@@ -105,6 +107,7 @@ __all__ = [
     "Knowledge",
     "LabelEstimate",
     "MapEstimate",
+    "MembershipEstimate",
     "Normalization",
     "Outcome",
     "Public",
@@ -138,6 +141,7 @@ __all__ = [
     "recover_targets",
     "recover_tokens",
     "score",
+    "test_membership",
     "write_capture",
 ]
 
