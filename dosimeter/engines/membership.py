@@ -76,7 +76,7 @@ def true_positive_bound(
 ) -> SuccessBound:
     """The largest share of members that any test finds, at a share of false alarms, behind clipping and Gaussian noise.
 
-    Dong, Roth & Su, "Gaussian Differential Privacy", JRSS-B 2022: Eq. (6) and Theorem 2.7: Φ(Φ⁻¹(α) + μ), with μ = 1/σ where the sample is
+    Dong, Roth & Su, "Gaussian Differential Privacy", JRSS-B 2022, the trade-off function of the Gaussian mechanism: Φ(Φ⁻¹(α) + μ), with μ = 1/σ where the sample is
     left out, and 2/σ where another one is in its place (`replaced`), which moves the sum by up to twice the clipping norm. It is the same
     trade-off as in reconstruction robustness.
     """

@@ -39,6 +39,7 @@ def test_spans_tell_every_member_from_every_other_sample(kind, seed):
     assert found.members.tolist() == [True] * batch + [False] * (24 - batch)
     assert found.excluded.tolist() == [False] * batch + [True] * (24 - batch)
     assert found.scores[:batch].min() > found.scores[batch:].max()
+    assert found.error_bar is not None
     assert 0 < found.error_bar < 0.01
 
 
