@@ -71,17 +71,15 @@ def likelihood_scores(sent: Mapping[str, Tensor], terms: Mapping[str, Tensor], f
     return torch.as_tensor(total)
 
 
-def true_positive_bound(
-    false_positive_rate: float, *, noise_multiplier: float, steps: int = 1, sample_rate: float = 1.0, replaced: bool = True
-) -> SuccessBound:
+def true_positive_bound(false_positive_rate: float, *, noise_multiplier: float, steps: int = 1, replaced: bool = True) -> SuccessBound:
     """The largest share of members that any test finds, at a share of false alarms, behind clipping and Gaussian noise.
 
-    Dong, Roth & Su, "Gaussian Differential Privacy", JRSS-B 2022, the trade-off function of the Gaussian mechanism: Φ(Φ⁻¹(α) + μ), with μ = 1/σ where the sample is
-    left out, and 2/σ where another one is in its place (`replaced`), which moves the sum by up to twice the clipping norm. It is the same
-    trade-off as in reconstruction robustness.
+    Dong, Roth & Su, "Gaussian Differential Privacy", JRSS-B 2022, the trade-off function of the Gaussian mechanism: Φ(Φ⁻¹(α) + μ) with
+    μ = √steps / σ where the sample is left out, and twice that where another one is in its place (`replaced`), which moves the sum by up to
+    twice the clipping norm. It is the same trade-off as in reconstruction robustness.
     """
     moved = noise_multiplier / 2 if replaced else noise_multiplier
-    return success_bound(noise_multiplier=moved, chance=false_positive_rate, steps=steps, sample_rate=sample_rate)
+    return success_bound(noise_multiplier=moved, chance=false_positive_rate, steps=steps)
 
 
 def operating_points(members: Tensor, others: Tensor, rates: tuple[float, ...]) -> dict[float, float]:
