@@ -107,7 +107,7 @@ class _Mixed:
         enough = enough and not self._hinges(zero @ vectors[:, 1:], noise)
         near = says & (away < ZERO_NOISES)
         leaning = np.sqrt(np.mean(heights[near] ** 2) / np.mean((self.rows[near] @ weakest) ** 2)) if near.any() else np.inf
-        return _Direction(zeros=speaking, witnesses=witnesses, certain=fair and enough, error=float(leaning))
+        return _Direction(zeros=speaking, witnesses=witnesses, certain=fair and enough, error=ERROR_SLACK * float(leaning))
 
     def _hinges(self, zero: Array, noise: float) -> bool:
         """Whether single zeros (k, B − 1) hold the direction in place, as those do that an edge between samples meets by being an edge.
@@ -139,13 +139,15 @@ class _Search:
         self.noise = mixed.noise(middle / np.linalg.norm(middle))
         size = np.linalg.norm(mixed.rows, axis=1)
         self.rows = mixed.rows[size > VISIBLE_NOISES * self.noise]
-        self.middle = self.rows.mean(0)  # inside the cone that the rows span
+        self.middle = self.rows.sum(0) / max(len(self.rows), 1)  # inside the cone that the rows span
         samples = self.rows.shape[1]
         self.active = self.rows[rng.choice(len(self.rows), min(len(self.rows), 50 * samples), replace=False)]
 
     def edges(self) -> list[Array]:
         samples = self.rows.shape[1]
         found: list[Array] = []
+        if len(self.rows) == 0 or not np.isfinite(self.rows).all():
+            return found  # every entry drowns in the errors
         for _ in range(6 * samples + 20):
             if len(found) == samples:
                 break

@@ -53,3 +53,10 @@ def test_zeros_must_be_as_narrow_as_the_noise():
     assert narrow.certain
     assert not wide.certain
     assert wide.error > 10 * narrow.error
+
+
+def test_mixtures_that_drown_in_their_errors_hold_no_samples():
+    rng = torch.Generator().manual_seed(0)
+    mixtures = torch.rand(3, 200, generator=rng, dtype=torch.float64)
+    found = unmix(mixtures, 100 * torch.randn(3, 200, generator=rng, dtype=torch.float64))
+    assert len(found.mixing) == 0
