@@ -60,8 +60,10 @@ class LayerShape:
     def most_on(self, side: Side) -> int:
         """The largest batch whose positions on one side its channels can hold, with enough equations from the other side."""
         outputs, inputs = self.weight.shape[:2]
-        if self.obstacle or self.positions == 1:
-            return self.channels // self.positions
+        if self.obstacle:
+            return 0
+        if self.positions == 1:
+            return self.channels
         output_area = math.prod(
             (size + sum(pads) - (kernel - 1) * spread - 1) // step + 1
             for size, pads, kernel, spread, step in zip((self.height, self.width), *_geometry(self.module))

@@ -21,6 +21,7 @@ from dosimeter.surfaces.verdicts import Verdict
 from dosimeter.types import Batch, Evidence, MapEstimate
 
 SHOWN_CHANNELS = 16  # of each sample, as a square of small pictures: the channels with the largest entries
+SHOWN_LAYERS = 6  # with room for a sample, in the report's lines
 PIXELS_PER_MAP = 48  # the side of one map in a picture, at least
 
 
@@ -86,18 +87,32 @@ class Maps(Surface[MapEstimate]):
         maps = torch.cat(found)[:count]
         bare = torch.zeros(len(maps), dtype=torch.bool, device=maps.device)
         bars = torch.full((len(maps),), torch.nan, device=maps.device)
-        return replace(estimates[0], layer=layer, maps=maps, batch_size=len(maps), certified=bare, error_bars=bars, premises=())
+        return replace(
+            estimates[0], layer=layer, maps=maps, batch_size=len(maps), certified=bare, error_bars=bars, samples=None, premises=()
+        )
 
     def details(self, found: MapEstimate, exposure: Exposure, truth: Batch) -> dict[str, Any]:
         layers = [
-            {"name": one.name, "largest_batch": one.most_samples, "certified": one.certified, "reason": one.reason} for one in found.layers
+            {
+                "name": one.name,
+                "positions": one.positions,
+                "channels": one.channels,
+                "largest_batch": one.most_samples,
+                "positions_seen": one.seen,
+                "gap": one.gap if math.isfinite(one.gap) else None,
+                "certified": one.certified,
+                "reason": one.reason,
+            }
+            for one in found.layers
         ]
+        joined = found.samples
         return {
             "certified": int(found.certified.sum()),
             "batch_size": found.batch_size,
             "layer": found.layer,
             "shape": list(found.maps.shape[1:]),
             "layers": layers,
+            "joined": None if joined is None else {"layers": list(joined.maps), "labels": joined.labels is not None},
         }
 
     def facts(self, details: Mapping[str, Any]) -> list[str]:
@@ -109,7 +124,11 @@ class Maps(Surface[MapEstimate]):
             facts.append(f"{certified} certified from the gradient alone" + (f", {false} of them wrongly" if false else ""))
         if details.get("batch_size") is not None:
             facts.append(f"batch size {details['batch_size']} read off the gradient")
-        return facts
+        joined = details.get("joined")
+        if isinstance(joined, Mapping):
+            facts.append(f"each map joined with its sample's feature{' and label' if joined.get('labels') else ''}")
+        layers = [one for one in details.get("layers") or () if isinstance(one, Mapping)]
+        return [*facts, *map(_room, [one for one in layers if one.get("largest_batch")][:SHOWN_LAYERS]), *_advice(layers)]
 
     def evidence(self, found: MapEstimate, comparison: Comparison | None = None, scores: Scores | None = None) -> list[Evidence]:
         if comparison is None or scores is None or comparison.exposure is None:
@@ -120,6 +139,26 @@ class Maps(Surface[MapEstimate]):
             _show_map(found.maps[partner].to(true) if partner >= 0 else None, true[i], i, score_of(scores, "map_error", i))
             for i, partner in enumerate(scores.assignment[:MOST_PICTURES].tolist())
         ]
+
+
+def _room(layer: Mapping[str, Any]) -> str:
+    """One line of the table of layers: what its shapes allow, and what its spectrum shows."""
+    shapes = f"{layer.get('positions')} positions a sample, {layer.get('channels')} channels"
+    told = f"{layer['name']}: {shapes}, room for {layer['largest_batch']} samples"
+    if layer.get("positions_seen"):
+        gap = layer.get("gap")
+        told += f", {layer['positions_seen']} positions seen" + (f" before a gap of {gap:.1g}" if isinstance(gap, float) else "")
+    return f"{told}; {layer['reason']}" if layer.get("reason") else told
+
+
+def _advice(layers: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What a client can do about maps, from the shapes alone."""
+    most = max((int(one.get("largest_batch") or 0) for one in layers), default=0)
+    if not most:
+        return []
+    return [
+        f"a batch of more than {most} samples has more positions than any layer of this model can tell apart; another norm does not help"
+    ]
 
 
 def score_maps(found: MapEstimate, comparison: Comparison) -> Scores:

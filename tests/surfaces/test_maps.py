@@ -65,7 +65,7 @@ def test_an_audit_finds_certified_maps_leaked(audited):
         "layer": "4",
         "shape": [48, 2, 2],
     }
-    assert Maps().facts(audited.details) == [
+    assert Maps().facts(audited.details)[:3] == [
         "the input of 4, 48 × 2 × 2 numbers a sample",
         "3 certified from the gradient alone",
         "batch size 3 read off the gradient",
@@ -198,3 +198,17 @@ def test_what_cannot_be_compared_is_refused(seen):
         dm.score(replace(found, maps=found.maps[:, :3]), truth, exposure=exposure)
     with pytest.raises(ValueError, match=r"foreign.maps: expected \(n, 48, 2, 2\)"):
         dm.score(found, truth, exposure=exposure, foreign=replace(found, maps=found.maps[:, :3]))
+
+
+def test_a_record_tells_what_every_layer_allows_and_the_report_what_to_do(audited):
+    """Layer 4 has 4 positions a sample and 48 channels, so that 12 samples fit; its spectrum shows the 12 positions of three."""
+    layer = next(one for one in audited.details["layers"] if one["name"] == "4")
+    assert (layer["positions"], layer["channels"], layer["largest_batch"], layer["positions_seen"]) == (4, 48, 12, 12)
+    assert layer["gap"] > 100
+    assert audited.details["joined"]["labels"]
+    facts = Maps().facts(audited.details)
+    assert any(
+        fact.startswith("4: 4 positions a sample, 48 channels, room for 12 samples, 12 positions seen before a gap of") for fact in facts
+    )
+    assert any(fact.startswith("a batch of more than 12 samples") for fact in facts)
+    assert Maps().facts({"layers": []}) == []
