@@ -9,12 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from dosimeter.network.probing import record_inputs
-from dosimeter.network.reads import Reads, Side, reads_of_module
+from dosimeter.network.reads import Reads, Side, freedom, reads_of_module
 from dosimeter.normalization import from_pixels
 from dosimeter.randomness import generator
 from dosimeter.types import Normalization
 
 SPARE_EQUATIONS = 1.2  # equations of a position over its unknowns, at least
+MOST_REARRANGED = 24  # side of a grid whose rearrangements are counted
 PROBES = 4  # random images on which a layer's input must never be negative
 
 
@@ -162,8 +163,11 @@ def _obstacle(module: nn.Conv2d | nn.Linear, grid: tuple[int, int], calls: int) 
     if not reads.all_read:
         return "the stride leaves positions out"
     if positions > 1 and not (reads.plans("inputs") or reads.plans("outputs")):
-        strided = any(stride > 1 for stride in module.stride)
-        return f"{'a stride above 1' if strided else 'its padding'} leaves moved copies of the maps mixed with them"
+        ways = freedom(module, *grid) if max(grid) <= MOST_REARRANGED else 0
+        if ways == 1:
+            return "no walk over the grid tells its positions one after the other; all equations together would, which is not done"
+        strided = "a stride above 1" if any(stride > 1 for stride in module.stride) else "its padding"
+        return f"{strided} leaves moved copies of the maps mixed with them" + (f", in {ways} independent ways" if ways else "")
     return ""
 
 

@@ -123,6 +123,28 @@ def reads_of_module(module: nn.Conv2d | nn.Linear, height: int, width: int) -> R
     return reads_of(kernel, stride, dilation, (left, right, above, below), module.padding_mode, height, width)
 
 
+def freedom(module: nn.Conv2d, height: int, width: int) -> int:
+    """How many independent ways to rearrange one map leave all its shifts as they are: the dimension of {(X, Y) : S_o Y = X S_o for all o}.
+
+    Y A and X⁻ᵀ D then have the gradient of A and D. At 1 the gradient determines the maps up to a mixing of the samples (the guide has
+    the proof). Rows and columns are apart: the shifts of a grid are products of theirs, and so are the ways.
+    """
+    left, right, above, below = module._reversed_padding_repeated_twice
+    count = 1
+    for axis, side, padding in ((0, height, (0, 0, above, below)), (1, width, (0, 0, left, right))):
+        kernel, stride, dilation = ((pair[axis], 1) for pair in (module.kernel_size, module.stride, module.dilation))
+        count *= _freedom_along(reads_of(kernel, stride, dilation, padding, module.padding_mode, side, 1))
+    return count
+
+
+@lru_cache(maxsize=256)
+def _freedom_along(reads: Reads) -> int:
+    operators = [_operator(row, reads, "inputs") for row in reads.table]
+    own, other = torch.eye(reads.inputs, dtype=torch.float64), torch.eye(reads.outputs, dtype=torch.float64)
+    system = torch.cat([torch.cat([torch.kron(one, own), -torch.kron(other, one.T.contiguous())], 1) for one in operators])
+    return system.shape[1] - int((torch.linalg.eigvalsh(system.T @ system) > LEAST_EIGENVALUE).sum())
+
+
 @lru_cache(maxsize=256)
 def _plans(reads: Reads, side: Side) -> tuple[Plan, ...]:
     count = reads.positions(side)

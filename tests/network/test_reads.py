@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from dosimeter.network.convolving import convolve
-from dosimeter.network.reads import reads_of_module
+from dosimeter.network.reads import freedom, reads_of_module
 
 
 @pytest.mark.parametrize(
@@ -44,3 +44,55 @@ def test_plans_exist_where_the_kernel_tells_every_position():
         nn.Conv2d(1, 1, 1),
     ):
         assert ends(module) == []
+
+
+def brute_freedom(module: nn.Conv2d, height: int, width: int) -> int:
+    """The dimension of all (X, Y) with S_o Y = X S_o on the whole grid, by the rank of one large system."""
+    shifts = []
+    for offset in range(module.kernel_size[0] * module.kernel_size[1]):
+        kernel = torch.zeros(1, 1, *module.kernel_size, dtype=torch.float64)
+        kernel.view(-1)[offset] = 1
+        units = torch.eye(height * width, dtype=torch.float64).reshape(-1, 1, height, width)
+        shifts.append(module._conv_forward(units, kernel, None).flatten(1).T.contiguous())
+    outputs, inputs = shifts[0].shape
+    own, other = torch.eye(inputs, dtype=torch.float64), torch.eye(outputs, dtype=torch.float64)
+    system = torch.cat([torch.cat([torch.kron(one, own), -torch.kron(other, one.T.contiguous())], 1) for one in shifts])
+    return system.shape[1] - int(torch.linalg.matrix_rank(system))
+
+
+@pytest.mark.parametrize(
+    ("options", "side", "ways"),
+    [
+        ({"kernel_size": 3, "padding": 1}, 4, 1),
+        ({"kernel_size": 3}, 4, 1),
+        ({"kernel_size": 3, "padding": 1, "padding_mode": "circular"}, 4, 16),
+        ({"kernel_size": 3, "padding": 2, "dilation": 2}, 4, 16),
+        ({"kernel_size": 3, "padding": 1, "stride": 2}, 4, 4),
+        ({"kernel_size": 3, "padding": 1, "stride": 2}, 5, 1),
+        ({"kernel_size": 1}, 3, 81),
+    ],
+)
+def test_the_ways_to_rearrange_a_map_are_counted_by_rows_and_columns(options, side, ways):
+    module = nn.Conv2d(1, 1, **options)
+    assert freedom(module, side, side) == brute_freedom(module, side, side) == ways
+
+
+def test_a_map_and_its_mixture_with_a_moved_copy_have_one_gradient_behind_circular_padding():
+    rng = torch.Generator().manual_seed(6)
+    maps, slopes = torch.randn(2, 2, 3, 4, 4, generator=rng, dtype=torch.float64)  # (B, C, H, W) each
+    module = nn.Conv2d(3, 3, 3, padding=1, padding_mode="circular", bias=False).double()
+
+    def gradient(inputs: torch.Tensor, behind: torch.Tensor) -> torch.Tensor:
+        return torch.autograd.grad((module(inputs) * behind).sum(), module.weight)[0]
+
+    def solved(values: torch.Tensor) -> torch.Tensor:
+        """The slopes that belong to maps to which a third of their neighbours is added: (1 + P / 3)⁻ᵀ D."""
+        power, total = values, values
+        for _ in range(60):
+            power = -power.roll(-1, 3) / 3
+            total = total + power
+        return total
+
+    mixed = maps + maps.roll(1, 3) / 3
+    assert not torch.allclose(mixed, maps)
+    assert torch.allclose(gradient(maps, slopes), gradient(mixed, solved(slopes)), atol=1e-12)

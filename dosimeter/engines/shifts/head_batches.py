@@ -102,11 +102,12 @@ def _chords(problem: JointProblem, decomposed: _Decomposed, mixing: Tensor, want
     """Steps with the same derivatives, halved where the residual would grow, as long as they lead on."""
     for _ in range(CHORDS):
         step, before = decomposed.step(off).reshape(mixing.shape), float(off.norm())
-        for _ in range(4):
-            trial = wanted - problem.features(mixing + step)
+        trial = wanted - problem.features(mixing + step)
+        for _ in range(3):
             if float(trial.norm()) < before:
                 break
             step = step / 3
+            trial = wanted - problem.features(mixing + step)
         if float(trial.norm()) >= before:
             break
         mixing, off = mixing + step, trial

@@ -41,17 +41,15 @@ class Trunk:
 
 def find_trunk(exposure: Exposure, layer: ConvolutionLayer, samples: int) -> Trunk | None:
     """The way from a layer to the head; None where there is none, or where the head or its gradient is missing."""
+    probes = torch.zeros(samples, *exposure.public.input_shape).to(next(exposure.model.parameters()))
+    few = 2 if exposure.model.training else 1  # they tell whether there is a way at all
+    if find_tail(exposure.model, layer.name, layer.name, probes[:few]) is None:
+        return None
     try:
         head = find_head(exposure)
     except Refused:
         return None
-    if head.weight_gradient is None:
-        return None
-    probes = torch.zeros(samples, *exposure.public.input_shape).to(next(exposure.model.parameters()))
-    few = 2 if exposure.model.training else 1  # they tell whether there is a way at all
-    if samples > few and find_tail(exposure.model, layer.name, head.name, probes[:few]) is None:
-        return None
-    tail = find_tail(exposure.model, layer.name, head.name, probes)
+    tail = None if head.weight_gradient is None else find_tail(exposure.model, layer.name, head.name, probes)
     return None if tail is None else Trunk(layer=layer, tail=tail, head=head)
 
 
