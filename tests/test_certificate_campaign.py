@@ -153,3 +153,20 @@ def test_an_edge_between_samples_that_single_zeros_hold_is_no_sample():
     rows = certified_maps(partial(small, change="black"), 800011)
     assert [row.certified for row in rows] == [True] * 7
     assert all(row.true for row in rows)
+
+
+def test_without_a_declared_size_a_batch_of_pairs_has_the_same_update(campaign):
+    """So no proof can tell a sample from two around it: each sample twice has the same mean gradient, and the two copies may part."""
+    from certificate_kinds.rivals import split_copies
+
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 12), nn.ReLU(), nn.Linear(12, 3)).eval()
+    own = dm.Batch(0.3 + 0.4 * torch.rand(3, 1, 8, 8), torch.tensor([0, 1, 2]))
+    twice = dm.Batch(torch.cat([own.inputs] * 2), torch.cat([own.targets] * 2))
+    rival = split_copies(model, twice, 0, 1e-3)
+    assert rival is not None
+    assert torch.cdist(rival.inputs.flatten(1), own.inputs[:1].double().flatten(1)).min() > 1e-3 * own.inputs[0].norm()
+    exact = model.double()
+    update = dm.observe(exact, dm.Batch(own.inputs.double(), own.targets)).update
+    for name, change in dm.observe(exact, rival).update.items():
+        assert torch.allclose(change, update[name], rtol=0, atol=1e-9)

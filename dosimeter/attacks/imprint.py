@@ -98,9 +98,9 @@ def read_inserted_layer(exposure: Exposure, layer: InsertedLayer, labels: torch.
         return decode_bins(layer, weight, bias, public.normalization, public.input_shape, replay, blur, count)
 
     found = decode()
-    proved = count is not None and len(found.inputs) == count
-    whole = None if proved else _whole_batch(exposure, found)
-    if not proved and whole is None and replay is not None and replay.labels_can_cancel():
+    open_batch = count is not None and count == public.batch_size and len(found.inputs) != count  # `count` may be of some classes alone
+    whole = _whole_batch(exposure, found) if open_batch else None
+    if open_batch and whole is None and replay is not None and replay.labels_can_cancel():
         replay.trusted = True
         whole = _whole_batch(exposure, decode())
     if whole is not None:
