@@ -61,7 +61,8 @@ def recover_maps(exposure: Exposure, layer: str | None = None, *, seed: int = 0)
     chosen = [one for one in convolutions if layer in (None, one.name)]
     if not chosen:
         names = ", ".join(one.name for one in convolutions) or "none"
-        raise Refused(f"maps: the client sent no gradient of a layer {layer!r} that has maps; there are: {names}")
+        which = "any layer" if layer is None else f"a layer {layer!r}"
+        raise Refused(f"maps: the client sent no gradient of {which} that has maps; there are: {names}")
     doubt, declared = doubt_of_maps(exposure.public), exposure.public.batch_size
     best: tuple[ConvolutionLayer, LayerMaps] | None = None
     tried: list[MapLayer] = []
