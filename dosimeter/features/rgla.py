@@ -19,6 +19,8 @@ from dosimeter.progress import advance
 from dosimeter.registry import FEATURES
 from dosimeter.types import FeatureEstimate, Knowledge, LabelEstimate, Outcome, Refused
 
+MOST_SQUARED = 2048  # classes up to which a matrix (C, C) is held
+
 Initialisation = Literal["normal", "uniform", "zeros", "ones", "natural", "fgla"]
 
 
@@ -73,7 +75,7 @@ class RGLA(FeatureRecovery):
         """Eq. (7)."""
         error = problem.error(logits)  # (B, C)
         fixed = error.detach() if self.detached else error
-        weight_term = (problem.product - fixed.T @ (logits - problem.bias)).square().sum()  # Proposition 1, Eq. (4)
+        weight_term = problem.weight_misfit(fixed, logits - problem.bias)  # Proposition 1, Eq. (4)
         bias_term = (problem.bias_gradient - fixed.sum(0)).square().sum()  # Eq. (3)
         loss = cross_entropy(logits, problem.labels)
         loss_term = loss if self.detached else (loss - problem.expected_loss).square()  # Eq. (6)
@@ -85,7 +87,10 @@ class _Problem:
     """The known sides of the three equations."""
 
     labels: Tensor  # (B,)
-    product: Tensor  # (C, C) ∇W Wᵀ
+    weight_gradient: Tensor  # (C, H)
+    weight: Tensor  # (C, H)
+    product: Tensor | None  # (C, C) ∇W Wᵀ, where the classes are few
+    size: Tensor  # () ‖∇W Wᵀ‖²
     bias: Tensor  # (C,)
     bias_gradient: Tensor  # (C,)
     expected_loss: Tensor  # ()
@@ -95,14 +100,30 @@ class _Problem:
         assert head.weight_gradient is not None
         assert head.bias_gradient is not None
         assert head.bias is not None
+        few = head.classes <= MOST_SQUARED
         kind = torch.promote_types(torch.promote_types(head.weight.dtype, head.weight_gradient.dtype), torch.float32)
+        kind = kind if few else torch.float64  # the terms cancel
+        gradient, weight = head.weight_gradient.to(kind), head.weight.to(kind)
         return cls(
             labels=labels,
-            product=head.weight_gradient.to(kind) @ head.weight.to(kind).T,
+            weight_gradient=gradient,
+            weight=weight,
+            product=gradient @ weight.T if few else None,
+            size=((gradient.T @ gradient) * (weight.T @ weight)).sum(),
             bias=head.bias.to(kind),
             bias_gradient=head.bias_gradient.to(kind),
             expected_loss=_expected_loss(head.bias_gradient.to(kind), labels),
         )
+
+    def weight_misfit(self, error: Tensor, logits: Tensor) -> Tensor:
+        """‖∇W Wᵀ − Dᵀŷ‖², from D (B, C) and ŷ (B, C).
+
+        Where C² entries are many, the square is taken term by term: ‖∇W Wᵀ‖² − 2 ⟨D ∇W, ŷ W⟩ + ⟨D Dᵀ, ŷ ŷᵀ⟩.
+        """
+        if self.product is not None:
+            return (self.product - error.T @ logits).square().sum()
+        across = ((error @ self.weight_gradient) * (logits @ self.weight)).sum()
+        return self.size - 2 * across + ((error @ error.T) * (logits @ logits.T)).sum()
 
     def error(self, logits: Tensor) -> Tensor:
         """D = (softmax(ŷ) − y)/B, the gradient of the mean loss at the logits: (B, C)."""
@@ -118,7 +139,7 @@ def _expected_loss(bias_gradient: Tensor, labels: Tensor) -> Tensor:
 
 def _initial_logits(kind: Initialisation, problem: _Problem, head: Head, exposure: Exposure, labels: Tensor, rng: Generator) -> Tensor:
     """The six starting points of Table 7: (B, C)."""
-    shape, like = (len(labels), head.classes), problem.product
+    shape, like = (len(labels), head.classes), problem.weight
     match kind:
         case "normal":
             return torch.randn(shape, generator=rng, dtype=like.dtype, device=like.device)

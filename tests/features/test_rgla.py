@@ -22,6 +22,22 @@ def test_the_first_two_terms_vanish_at_the_true_logits(make):
     assert float(method._objective(logits + torch.randn_like(logits), problem)) > 1e-3
 
 
+def test_many_classes_have_the_same_objective_without_a_square_of_them(make, monkeypatch):
+    case = make(6, dtype=torch.float64)
+    head = find_head(case.exposure)
+    logits = head.logits(case.features) + torch.randn(6, head.classes, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    found = []
+    for most in (2048, 1):
+        monkeypatch.setattr("dosimeter.features.rgla.MOST_SQUARED", most)
+        problem = _Problem.of(head, case.labels)
+        point = logits.clone().requires_grad_()
+        value = RGLA()._objective(point, problem)
+        found.append((float(value), torch.autograd.grad(value, point)[0], problem.product is None))
+    assert [without for *_, without in found] == [False, True]
+    assert found[1][0] == pytest.approx(found[0][0], rel=1e-9)
+    assert torch.allclose(found[1][1], found[0][1], rtol=1e-8, atol=1e-10)
+
+
 def test_the_expected_loss_is_close_for_an_untrained_net(make):
     """Proposition 2."""
     case = make(8)
