@@ -105,6 +105,8 @@ def exposures(digits, classifier):
     two = distinct[:2]
     several = dm.Batch(images[two].clone(), nn.functional.one_hot(labels[two], 10).float())
     yield several, dm.observe(classifier, several, auxiliary=auxiliary, loss="binary_cross_entropy")
+    batch = dm.Batch(images[distinct].clone(), labels[distinct].clone())
+    yield batch, dm.observe(classifier, batch, auxiliary=auxiliary, training=dm.FedAvg(epochs=2, mini_batch=2, shuffle=True))
 
 
 def measurement_of(registry: Registry, method) -> Measurement:

@@ -124,11 +124,24 @@ class FedAvg(Replayable):
         return {name: change.detach() for name, change in self._in_units(before, weights, tuple(chosen), len(inputs)).items()}
 
     def replay(self, gradient: Gradient, parameters: Update, buffers: dict[str, Tensor], inputs: Tensor, targets: Tensor) -> Update:
+        return self.replay_on(gradient, parameters, buffers, inputs, targets, self.groups(len(inputs)), len(inputs))
+
+    def replay_on(
+        self,
+        gradient: Gradient,
+        parameters: Update,
+        buffers: dict[str, Tensor],
+        inputs: Tensor,
+        targets: Tensor,
+        groups: Sequence[tuple[slice, ...]],
+        batch_size: int,
+    ) -> Update:
+        """The update of a client with `batch_size` samples whose steps take these mini-batches of `inputs`."""
         step = replayed_step(self.optimizer, self.learning_rate, self.arguments)
         names = self.trained(parameters)
         weights: Update = dict(parameters)
         states: dict[str, State] = {name: {} for name in names}
-        for group in self.groups(len(inputs)):
+        for group in groups:
             slope: Update = {}
             for piece in group:
                 with self._casting(targets.device):
@@ -140,7 +153,7 @@ class FedAvg(Replayable):
                 slope = _clipped(slope, self.max_norm)
             for name, g in slope.items():
                 weights[name], states[name] = step(weights[name], g, states[name])
-        return self._in_units(parameters, weights, names, len(inputs))
+        return self._in_units(parameters, weights, names, batch_size)
 
     @property
     def arguments(self) -> dict[str, Any]:
