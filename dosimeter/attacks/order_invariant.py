@@ -24,6 +24,7 @@ from dosimeter.registry import ATTACKS
 from dosimeter.types import Knowledge, LabelEstimate, Reconstruction, Refused
 
 TRIAL = 0.1  # share of the steps that each way to deal out the labels is tried for
+LEAST_TRIAL = 40  # steps, before which objectives tell little
 
 
 @ATTACKS.register("order_invariant")
@@ -43,7 +44,7 @@ class OrderInvariant(MatchingAttack):
     quick: ClassVar[dict[str, Any]] = {"steps": 200}
 
     steps: PositiveInt = 1000
-    dealings: PositiveInt = 4  # ways to deal the labels out to the mini-batches, of which the best after a tenth of the steps goes on
+    dealings: PositiveInt = 8  # ways to deal the labels out to the mini-batches, of which the best after a tenth of the steps goes on
     learning_rate: PositiveFloat = 0.1
     invariance: NonNegativeFloat = 0.1  # weight of the prior that epochs agree
     total_variation: NonNegativeFloat = 1e-3
@@ -55,7 +56,7 @@ class OrderInvariant(MatchingAttack):
         if labels.soft is not None:
             raise Refused("order_invariant takes one label for each sample, not soft labels")
         dealings = [labels.labels, *(_dealt(labels.labels, rng) for _ in range(self.dealings - 1))]
-        trials = [self._solve(exposure, dealt, rng, max(1, round(TRIAL * self.steps))) for dealt in dealings]
+        trials = [self._solve(exposure, dealt, rng, min(self.steps, max(LEAST_TRIAL, round(TRIAL * self.steps)))) for dealt in dealings]
         best = min(range(len(trials)), key=lambda place: trials[place].objective)
         found = self._solve(exposure, dealings[best], rng, self.steps, start=trials[best].inputs)
         by_epoch = found.inputs.reshape(-1, len(labels.labels), *found.inputs.shape[1:])
