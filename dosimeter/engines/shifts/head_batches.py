@@ -8,6 +8,7 @@ then tells it.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -55,8 +56,11 @@ class JointProblem:
         return torch.stack(columns, 1)
 
 
-def unmix_batch(problem: JointProblem, features: Tensor, starts: Tensor, floor: Floor) -> HeadSamples | None:
-    """The mixing that leads to `features` (B, H), from one corner a sample; None where none does, or where several do."""
+def unmix_batch(problem: JointProblem, features: Tensor, bars: Tensor, starts: Tensor, floor: Floor) -> HeadSamples | None:
+    """The mixing that leads to `features` (B, H), from one corner a sample; None where none does, or where several do.
+
+    The features are known to relative `bars` (B,).
+    """
     reached = problem.features(starts)
     order = linear_sum_assignment(torch.cdist(reached, features).cpu().numpy())[1]
     wanted = features[torch.from_numpy(order).to(features.device)]
@@ -72,7 +76,8 @@ def unmix_batch(problem: JointProblem, features: Tensor, starts: Tensor, floor: 
         decomposed = _Decomposed.of(problem.slopes(mixing, wanted - off), mixing)
     if float(off.norm()) > LARGEST_RESIDUAL * size:
         return None
-    return _judge(problem, decomposed, mixing, off, floor)
+    missed = math.hypot(ERROR_SLACK * float(off.norm()), float((bars.to(features) * features.norm(dim=1)).norm()))
+    return _judge(problem, decomposed, mixing, missed, floor)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,7 +121,7 @@ def _chords(problem: JointProblem, decomposed: _Decomposed, mixing: Tensor, want
     return mixing, off
 
 
-def _judge(problem: JointProblem, decomposed: _Decomposed, mixing: Tensor, off: Tensor, floor: Floor) -> HeadSamples | None:
+def _judge(problem: JointProblem, decomposed: _Decomposed, mixing: Tensor, missed: float, floor: Floor) -> HeadSamples | None:
     """The samples' factor by the least value where the features leave it open, and what both leave of errors."""
     flat = problem.mixtures.flatten(1)
     maps = mixing @ flat
@@ -130,5 +135,5 @@ def _judge(problem: JointProblem, decomposed: _Decomposed, mixing: Tensor, off: 
     triangle = torch.linalg.qr(flat.T, mode="r").R  # (B, B): a map's norm is that of triangle c
     solved = (decomposed.right.T / decomposed.values).reshape(*mixing.shape, -1)  # (B, B, kept)
     spreads = torch.linalg.matrix_norm(torch.einsum("ij,bjk->bik", triangle, solved), 2)  # (B,)
-    errors = ERROR_SLACK * off.norm() * spreads / maps.norm(dim=1)
+    errors = missed * spreads / maps.norm(dim=1)
     return HeadSamples(mixing=mixing, errors=torch.hypot(errors, of_factor.to(errors)))

@@ -35,9 +35,10 @@ ERROR_SLACK = 8.0
 def unmix_by_head(exposure: Exposure, layer: ConvolutionLayer, mixtures: Tensor, seed: int = 0) -> HeadSamples:
     """(B, H·W, in) mixtures -> the samples whose features are the head's; refuses where the head or the tail does not tell all of them."""
     samples = len(mixtures)
-    features = _proved_features(exposure, samples, seed)
-    if features is None:
+    proved = _proved_features(exposure, samples, seed)
+    if proved is None:
         raise _untold(f"the head's gradient does not prove {samples} features")
+    features, bars = proved
     tail = _tail(exposure, layer, samples)
     if tail is None:
         raise _untold("a shortcut leads past the layer")
@@ -48,11 +49,11 @@ def unmix_by_head(exposure: Exposure, layer: ConvolutionLayer, mixtures: Tensor,
     found = None
     if _keeps_samples_apart(tail, layer, mixtures):
         problem = _Problem(tail=tail, layer=layer, mixtures=mixtures)
-        found = None if corners is None else _one_by_one(problem, features, corners.coefficients)
+        found = None if corners is None else _one_by_one(problem, features, bars, corners.coefficients)
     elif not floor.hard:
         raise _untold("batch norm in train mode ties the samples together, and the activation has no least value that maps come down to")
     elif corners is not None and len(corners.samples) == samples:
-        found = unmix_batch(JointProblem(tail=tail, mixtures=_grid(mixtures, layer)), features, corners.samples, floor)
+        found = unmix_batch(JointProblem(tail=tail, mixtures=_grid(mixtures, layer)), features, bars, corners.samples, floor)
     if found is None:
         raise _untold("no mixture of the maps leads to them")
     return HeadSamples(mixing=found.mixing / scale.T, errors=found.errors)
@@ -62,7 +63,7 @@ def _untold(reason: str) -> NoLayout:
     return NoLayout(f"the layer's inputs can be negative, and the head's samples do not tell its samples apart: {reason}")
 
 
-def _one_by_one(problem: _Problem, features: Tensor, starts: Tensor) -> HeadSamples | None:
+def _one_by_one(problem: _Problem, features: Tensor, bars: Tensor, starts: Tensor) -> HeadSamples | None:
     """Each start goes to its nearest feature, then to its second nearest, and so on."""
     samples = len(features)
     found: dict[int, tuple[float, Tensor]] = {}
@@ -82,7 +83,7 @@ def _one_by_one(problem: _Problem, features: Tensor, starts: Tensor) -> HeadSamp
     if len(found) < samples:
         return None
     mixing = torch.stack([found[index][1] for index in range(samples)])
-    return HeadSamples(mixing=mixing, errors=problem.errors(mixing, features))
+    return HeadSamples(mixing=mixing, errors=problem.errors(mixing, features, bars))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,17 +130,21 @@ class _Problem:
                 break
         return here, off.norm(dim=1) / size
 
-    def errors(self, coefficients: Tensor, wanted: Tensor) -> Tensor:
-        """The relative error of each map that follows from what is left of its feature: (B,)."""
+    def errors(self, coefficients: Tensor, wanted: Tensor, bars: Tensor) -> Tensor:
+        """The relative error of each map that follows from what is left of its feature, and from the feature's own error bar: (B,).
+
+        A fit in B unknowns leaves little of a feature's error, and takes the rest of it into the map.
+        """
         slopes, off = self.slopes(coefficients), (wanted - self.features(coefficients)).norm(dim=1)
         flat = self.mixtures.flatten(1)
         triangle = torch.linalg.qr(flat.T, mode="r").R  # (B, B): a map's norm is that of triangle c
         spread = torch.linalg.matrix_norm(triangle @ torch.linalg.pinv(slopes), 2)  # (m,)
-        return ERROR_SLACK * off * spread / (coefficients @ flat).norm(dim=1)
+        missed = torch.hypot(ERROR_SLACK * off, bars.to(off) * wanted.norm(dim=1))
+        return missed * spread / (coefficients @ flat).norm(dim=1)
 
 
-def _proved_features(exposure: Exposure, samples: int, seed: int) -> Tensor | None:
-    """The head's features (B, H) where every sample is certified, else None."""
+def _proved_features(exposure: Exposure, samples: int, seed: int) -> tuple[Tensor, Tensor] | None:
+    """The head's features (B, H) and their error bars (B,), where every sample is certified, else None."""
     try:
         head = find_head(exposure)
         if head.weight_gradient is None:
@@ -148,7 +153,7 @@ def _proved_features(exposure: Exposure, samples: int, seed: int) -> Tensor | No
         found = separate_head(exposure, head, None, rng, method="maps", attempts=4, starts=8)
     except Refused:
         return None
-    return found.features.double() if found.complete and len(found.features) == samples else None
+    return (found.features.double(), found.error_bar.double()) if found.complete and len(found.features) == samples else None
 
 
 def _tail(exposure: Exposure, layer: ConvolutionLayer, count: int) -> Tail | None:

@@ -1,5 +1,7 @@
 """Maps behind activations that can be negative: the head's proved features tell the samples apart."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -7,6 +9,7 @@ from torch import nn
 
 import dosimeter as dm
 from dosimeter.engines.shifts.floors import find_corners
+from dosimeter.engines.shifts.head_samples import _Problem
 
 
 def small_net(activation: type[nn.Module]) -> nn.Module:
@@ -102,3 +105,21 @@ def test_a_corner_that_is_no_sample_touches_the_least_value_hardly_more_often_th
     assert (off[found.touching] < 2e-2).all()
     assert (off[~found.touching] > 2e-2).all()
     assert find_corners(mixing @ maps, 0.0, np.random.default_rng(0)) is None
+
+
+def test_an_error_of_a_feature_is_an_error_of_its_map():
+    """A fit hides a feature's error: the map takes it over. So the feature's own error bar bounds the map's from below."""
+    rng = torch.Generator().manual_seed(0)
+    mixtures, matrix = torch.randn(2, 1, 6, generator=rng).double(), torch.randn(6, 9, generator=rng).double()
+    run = type("Run", (), {"probes": torch.zeros(2, 6), "__call__": lambda _, maps: maps @ matrix})()
+    problem = _Problem(tail=run, layer=SimpleNamespace(module=nn.Linear(6, 3)), mixtures=mixtures)
+    mixing = torch.eye(2).double()
+    features = problem.features(mixing)
+    assert float(problem.errors(mixing, features, torch.zeros(2)).max()) < 1e-12
+    moved = 1e-3 * problem.slopes(mixing)[:, :, 0]  # an error that the fit follows, without any residual
+    bars = moved.norm(dim=1) / features.norm(dim=1)
+    found, residual = problem.solve(mixing, features + moved)
+    assert float(residual.max()) < 1e-6
+    off = ((found - mixing) @ mixtures[:, 0]).norm(dim=1) / mixtures[:, 0].norm(dim=1)
+    assert float(off.min()) > 1e-4
+    assert bool((off <= problem.errors(found, features + moved, bars) * (1 + 1e-6)).all())
