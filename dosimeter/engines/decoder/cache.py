@@ -156,7 +156,7 @@ def _load_intact(path: Path, target: Target) -> StoredDecoder | None:
 
 def _check_numbers(facts: Mapping[str, str]) -> None:
     """Raise what `float` and `int` raise where a number that reports need is missing or none."""
-    int(facts["images"]), float(facts["error"]), float(facts["seconds"]), facts["notes"]
+    _ = int(facts["images"]), float(facts["error"]), float(facts["seconds"]), facts["notes"]
 
 
 def _progress_path(path: Path) -> Path:

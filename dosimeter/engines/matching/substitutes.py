@@ -28,7 +28,7 @@ def cdist(x1: Tensor, x2: Tensor, p: float = 2.0, compute_mode: str | None = Non
 
 def _functions() -> dict[Any, Callable[..., Tensor]]:
     """What is called, under all of its names, and what stands in for it."""
-    core = torch._C._nn  # where the functions of torch.nn.functional lead
+    core: Any = torch._C._nn  # pyright: ignore[reportAttributeAccessIssue] (where the functions of torch.nn.functional lead)
     named = {
         functional.hardsigmoid: hardsigmoid,
         core.hardsigmoid: hardsigmoid,
