@@ -28,7 +28,7 @@ from pathlib import Path
 from dosimeter.artefacts import save_checkpoints
 from dosimeter.config import digest
 from dosimeter.records import FILE_NAME, claim_cell, read_records, write_record
-from dosimeter.runs.reproduction.inventory import tables_of, write_result
+from dosimeter.runs.reproduction.inventory import CUT, tables_of, write_result
 from dosimeter.runs.reproduction.library import Library
 from dosimeter.runs.reproduction.reproduce import reproduce
 from dosimeter.runs.reproduction.tables import Row, Table, read_table
@@ -112,7 +112,7 @@ def _as_far(row: Row, position: int, jobs: Sequence[Job], out: Path) -> Row:
         return row
     if whole == 0:
         return replace(row, skip="no batch was finished in the time given")
-    return replace(row, repeats=whole, departures=(*row.departures, f"{whole} of {row.repeats} batches in the time given"))
+    return replace(row, repeats=whole, departures=(*row.departures, f"{whole} of {row.repeats} {CUT}"))
 
 
 def work(jobs: Sequence[Job], tables: Mapping[str, Table], library: Library, out: Path, device: str) -> None:

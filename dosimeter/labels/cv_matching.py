@@ -93,7 +93,7 @@ def _coarse(means: Tensor, least: Tensor, size: int) -> tuple[Tensor, bool]:
     candidates = torch.where(least > 0, torch.inf, means)
     more = (-candidates).topk(min(size - int(least.sum()), len(means))).indices
     more = more[candidates[more] < 0]
-    coarse = torch.cat([bounded, more])
+    coarse = torch.cat([bounded, more]).sort().values  # in class order: the evolution's start gives the last rows what is left over
     return (coarse, False) if len(coarse) else (means.argmin()[None], True)
 
 

@@ -18,6 +18,7 @@ from dosimeter.numbers import THIN, percent
 from dosimeter.randomness import generator
 from dosimeter.registry import LABELS
 from dosimeter.surfaces.assignment import assign
+from dosimeter.surfaces.inner_errors import inner_errors
 from dosimeter.surfaces.luck import LARGEST_CHANCE, correct_for_attempts, luck_words
 from dosimeter.surfaces.scores import Comparison, Nulls, Scores, Values, choose_metrics, compare_samples, number
 from dosimeter.surfaces.several_labels import are_vectors, score_several
@@ -108,9 +109,11 @@ class Labels(Surface[LabelEstimate]):
 
     def details(self, found: LabelEstimate, exposure: Exposure, truth: Batch) -> dict[str, Any]:
         details = {"counts": found.counts.tolist(), "certified": found.certified, "confidence": found.confidence}
-        if "published_unit" in found.details and not exposure.model.training:
-            details["scalar_error"] = _scalar_error(found, exposure, truth)
-        return details | ({"proved": int(found.details["proved"].sum())} if "proved" in found.details else {})
+        return (
+            details
+            | inner_errors(found, exposure, truth)
+            | ({"proved": int(found.details["proved"].sum())} if "proved" in found.details else {})
+        )
 
     def evidence(self, found: LabelEstimate, comparison: Comparison | None = None, scores: Scores | None = None) -> list[Evidence]:
         """How many samples of each class there are and were found: the classes that occur, the most frequent first."""
@@ -329,13 +332,3 @@ def _classes(targets: Tensor) -> int:
 def _widen(rows: Tensor, width: int) -> Tensor:
     """The rows, padded by zeros to `width` classes."""
     return pad(rows, (0, width - rows.shape[-1]))
-
-
-def _scalar_error(found: LabelEstimate, exposure: Exposure, truth: Batch) -> float:
-    """|λ − λ*| of soft-labels Table 5, L_s: λ* is the unit over p_r − y_r of the private sample."""
-    with torch.no_grad():
-        logits = exposure.model(truth.inputs.to(next(exposure.model.parameters())))  # (1, C)
-    probabilities = (logits.double() / getattr(exposure.public.loss, "temperature", 1.0)).softmax(1)
-    error = (probabilities - as_distribution(truth.targets, logits.shape[1], torch.float64).to(logits.device))[0, int(found.details["row"])]
-    unit = float(found.details["published_unit"])
-    return abs(unit * float(found.details["scalar"]) - unit / float(error))

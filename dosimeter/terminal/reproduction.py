@@ -13,7 +13,7 @@ from dosimeter.terminal.console import plain_console
 from dosimeter.terminal.record import short
 
 AGREEMENT_COLOURS = {Agreement.REPRODUCED: "green", Agreement.UNPUBLISHED: "dim", Agreement.SKIPPED: "dim"}  # others: yellow
-STATUS_COLOURS = {Status.DONE: "green", Status.SHORT: "yellow", Status.NOT_YET: "red"}  # others: dim
+STATUS_COLOURS = {Status.DONE: "green", Status.QUICK: "green", Status.SHORT: "yellow", Status.NOT_YET: "red"}  # others: dim
 UNBOUNDED_WIDTH = 10_000  # characters that no table's line has
 
 

@@ -8,7 +8,7 @@ import torch
 
 from dosimeter.client.losses import CrossEntropy
 from dosimeter.engines.counting.counts import least_counts
-from dosimeter.labels.cv_matching import best_cosine_counts, cosine, evolved_counts
+from dosimeter.labels.cv_matching import _coarse, best_cosine_counts, cosine, evolved_counts
 from dosimeter.network.head import Head
 from dosimeter.runs.server import recover_labels
 from dosimeter.types import Refused
@@ -80,3 +80,10 @@ def test_least_counts_are_the_counts_less_the_probability_mass_rounded_up():
 def test_a_missing_batch_size_is_refused(expose):
     with pytest.raises(Refused, match="cv_matching needs the batch size"):
         recover_labels(expose([1, 2], declare=False, auxiliary_per_class=1), "cv_matching")
+
+
+def test_the_rows_are_in_class_order_whatever_their_means():
+    means = torch.tensor([0.1, -0.2, -0.5, 0.3, -0.1])
+    coarse, failed = _coarse(means, torch.tensor([0, 0, 0, 1, 0]), 6)
+    assert coarse.tolist() == [1, 2, 3, 4]
+    assert not failed

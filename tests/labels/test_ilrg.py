@@ -11,6 +11,7 @@ from dosimeter.defenses.pruning import Pruning
 from dosimeter.labels.ilrg import ILRG, _least_squares
 from dosimeter.network.probing import input_of
 from dosimeter.runs.server import recover_labels
+from dosimeter.surfaces.labels import Labels
 from dosimeter.types import Batch, Refused
 
 LABELS = [0, 0, 0, 3, 3, 8, 9, 9]
@@ -128,3 +129,15 @@ def test_known_classes_reduce_the_system_to_their_own_counts(expose):
     assert reduced.counts.tolist() == torch.bincount(torch.tensor(labels), minlength=40).tolist()
     assert float(reduced.scores[~present].abs().max()) == 0  # the others are no unknowns
     assert float(recover_labels(exposure, "ilrg", as_published=True).scores[~present].abs().max()) > 0
+
+
+def test_the_cosine_of_one_class_is_that_of_its_samples_mean(expose, inputs):
+    exposure = expose([3, 3, 3, 5])
+    truth = Batch(inputs(4), torch.tensor([3, 3, 3, 5]))
+    found = recover_labels(exposure, "ilrg", as_published=True)
+    true = softmax(exposure.model(truth.inputs), 1).detach().double()
+    estimated = found.details["probabilities"]
+    expected = [torch.cosine_similarity(estimated[3], true[:3].mean(0), 0), torch.cosine_similarity(estimated[5], true[3], 0)]
+    measured = Labels().details(found, exposure, truth)["probability_cosine"]
+    assert measured == pytest.approx(float(sum(expected) / 2), abs=1e-6)
+    assert 0.9 < measured <= 1

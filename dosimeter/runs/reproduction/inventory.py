@@ -22,13 +22,15 @@ from dosimeter.runs.reproduction.quantities import COUNT, is_error
 from dosimeter.runs.reproduction.reproduce import Reproduction
 from dosimeter.runs.reproduction.tables import FOLDERS, SOURCE, table_files
 
+CUT = "batches in the time given"  # of a row that a queue had no time to finish
 RECORDED = SOURCE / "docs" / "results" / "records" / "reproductions"  # of a checkout; a wheel has them beside its tables
 
 
 class Status(StrEnum):
     """How far an item of a paper is reproduced."""
 
-    DONE = "done"  # every number and law agrees, or is exceeded
+    DONE = "done"  # every number and law agrees, or is exceeded, with as many batches as in the paper
+    QUICK = "agrees in the quick profile"  # the same with fewer batches and smaller networks
     SHORT = "short"  # a number or a law falls short, or a part is missing
     NOT_YET = "not yet"  # nothing was measured
     IMPOSSIBLE = "impossible here"  # the data or weights are not at hand
@@ -126,13 +128,15 @@ def _item_status(paper: Paper, item: Item, out: Path | None) -> ItemStatus:
         agreed, exceeded, short = (count + judged.count(kind) for count, kind in ((agreed, True), (exceeded, None), (short, False)))
         skipped = {cell["row"]: cell["reason"] for cell in result["cells"] if cell["verdict"] == Agreement.SKIPPED}
         reasons += [f"{row}: {reason}" for row, reason in skipped.items()]
+        cut = [row for row, said in result.get("row_departures", {}).items() if any(CUT in sentence for sentence in said)]
+        reasons += [f"{len(cut)} rows of {result['table']} have fewer batches than the {result['profile']} profile"] if cut else []
     unmeasured = [table for table in item.tables if result_of(f"{paper.key}/{table}", out) is None]
     reasons += [f"{table}: no result is recorded" for table in unmeasured if not item.page]
     return ItemStatus(
         paper=paper.key,
         item=item.name,
         shows=item.shows,
-        status=_verdict(item, bool(results), short, reasons),
+        status=_verdict(item, [result["profile"] for result in results], short, reasons),
         reproduced=agreed,
         exceeded=exceeded,
         fell_short=short,
@@ -147,14 +151,16 @@ def _causes(item: Item, measured: bool) -> list[str]:
     return [*(item.causes if measured or item.page else ()), *([f"see {item.page}.md"] if item.page else [])]
 
 
-def _verdict(item: Item, measured: bool, short: int, reasons: Sequence[str]) -> Status:
+def _verdict(item: Item, profiles: Sequence[str], short: int, reasons: Sequence[str]) -> Status:
     if item.illustration:
         return Status.NOTHING
     if item.impossible:
         return Status.IMPOSSIBLE
-    if not measured:
+    if not profiles:
         return Status(item.judged) if item.judged else Status.NOT_YET
-    return Status.SHORT if short or reasons or item.judged == Status.SHORT else Status.DONE
+    if short or reasons or item.judged == Status.SHORT:
+        return Status.SHORT
+    return Status.QUICK if "quick" in profiles else Status.DONE
 
 
 def _judge_cell(cell: dict[str, Any]) -> bool | None:

@@ -22,7 +22,7 @@ BEST = re.compile(r"(\w+?)_best_(\d+)")  # the mean over the best samples of a b
 MARGIN = re.compile(r"(\w+?)_margin")  # how far the mean lies above the best null's mean
 DERIVED = (WHERE_BELOW, BELOW, ABOVE, BEST, MARGIN)
 OF_TARGETS = "_of_targets"
-OF_DETAILS = {"scalar_error"}  # errors of a single sample that a record holds among its details
+OF_DETAILS = {"scalar_error": True, "probability_cosine": False}  # one number that a record holds among its details; whether it is an error
 COUNT = re.compile(r"count_(\d+)")  # how many samples of a class were recovered
 
 
@@ -50,7 +50,7 @@ def figure_of(quantity: str, records: Sequence[Record]) -> Figure | None:
 def is_error(quantity: str) -> bool:
     """Whether a quantity is an error of no fixed scale, which is compared by its ratio."""
     if quantity in OF_DETAILS:
-        return True
+        return OF_DETAILS[quantity]
     if quantity in SIDE_MEASURES:
         return SIDE_MEASURES[quantity].is_error
     where = WHERE_BELOW.fullmatch(quantity)

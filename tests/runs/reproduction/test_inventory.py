@@ -17,9 +17,15 @@ def judged(tmp_path, monkeypatch):
     """The status of an item whose table gave these cells and laws."""
     monkeypatch.setattr(inventory, "RECORDED", tmp_path / "nowhere")
 
-    def status(cells, laws=(), **keys):
+    def status(cells, laws=(), profile="full", departures=None, **keys):
         (tmp_path / "p").mkdir(exist_ok=True)
-        result = {"cells": [CELL | cell for cell in cells], "laws": list(laws), "profile": "quick"}
+        result = {
+            "cells": [CELL | cell for cell in cells],
+            "laws": list(laws),
+            "profile": profile,
+            "table": "p/t",
+            "row_departures": departures or {},
+        }
         (tmp_path / "p" / "t.json").write_text(json.dumps(result))
         item = Item(name="Table 1", shows="labels", tables=("t",), **keys)
         (found,) = status_of(Paper(key="p", title="P", source="s", items=(item,)), tmp_path)
@@ -58,6 +64,12 @@ def test_a_skipped_row_a_missing_part_and_a_failed_law_make_the_item_short(judge
     assert judged([{}], [{"says": "rises", "verdict": "not reproduced"}]).status is Status.SHORT
 
 
+def test_a_quick_profile_does_not_make_an_item_done_and_a_cut_row_makes_it_short(judged):
+    assert judged([{}], profile="quick").status is Status.QUICK
+    cut = judged([{}], departures={"r": ["smaller", "1 of 50 batches in the time given"], "s": ["smaller"]})
+    assert (cut.status, cut.reasons) == (Status.SHORT, ("1 rows of p/t have fewer batches than the full profile",))
+
+
 def test_what_was_not_measured_is_not_yet_whatever_its_causes_say(tmp_path, monkeypatch):
     monkeypatch.setattr(inventory, "RECORDED", tmp_path)
     items = (
@@ -70,7 +82,14 @@ def test_what_was_not_measured_is_not_yet_whatever_its_causes_say(tmp_path, monk
     assert [item.status for item in found] == [Status.NOT_YET, Status.NOTHING, Status.IMPOSSIBLE, Status.SHORT]
     assert found[0].reasons == ("t: no result is recorded",)
     assert found[2].reasons == ("no ImageNet",)
-    assert count_by_status(found) == {"done": 0, "short": 1, "not yet": 1, "impossible here": 1, "nothing to measure": 1}
+    assert count_by_status(found) == {
+        "done": 0,
+        "agrees in the quick profile": 0,
+        "short": 1,
+        "not yet": 1,
+        "impossible here": 1,
+        "nothing to measure": 1,
+    }
 
 
 def test_the_five_papers_list_every_table_file():
