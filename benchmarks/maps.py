@@ -2,12 +2,14 @@
 
     python benchmarks/maps.py growth [--seed 0] [--draws 2] [--out maps.json]
     python benchmarks/maps.py linear [--data ../shared/data]
+    python benchmarks/maps.py spear --data ../shared/data
     python benchmarks/maps.py defenses
 
 `growth`: one convolutional net of 3 by 3 kernels on random images; one of batch size, channels and side of the grid grows, the others
 stay. Prints a table, and the exponent of each growth by least squares of logarithms. `linear`: the share of exact samples (relative error
 below 1e-3) of `shifts`, `spear` and `cocktail_party` on fully connected ReLU nets, on CIFAR-10 images with `--data`, else on random
-pictures. `defenses`: what remains behind each defense and norm. What is certified wrongly is counted by
+pictures. `spear`: why SPEAR stops where it does. `defenses`: what remains behind each defense and norm. What is certified wrongly is
+counted by
 `python benchmarks/certificates.py --only maps: --jobs 16`.
 """
 
@@ -27,6 +29,7 @@ from torch import nn
 
 import dosimeter as dm
 from dosimeter.network.probing import input_of
+from dosimeter.normalization import from_pixels
 
 BATCH_SIZES, CHANNELS, SIDES = (2, 4, 8, 16, 28), (72, 144, 288, 512), (2, 3, 5, 7)
 GROWTHS = {
@@ -126,6 +129,41 @@ def _exact(method: str, layer: str, samples: int, seed: int, data: Path | None) 
     return len(set(partner[distance / truth.norm(dim=1)[partner] < 1e-3].tolist()))
 
 
+def spear(options: argparse.Namespace) -> dict[str, Any]:
+    """Why SPEAR stops where it does: the share of slopes that are zero, and in how many units two samples agree."""
+    table: dict[str, Any] = {}
+    print("| pixels | B | layer | zero slopes | units in which two samples agree | exact |\n|---|---|---|---|---|---|")
+    for pixels in ("in [0, 1]", "normalised"):
+        for samples in (8, 12, 16, 20):
+            for layer in ("1", "3"):
+                zero, agree, exact = _switched_off(options, pixels == "normalised", samples, layer)
+                table[f"{pixels}, {samples}, {layer}"] = [zero, agree, exact]
+                print(f"| {pixels} | {samples} | {layer} | {zero:.2f} | {agree:.2f} | {exact} of {samples} |", flush=True)
+    return table
+
+
+def _switched_off(options: argparse.Namespace, normalised: bool, samples: int, layer: str) -> tuple[float, float, int]:
+    torch.manual_seed(options.seed)
+    images = np.load(options.data / "cifar10.npz")["test_images"]
+    inputs = torch.from_numpy(images[torch.randperm(len(images))[:samples].numpy()]).permute(0, 3, 1, 2).float() / 255
+    normalization = dm.Normalization(mean=(0.4914, 0.4822, 0.4465), std=(0.247, 0.2435, 0.2616)) if normalised else dm.Normalization()
+    inputs = from_pixels(inputs, normalization)
+    hidden = (nn.Linear(3072, 400), nn.ReLU(), nn.Linear(400, 400), nn.ReLU())
+    model = nn.Sequential(nn.Flatten(), *hidden, nn.Linear(400, 100)).eval()
+    batch = dm.Batch(inputs, torch.randint(0, 100, (samples,)))
+    exposure = dm.observe(model, batch, normalization=normalization)
+    on = (model[: int(layer) + 1](inputs) > 0).double()  # (B, units)
+    agree = float(((on[:, None] == on[None]).double().mean(2).sum() - samples) / (samples * (samples - 1)))
+    zero = 1 - float(on[:, on.any(0)].mean())
+    try:
+        found = dm.recover_maps(exposure, layer=layer, method="spear", seed=options.seed, submatrices=100_000)
+    except dm.Refused:
+        return zero, agree, 0
+    truth = input_of(model, layer, inputs).double().flatten(1)
+    distance, partner = torch.cdist(found.maps.flatten(1).double(), truth).min(1)
+    return zero, agree, len(set(partner[distance / truth.norm(dim=1)[partner] < 1e-3].tolist()))
+
+
 def defenses(options: argparse.Namespace) -> dict[str, Any]:
     """A net of 64 channels on a grid of 3 by 3, batches of 4: samples certified, recovered to 1e-2, and the median error."""
     settings = {
@@ -183,13 +221,13 @@ def _behind(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", nargs="?", choices=("growth", "linear", "defenses"), default="growth")
+    parser.add_argument("what", nargs="?", choices=("growth", "linear", "spear", "defenses"), default="growth")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--draws", type=int, default=2, help="of each size")
     parser.add_argument("--data", type=Path, help="folder of the shared data")
     parser.add_argument("--out", type=Path, help="the table as JSON")
     options = parser.parse_args()
-    table = {"growth": growth, "linear": linear, "defenses": defenses}[options.what](options)
+    table = {"growth": growth, "linear": linear, "spear": spear, "defenses": defenses}[options.what](options)
     if options.out:
         options.out.write_text(json.dumps(table, indent=1), encoding="utf-8")
 

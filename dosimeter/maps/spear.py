@@ -18,7 +18,7 @@ AT_ONCE = 4096  # submatrices
 SILENT = 100.0  # noises below which a neuron is off for all samples
 ZERO_NOISES = 30.0  # an entry of L q within as many standard deviations is zero
 LEAST_SHARE = 0.05  # of the rows that must be zero, beyond the B − 1 that were drawn
-SPARSE = 0.7  # of the most zeros found: a mixture of two samples has fewer
+INDEPENDENT = 1e-2  # of a direction, beyond the sparser ones: a mixture of samples that are found has nothing left
 SAME_DIRECTION = 1 - 1e-4  # cosine from which two directions are one
 SHARPENINGS = 3
 
@@ -30,8 +30,8 @@ class SPEAR(MapRecovery):
 
     Dimitrov, Baader, Müller and Vechev, "SPEAR: Exact Gradient Inversion of Batches in Federated Learning", NeurIPS 2024. The gradient is
     L R of rank B. B − 1 rows of L have one null vector q; if the slopes of sample i are zero in all of them, L q is that sample's slopes
-    up to scale. Candidates are kept where L q has many zeros, the sparsest first; the bias gradient gives the scale. The paper reports
-    exact batches up to about 25 samples, and time that grows exponentially with the batch.
+    up to scale. Candidates are kept where L q has many zeros, the sparsest first, as long as they are independent; the bias gradient gives
+    the scale. The paper reports exact batches up to about 25 samples, and time that grows exponentially with the batch.
     Departures: a candidate is sharpened by all of its zeros. The greedy exchange of candidates by a forward pass is left out; where
     fewer than B directions are found, the method refuses.
     """
@@ -64,8 +64,8 @@ class SPEAR(MapRecovery):
         for turn in range(-(-self.submatrices // AT_ONCE)):
             drawn = torch.rand(AT_ONCE, len(slopes.left), generator=rng, device=found.device).topk(samples - 1, dim=1).indices
             null = torch.linalg.qr(slopes.left[drawn].transpose(1, 2), mode="complete").Q[:, :, -1]  # (·, B)
-            zeros = slopes.zeros(null).sum(1)
-            least = max(samples - 1 + LEAST_SHARE * len(slopes.left), SPARSE * int(sparsity.max()) if len(sparsity) else 0)
+            zeros, before = slopes.zeros(null).sum(1), len(found)
+            least = max(samples - 1 + LEAST_SHARE * len(slopes.left), int(sparsity.min()) if len(sparsity) == samples else 0)
             order = zeros.argsort(descending=True)
             waiting = null[order[zeros[order] >= least]]
             for _ in range(2 * samples):
@@ -77,17 +77,30 @@ class SPEAR(MapRecovery):
                 if not bool(((found @ direction).abs() > SAME_DIRECTION).any()):
                     found = torch.cat([found, direction[None]])
                     sparsity = torch.cat([sparsity, slopes.zeros(direction[None]).sum(1)])
-            if len(found):
-                kept = (sparsity >= SPARSE * sparsity.max()).nonzero().flatten()
-                kept = kept[sparsity[kept].argsort(descending=True)]
-                found, sparsity = found[kept], sparsity[kept]
-            if len(found) < samples:
+            kept = _sparsest_basis(found, sparsity)
+            settled = len(kept) == samples and bool((kept < before).all())
+            found, sparsity = found[kept], sparsity[kept]
+            if not settled:
                 rounds_needed = None
-            elif rounds_needed is None:
+            if rounds_needed is None and len(found) == samples:
                 rounds_needed = 3 * turn + 4  # as many draws again, and more, may show sparser directions
             if rounds_needed is not None and turn >= rounds_needed:
                 break
         return found[:samples]
+
+
+def _sparsest_basis(directions: Tensor, sparsity: Tensor) -> Tensor:
+    """Indices of directions (m, B) that are independent, those with the most zeros first.
+
+    A mixture of two samples whose patterns agree has nearly as many zeros as they have. It depends on them where both are found.
+    """
+    basis, kept = directions.new_zeros(0, directions.shape[1]), []
+    for index in sparsity.argsort(descending=True).tolist():
+        rest = directions[index] - basis.T @ (basis @ directions[index])
+        if float(rest.norm()) > INDEPENDENT:
+            basis = torch.cat([basis, rest[None] / rest.norm()])
+            kept.append(index)
+    return torch.tensor(kept, dtype=torch.int64, device=directions.device)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 import dosimeter as dm
+from dosimeter.maps.spear import _sparsest_basis
 
 
 def network(activation: nn.Module, bias: bool = True) -> nn.Sequential:
@@ -36,3 +37,12 @@ def test_refusals(digits, classifier):
         dm.recover_maps(dm.observe(network(nn.ReLU(), bias=False), batch), method="spear", layer="1")
     with pytest.raises(dm.Refused, match="needs the gradient of a hidden linear layer 'nowhere'; there are: 1, 3"):
         dm.recover_maps(dm.observe(network(nn.ReLU()), batch), method="spear", layer="nowhere")
+
+
+def test_a_mixture_of_two_samples_gives_way_once_both_are_found():
+    """It may have more zeros than a third sample, which it must not push out."""
+    first, second, third = torch.eye(3, dtype=torch.float64)
+    mixture = (first + second) / 2**0.5
+    directions = torch.stack([mixture, third, second, first])
+    assert _sparsest_basis(directions, torch.tensor([40, 30, 50, 45])).tolist() == [2, 3, 1]
+    assert _sparsest_basis(directions[:2], torch.tensor([40, 30])).tolist() == [0, 1]
