@@ -12,6 +12,7 @@ from torch import Tensor
 from dosimeter.engines.bounds.reconstruction_robustness import SuccessBound, success_bound
 
 ROUNDING_SLACK = 64.0  # how many roundings of an entry the errors of a long sum may reach
+CLAIMED_SHARE = 1 / 16  # of the error bar, within which a candidate is claimed: far above what rounding does, below what others reach
 LARGEST_ERROR_BAR = 0.01  # a layer whose rounding may move a residual further decides nothing
 
 

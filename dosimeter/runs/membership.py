@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from dosimeter.client.checks import check_exposure
 from dosimeter.defenses.dpsgd import per_sample_gradients
 from dosimeter.engines.bounds.reconstruction_robustness import SuccessBound
-from dosimeter.engines.membership import SpanTest, likelihood_scores, span_test, true_positive_bound
+from dosimeter.engines.membership import CLAIMED_SHARE, SpanTest, likelihood_scores, span_test, true_positive_bound
 from dosimeter.interfaces import Exposure, Training
 from dosimeter.network.copies import deep_copy
 from dosimeter.network.probing import record_calls
@@ -22,7 +22,7 @@ LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d)
 PREMISES = (
     "the update is one gradient of the declared loss at the weights that were sent",
     "the declared batch size is right",
-    "a sample outside the batch has no features in the span of the batch's",
+    "a sample outside the batch has no features in the span of the batch's, up to the error bar: a near copy of a member counts as it",
 )
 
 
@@ -75,7 +75,7 @@ def test_membership(exposure: Exposure, candidates: Batch) -> MembershipEstimate
     best = min(tests, key=lambda one: one.error_bar)
     return MembershipEstimate(
         scores=-best.distances.clamp(min=torch.finfo(torch.float64).tiny).log10(),
-        members=best.distances <= best.error_bar,
+        members=best.distances <= CLAIMED_SHARE * best.error_bar,
         excluded=best.distances > max(2 * best.error_bar, 1e-3),
         error_bar=best.error_bar,
         layer=best.layer,

@@ -53,6 +53,17 @@ def test_a_mixture_of_members_is_no_member():
     assert found.members.tolist() == [True, True, True, True, False]
 
 
+def test_a_near_copy_of_a_member_is_not_claimed():
+    """Half a per cent of noise on a member, on nets whose rounding leaves a wide error bar."""
+    for seed in range(6):
+        torch.manual_seed(seed)
+        model, candidates = NETS["convolution"](), _candidates(seed, 3)
+        near = dm.Batch(candidates.inputs[:1] * (1 + 5e-3 * torch.randn(1, 3, 4, 4)), candidates.targets[:1])
+        exposure = dm.observe(model, _part(candidates, slice(6)))
+        assert dm.test_membership(exposure, _part(candidates, slice(1))).members.tolist() == [True]
+        assert dm.test_membership(exposure, near).members.tolist() == [False]
+
+
 def test_a_batch_that_fills_every_layer_is_refused_and_so_are_unknown_sizes_and_local_steps():
     torch.manual_seed(0)
     model, candidates = NETS["hidden"](), _candidates(0, 3)
