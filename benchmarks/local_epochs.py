@@ -1,7 +1,7 @@
 """Label counts after local epochs: `rlu` beside `ilrg`, over epochs, optimisers and shuffling, on an untrained and a trained LeNet-5.
 
     python benchmarks/local_epochs.py --data DIR [--batches 20] [--epochs 1 2 5 10] [--optimisers sgd momentum adam]
-        [--orders fixed shuffled] [--jobs 16] [--record FILE.json]
+        [--orders fixed shuffled] [--models untrained trained] [--jobs 16] [--record FILE.json]
 
 DIR holds cifar10.npz. The trained model learns from the first half of the training images. Private batches come from the second half,
 auxiliary samples are the test images. Labels of a client are drawn from Dirichlet(0.5). Prints InsAcc, a Jaccard index of the label
@@ -77,13 +77,13 @@ def client(folder: str, seed: int) -> tuple[dm.Batch, Tensor]:
     return dm.Batch(images.inputs[chosen], images.targets[chosen]), wanted
 
 
-def measure(folder: str, trained: bool, optimiser: str, order: str, epochs: int, seed: int) -> tuple[float, float, float, float]:
+def measure(folder: str, model: str, optimiser: str, order: str, epochs: int, seed: int) -> tuple[float, float, float, float]:
     """InsAcc and the share of right labels of rlu, InsAcc of ilrg, and the seconds of rlu."""
     torch.set_num_threads(1)
     batch, wanted = client(folder, seed)
     training = dm.FedAvg(epochs=epochs, mini_batch=MINI_BATCH, shuffle=order == "shuffled", **OPTIMISERS[optimiser])
     known = {"training": training, "auxiliary": images_of(folder, "test"), "normalization": dm.Normalization(mean=MEAN, std=STD)}
-    exposure = dm.observe(network(folder, trained), batch, seed=seed, **known)
+    exposure = dm.observe(network(folder, model == "trained"), batch, seed=seed, **known)
     started = time.perf_counter()
     counts = dm.recover_labels(exposure, "rlu", seed=seed).counts
     seconds = time.perf_counter() - started
@@ -112,6 +112,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, nargs="+", default=[1, 2, 5, 10])
     parser.add_argument("--optimisers", nargs="+", default=list(OPTIMISERS), choices=list(OPTIMISERS))
     parser.add_argument("--orders", nargs="+", default=["fixed", "shuffled"], choices=["fixed", "shuffled"])
+    parser.add_argument("--models", nargs="+", default=["untrained", "trained"], choices=["untrained", "trained"])
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--record", type=Path)
     chosen = parser.parse_args()
@@ -121,12 +122,12 @@ def main() -> None:
     said = f"The trained model classifies {reached:.1%} of the auxiliary images correctly, after {lessons}."
     print(said)
     seeds, rows = range(chosen.seed, chosen.seed + chosen.batches), []
-    cells = list(itertools.product((False, True), chosen.optimisers, chosen.orders, chosen.epochs))
+    cells = list(itertools.product(chosen.models, chosen.optimisers, chosen.orders, chosen.epochs))
     with ProcessPoolExecutor(chosen.jobs) as pool:
         waiting = {cell: [pool.submit(measure, chosen.data, *cell, seed) for seed in seeds] for cell in cells}
-        for (trained, optimiser, order, epochs), results in waiting.items():
+        for (model, optimiser, order, epochs), results in waiting.items():
             found = [statistics.mean(column) for column in zip(*(one.result() for one in results))]
-            names = ["trained" if trained else "untrained", optimiser, order, epochs]
+            names = [model, optimiser, order, epochs]
             rows.append(
                 [
                     *names,
