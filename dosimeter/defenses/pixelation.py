@@ -21,8 +21,7 @@ class Pixelation(Defense):
 
     Fan, "Image Pixelization with Differential Privacy", DBSec 2018 (thesis Table 2.2): its grid of cell averages. Squares that the
     right or bottom edge cuts average their remaining pixels.
-    Departure: no Laplace noise on the averages, hence no ε. The paper's ε needs pixels in a public range, which arbitrary inputs
-    lack.
+    Departure: no Laplace noise on the averages, hence no ε; `dp_pixelation` has it.
     """
 
     side: ClassVar = "data"

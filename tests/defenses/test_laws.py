@@ -26,6 +26,7 @@ EXAMPLES = {  # a setting of every defense that does something
     "dropout": {"rate": 0.5},
     "fewer_channels": {"kept": 0.5},
     "gaussian_noise": {"std": 0.1},
+    "dp_pixelation": {"block": 2, "epsilon": 5.0},
     "head_row_noise": {"std": 0.1},
     "head_withheld": {},
     "instahide": {"images": 3},
