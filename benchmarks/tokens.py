@@ -5,7 +5,7 @@
 Models have the shapes of GPT-2 and BERT (12 layers of width 768) and random weights, which stand in for pretrained ones. Texts are
 sentences of the manual that Python brings along, over a byte-pair vocabulary of 10,000 tokens that is trained on it (`byte_pairs.py`).
 Prints for each case: ROUGE-1 and exact texts in per cent, certified tokens and texts, false ones among the certified, the rank, and
-seconds. DAGER's paper (NeurIPS 2024) has a ROUGE-1 of about 100 for GPT-2 up to a batch of 16, in minutes to hours a batch on an A100.
+seconds.
 """
 
 from __future__ import annotations

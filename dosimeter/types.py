@@ -88,6 +88,23 @@ class NamedInputs:
     def each(self, change: Callable[[Tensor], Tensor]) -> NamedInputs:
         return NamedInputs({name: change(tensor) for name, tensor in self.tensors.items()})
 
+    @property
+    def nbytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self.tensors.values())
+
+    @property
+    def by_place(self) -> bool:
+        """Whether the model takes the tensors in their order, not by name."""
+        return all(name.isdecimal() for name in self.tensors)
+
+    @property
+    def are_numbers(self) -> bool:
+        return all(tensor.is_floating_point() for tensor in self.tensors.values())
+
+    def joined(self) -> Tensor:
+        """All numbers of a sample in one row: (B, D)."""
+        return torch.cat([tensor.flatten(1) for tensor in self.tensors.values()], 1)
+
     def __len__(self) -> int:
         return len(self.main)
 
@@ -112,7 +129,7 @@ class Batch:
     """Private (or auxiliary) samples as the model takes them.
 
     From any torch Dataset: `dm.Batch(*next(iter(DataLoader(dataset, batch_size=8))))`. A mapping of tensors by name, such as a
-    tokenizer's, is held as `NamedInputs`.
+    tokenizer's, is held as `NamedInputs`, and so is a tuple of tensors that the model takes in this order.
     """
 
     inputs: Any  # Tensor (B, *shape), or NamedInputs
@@ -121,9 +138,18 @@ class Batch:
     def __post_init__(self) -> None:
         if isinstance(self.inputs, Mapping):
             object.__setattr__(self, "inputs", NamedInputs(self.inputs))
+        if isinstance(self.inputs, tuple):
+            object.__setattr__(self, "inputs", NamedInputs({str(place): tensor for place, tensor in enumerate(self.inputs)}))
 
     def __repr__(self) -> str:
         return short_repr(self)
+
+
+def in_one_row(batch: Batch | None) -> Batch | None:
+    """The batch with all numbers of a sample in one row, where it has several tensors of numbers; else as it is."""
+    if batch is None or not isinstance(batch.inputs, NamedInputs) or not batch.inputs.are_numbers:
+        return batch
+    return Batch(batch.inputs.joined(), batch.targets)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,7 +27,7 @@ from dosimeter.interfaces import Client, Defense, Exposure, Loss, Public, Traini
 from dosimeter.network.copies import deep_copy
 from dosimeter.network.leftovers import nothing_kept
 from dosimeter.network.model_state import copy_of
-from dosimeter.network.probing import output_of
+from dosimeter.network.probing import join_inputs, output_of
 from dosimeter.network.token_inputs import are_tokens, blank_of, tensors_of
 from dosimeter.options import check_value
 from dosimeter.precision import tf32
@@ -71,7 +71,12 @@ def observe(
         trial = copy_of(model)
         loss = loss_for(trial, batch, loss)
         classes = check_batch(trial, batch, "batch", loss)
-    client = Client(model=server_copy(model, batch), batch=batch, training=training, loss=loss)
+    sent = server_copy(model, batch)
+    if isinstance(batch.inputs, NamedInputs) and batch.inputs.are_numbers:  # the attacks guess one row of numbers a sample
+        sent, batch = join_inputs(sent, batch.inputs), Batch(batch.inputs.joined(), batch.targets)
+        if auxiliary is not None and isinstance(auxiliary.inputs, NamedInputs):
+            auxiliary = Batch(auxiliary.inputs.joined(), auxiliary.targets)
+    client = Client(model=sent, batch=batch, training=training, loss=loss)
     if auxiliary is not None:
         check_batch(client.model, auxiliary, "auxiliary", loss)
         auxiliary = Batch(auxiliary.inputs.detach().clone(), auxiliary.targets.detach().clone())

@@ -5,6 +5,7 @@ A pass leaves the caller's model as it was. Hooks are removed, modes restored, a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from dosimeter.types import NamedInputs
 MOST_AT_ONCE = 256  # inputs of a forward pass without gradients
 HELD_AT_ONCE = 6  # activations of the largest size, a convolution's own copies included
 PASS_BYTES = 2**29  # of activations in such a pass; a fixed number, so that every machine computes the same bits
+PARTS = "_dosimeter_parts"  # attribute of a model that takes several tensors: their names and shapes
 Selection = Callable[[str, nn.Module], bool]  # which modules are recorded, by name and by module
 
 
@@ -57,9 +59,26 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
 
 def forward(model: nn.Module, tensors: Mapping[str, Tensor] | Sequence[Mapping[str, Tensor]], inputs: Any, **options: Any) -> Any:
     """The model's output with `tensors` in place of its own. A model may write into its input, so it gets a copy."""
-    own = inputs.clone()
-    given: dict[str, Any] = {"args": (), "kwargs": own.tensors} if isinstance(own, NamedInputs) else {"args": (own,)}
+    own = parts_of(model, inputs).clone()
+    given: dict[str, Any] = {"args": (own,)}
+    if isinstance(own, NamedInputs):
+        given = {"args": tuple(own.tensors.values())} if own.by_place else {"args": (), "kwargs": own.tensors}
     return logits_of(functional_call(model, tensors, **given, **options))  # pyright: ignore[reportArgumentType]
+
+
+def join_inputs(model: nn.Module, inputs: NamedInputs) -> nn.Module:
+    """Let the model take all numbers of a sample in one row (B, D), of which it gets the parts by name. In place."""
+    setattr(model, PARTS, {name: tuple(tensor.shape[1:]) for name, tensor in inputs.tensors.items()})
+    return model
+
+
+def parts_of(model: nn.Module, inputs: Any) -> Any:
+    """The parts of joined inputs; other inputs as they are."""
+    shapes = getattr(model, PARTS, None)
+    if shapes is None or not isinstance(inputs, Tensor):
+        return inputs
+    columns = inputs.split([math.prod(shape) for shape in shapes.values()], 1)
+    return NamedInputs({name: part.reshape(len(inputs), *shape) for (name, shape), part in zip(shapes.items(), columns)})
 
 
 def logits_of(output: Any) -> Any:

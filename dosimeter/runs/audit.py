@@ -22,6 +22,7 @@ from dosimeter.models.loading import ModelConfig
 from dosimeter.network.head import locate_head
 from dosimeter.network.leftovers import nothing_kept
 from dosimeter.network.model_state import copy_of
+from dosimeter.network.probing import join_inputs
 from dosimeter.options import OptionError, check_value
 from dosimeter.progress import Listener, Progress, listening
 from dosimeter.records import FILE_NAME, lock_folder, read_records, write_record
@@ -37,7 +38,7 @@ from dosimeter.runs.received import protocol_of, received_client
 from dosimeter.runs.timing import QUICK_SECONDS, OutOfTime, Timetable, left_out, quick_training, seconds_a_step, within_quick_budget
 from dosimeter.surfaces.judging import SurfaceVerdict, judge_surfaces
 from dosimeter.surfaces.surface import Surface, surfaces
-from dosimeter.types import Batch, Normalization, Outcome, Record, Refused
+from dosimeter.types import Batch, NamedInputs, Normalization, Outcome, Record, Refused, in_one_row
 
 SHARE_OF_LIMIT = 0.1  # of `max_seconds`, for each ceiling
 USABLE_OUTCOMES = (Outcome.COMPLETED, Outcome.PARTIAL)  # attacks may build on labels of these outcomes
@@ -194,6 +195,10 @@ def audit(
     if model is None or batch is None:
         raise TypeError("audit: expected a model and a batch, or an exposure")
     check_model(model)
+    if isinstance(batch, Batch) and isinstance(batch.inputs, NamedInputs) and batch.inputs.are_numbers:
+        model = join_inputs(copy_of(model), batch.inputs)
+        batch, auxiliary, foreign = (in_one_row(one) for one in (batch, auxiliary, foreign))
+        assert batch is not None
     with nothing_kept(model, loss):
         own = loss_for(copy_of(model), batch, loss)
     suite = Suite(

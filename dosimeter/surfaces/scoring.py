@@ -12,7 +12,7 @@ from dosimeter.network.leftovers import nothing_kept
 from dosimeter.precision import tf32
 from dosimeter.surfaces.scores import Comparison, Scores
 from dosimeter.surfaces.surface import surface_of
-from dosimeter.types import Batch, Normalization
+from dosimeter.types import Batch, NamedInputs, Normalization
 
 
 def score(
@@ -43,6 +43,8 @@ def score(
     if not isinstance(truth, Batch) or len(truth.inputs) == 0 or len(truth.inputs) != len(truth.targets):
         raise ValueError("truth: expected a Batch of at least one sample with one target each")
     check_tensors(truth, "truth")
+    if isinstance(truth.inputs, NamedInputs) and truth.inputs.are_numbers:
+        truth = Batch(truth.inputs.joined(), truth.targets)
     if auxiliary is None and exposure is not None:
         auxiliary = exposure.auxiliary
     if auxiliary is not None and len(auxiliary.inputs) == 0:
