@@ -22,7 +22,7 @@ from torch import Generator, Tensor
 from dosimeter.engines.downward.equations import Solution
 from dosimeter.engines.downward.layers import Layer
 from dosimeter.engines.downward.norms import Freedom, freedom_before, norm_behind
-from dosimeter.engines.downward.settling import MOST_FLIPS, Estimates, flip_best, solve
+from dosimeter.engines.downward.settling import MOST_FLIPS, Estimates, flip_one, solve
 from dosimeter.engines.downward.slopes import Backward
 
 SLACK = 10.0  # over the tolerance, where no flip explains more: errors of the maps above add up in the slopes
@@ -64,12 +64,12 @@ def solve_consistently(backward: Backward, layers: Sequence[Layer], value: int, 
             return solution.reason
         if solution.misfit <= tolerance:
             break
-        flipped = flip_best(backward, usable, value, solution, at) if flips < MOST_FLIPS else None
+        flipped = flip_one(backward, usable, value, solution, at) if flips < MOST_FLIPS else None
         if flipped is None:
             if solution.misfit <= SLACK * tolerance:
                 break
             return f"no choice of open rectifiers explains the gradients (misfit {solution.misfit:.1g})"
-        flips += flipped[1]
+        flips += 1
     if solution.floor_spread > LARGEST_FLOOR_SPREAD:
         return "the slopes sum to zero, and the rectifier has too few zeros to tell what they leave open"
     solution = replace(solution, maps=scaled(solution.maps, 1 / factors))

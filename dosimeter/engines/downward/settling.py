@@ -13,35 +13,34 @@ from dosimeter.engines.downward.layers import Layer, as_grid
 from dosimeter.engines.downward.slopes import Backward
 
 MOST_FLIPS = 60
-MOST_TOGETHER = 8  # flips that are tried at once
-MOST_SINGLE = 3  # flips that are tried one by one
-LEAST_SHARE = 0.3  # of the best flip's gain, to be tried with it
-LEAST_GAIN = 0.99  # a flip must bring the misfit below this share of what it was: one of many wrong entries explains little
+MOST_TRIED = 3  # flips that are tried, best first
+LEAST_GAINS = (0.95, 0.99)  # shares of the misfit that a flip must bring it below: clear ones first, then one of many
 
 Flip = tuple[int, int]  # a gate and its entry
 Estimates = Mapping[int, Tensor]  # of outputs of layers on whose own values the slopes depend
 
 
 def settle(backward: Backward, layers: Sequence[Layer], value: int, tolerance: float) -> tuple[Solution, int]:
-    """Solve for the input of `layers`; correct rectifiers' entries as long as that explains more of the gradients."""
-    solution, flips = solve(backward, layers, value, {}), 0
-    while solution.misfit > tolerance and bool(solution.solved.any()) and flips < MOST_FLIPS:
-        better = flip_best(backward, layers, value, solution, {})
+    """Solve for the input of `layers`; correct one rectifier's entry after the other as long as that explains more of the gradients."""
+    solution = solve(backward, layers, value, {})
+    for flips in range(MOST_FLIPS):
+        if solution.misfit <= tolerance or not bool(solution.solved.any()):
+            return solution, flips
+        better = flip_one(backward, layers, value, solution, {})
         if better is None:
-            break
-        solution, flips = better[0], flips + better[1]
-    return solution, flips
+            return solution, flips
+        solution = better
+    return solution, MOST_FLIPS
 
 
-def flip_best(backward: Backward, layers: Sequence[Layer], value: int, solution: Solution, at: Estimates) -> tuple[Solution, int] | None:
-    """The solution after the flips that explain most of what is left, and their number; None where no flip explains more."""
-    for suspect in (True, False):
-        best = _best_flips(backward, layers, solution, at, suspect)
-        single = best[:MOST_SINGLE] + ([] if suspect else backward.uncertain)
-        for several in ([best] if len(best) > 1 else []) + [[one] for one in single]:
-            better = _tried(backward, several, layers, value, LEAST_GAIN * solution.misfit, at)
+def flip_one(backward: Backward, layers: Sequence[Layer], value: int, solution: Solution, at: Estimates) -> Solution | None:
+    """The solution after a flip that explains much of what is left; None where no flip explains more."""
+    suspect, doubtful = (_best_flips(backward, layers, solution, at, one) for one in (True, False))
+    for gain in LEAST_GAINS:
+        for flip in dict.fromkeys((*suspect, *doubtful, *backward.uncertain)):
+            better = _tried(backward, flip, layers, value, gain * solution.misfit, at)
             if better is not None:
-                return better, len(several)
+                return better
     return None
 
 
@@ -53,15 +52,13 @@ def solve(backward: Backward, layers: Sequence[Layer], value: int, at: Estimates
     return solve_input(used, slopes, grid_shape(backward.tape.shape(value)), rectified=backward.tape.is_rectifier(value))
 
 
-def _tried(backward: Backward, flips: Sequence[Flip], layers: Sequence[Layer], value: int, enough: float, at: Estimates) -> Solution | None:
-    """The solution after some flips, where its misfit is below `enough`; else the flips are undone."""
-    for flip in flips:
-        backward.flip(*flip)
+def _tried(backward: Backward, flip: Flip, layers: Sequence[Layer], value: int, enough: float, at: Estimates) -> Solution | None:
+    """The solution after one flip, where its misfit is below `enough`; else the flip is undone."""
+    backward.flip(*flip)
     found = solve(backward, layers, value, at)
     if found.misfit < enough:
         return found
-    for flip in flips:
-        backward.flip(*flip)
+    backward.flip(*flip)
     return None
 
 
@@ -89,10 +86,9 @@ def _best_flips(backward: Backward, layers: Sequence[Layer], solution: Solution,
         gain = torch.where(
             as_grid(gate.suspect if suspect else gate.doubtful), 2 * change * products - change.square() * energy, -torch.inf
         )
-        highest = gain.flatten().topk(min(MOST_TOGETHER, gain.numel()))
+        highest = gain.flatten().topk(min(MOST_TRIED, gain.numel()))
         found += [(size, number, entry) for size, entry in zip(highest.values.tolist(), highest.indices.tolist()) if size > 0]
-    found.sort(reverse=True)
-    return [(number, entry) for size, number, entry in found[:MOST_TOGETHER] if size > LEAST_SHARE * found[0][0]]
+    return [(number, entry) for _, number, entry in sorted(found, reverse=True)[:MOST_TRIED]]
 
 
 def _unexplained(layer: Layer, solution: Solution) -> Tensor:

@@ -22,9 +22,9 @@ from dosimeter.engines.downward.slopes import Backward, Gate
 
 LARGEST_MISFIT = 1e-5  # of the gradients that a map explains, relative
 LEAST_EXCESS = 1.05  # equations for each unknown, below which a small misfit proves nothing
-ZERO_SLACK = 12.0  # over the noise, up to which an entry is a rectifier's zero
-SUSPECT_SLACK = 3.0  # over the noise, from which on a zero is suspect
-DOUBT_SLACK = 120.0  # over the noise, up to which an entry may be open or closed
+ZERO_SLACK = 2.0  # over the most negative entry, up to which an entry is a rectifier's zero
+SUSPECT_SLACK = 0.5  # over the most negative entry, from which on a zero is suspect
+DOUBT_SLACK = 30.0  # over the most negative entry, up to which an entry may be open or closed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,16 +117,9 @@ def _gate(maps: Tensor, raw: Tensor, noise: Tensor, known: Tensor) -> Gate:
 
 
 def _rectified(solution: Solution) -> tuple[Tensor, Tensor]:
-    """The maps with a rectifier's zeros in place of the noise around them, and the size of the noise, (B, C, H, W).
+    """The maps with a rectifier's zeros in place of the noise around them, and the largest size of the noise, (B, C, H, W).
 
-    A rectifier has no negative entries, so that those are noise. It differs by position, since near an edge fewer equations determine
-    an entry, and by channel, as the gradients' own noise does.
+    A rectifier has no negative entries, so that those are noise.
     """
-    below = (-solution.maps).clamp_min(0)
-
-    def size(dims: tuple[int, ...]) -> Tensor:
-        return (below.square().sum(dims, keepdim=True) / (below > 0).sum(dims, keepdim=True).clamp_min(1)).sqrt()
-
-    whole = size((0, 1, 2, 3))
-    noise = torch.maximum(size((1,)), whole / 2) * torch.maximum(size((0, 2, 3)), whole / 2) / whole.clamp_min(1e-300)
+    noise = (-solution.maps).clamp_min(0).max().expand_as(solution.maps)
     return torch.where(solution.maps > ZERO_SLACK * noise, solution.maps, 0), noise
