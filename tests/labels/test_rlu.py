@@ -1,3 +1,6 @@
+import resource
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
@@ -93,7 +96,7 @@ def test_the_error_is_that_of_leaving_a_client_out():
     inputs = inputs - inputs.mean(0)
     wanted = inputs @ torch.randn(4, 2, generator=rng, dtype=torch.float64) + torch.randn(30, 2, generator=rng, dtype=torch.float64)
     wanted = wanted - wanted.mean(0)
-    _, errors = _ridge(inputs, wanted)
+    _, errors = _ridge(inputs, wanted, inputs[0])
     missed = []
     for out in range(30):
         kept = torch.arange(30) != out
@@ -140,3 +143,18 @@ def test_refusals():
         dm.recover_labels(exposure_of(model(), TRAININGS["sgd"], 0, auxiliary=alike)[0], "rlu")
     with pytest.raises(Refused, match="rlu needs the batch size"):
         dm.recover_labels(exposure_of(model(), dm.FedAvg(steps=2), 0, declare_batch_size=False)[0], "rlu")
+
+
+def test_many_classes_take_no_square_of_them():
+    """The slopes of 20,000 classes would take 6.4 GB."""
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    held = next(int(line.split()[1]) for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmSize")) * 1024
+    rng = torch.Generator().manual_seed(0)
+    statistics, counts = torch.randn(8, 2, 20_000, generator=rng, dtype=torch.float64), torch.randint(0, 3, (8, 20_000), generator=rng)
+    resource.setrlimit(resource.RLIMIT_AS, (held + 3 * 2**30, before[1]))
+    try:
+        found, errors = regress_counts(statistics, counts, statistics[0])
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+    assert found.shape == errors.shape == (20_000,)
+    assert bool(found.isfinite().all())

@@ -25,12 +25,15 @@ def regress_counts(statistics: Tensor, counts: Tensor, sent: Tensor) -> tuple[Te
         shown, asked = (torch.cat([-one, one], dim=-1) for one in (shown, asked))
     pooled = linear_fit(shown.transpose(1, 2).flatten(0, 1), wanted.flatten()[:, None])[:, 0]  # (S,)
     left = wanted - torch.einsum("ksc,s->kc", shown, pooled)
-    slopes, errors = _ridge(shown.flatten(1), left)
-    return middle + pooled @ asked + asked.flatten() @ slopes, errors
+    rest, errors = _ridge(shown.flatten(1), left, asked.flatten())
+    return middle + pooled @ asked + rest, errors
 
 
-def _ridge(inputs: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
-    """The slopes (S·C, C) with the best penalty, and the errors (C,) of predicting a client by the others."""
+def _ridge(inputs: Tensor, wanted: Tensor, asked: Tensor) -> tuple[Tensor, Tensor]:
+    """What the best penalty predicts at `asked` (S·C,): (C,), and the errors (C,) of predicting a client by the others.
+
+    The slopes themselves, (S·C, C), are not built: of many classes they would take gigabytes.
+    """
     left, sizes, right = torch.linalg.svd(inputs, full_matrices=False)
     best: tuple[float, Tensor, Tensor] | None = None
     for penalty in PENALTIES:
@@ -38,8 +41,8 @@ def _ridge(inputs: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
         leverage = (left.square() * kept).sum(1, keepdim=True) + 1 / len(inputs)
         missed = (wanted - (left * kept) @ (left.T @ wanted)) / (1 - leverage).clamp_min(TINY)
         errors = missed.square().mean(0).sqrt()
-        slopes = right.T @ ((sizes / (sizes.square() + penalty))[:, None] * (left.T @ wanted))
+        predicted = (sizes / (sizes.square() + penalty) * (right @ asked)) @ (left.T @ wanted)
         if best is None or float(errors.square().sum()) < best[0]:
-            best = float(errors.square().sum()), slopes, errors
+            best = float(errors.square().sum()), predicted, errors
     assert best is not None
     return best[1], best[2]
