@@ -37,9 +37,9 @@ def test_the_true_batch_leads_to_the_maps_and_the_gradients(case) -> None:
     assert descent.cut is not None
     below, truth = _Below.of(exposure, descent), in_order(descent, exposure, batch)
     total, distance = below.gradients(truth, 1.0)
-    assert abs(float(distance)) < 1e-5
-    assert float(total) < 1e-5
-    assert float(below.gradients(truth.flip(0), 1.0)[1]) > 1e-2
+    assert abs(distance.item()) < 1e-5
+    assert total.item() < 1e-5
+    assert below.gradients(truth.flip(0), 1.0)[1].item() > 1e-2
 
 
 def test_matching_comes_nearer_than_the_maps_alone(case) -> None:
