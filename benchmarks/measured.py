@@ -20,7 +20,7 @@ def write_measurement(
 ) -> None:
     """Write numbers with the command that gave them, its seeds, the machine and the version. Merged parts have a command each."""
     measured = {
-        "command": list(commands) if len(commands) > 1 else command_line(sys.argv),
+        "command": list(commands) if len(commands) > 1 else commands[0] if commands else command_line(sys.argv),
         "seeds": seeds,
         "machine": f"{os.cpu_count()} CPU cores",
         "version": dm.__version__,
