@@ -31,6 +31,7 @@ LARGEST_ERROR_BAR = 1e-2
 LAYERS_NAMED = 3  # beside the roomiest one, where no layer shows its maps
 LAYOUT_SLACK = 8.0  # two passes over the grid share a part of their error
 SCALE_SLACK = 8.0  # errors of slopes are common to many equations
+ARITHMETIC_SLACK = 4096.0  # rounding units of double precision, which the least direction of the spectrum enlarges
 MERGED_SLACK = 2.0  # slopes may differ less than maps do
 ZERO_NOISES = 50.0  # entries within as many standard deviations of zero are the ReLU's zeros
 
@@ -260,6 +261,8 @@ def _judge(
     """Certified are maps with a small error bar, where shifts of all of them explain the layer's gradient."""
     if batch_size != len(maps):
         bars = torch.hypot(bars, _hidden_difference(layer, maps, slopes, layout.rank))
+    arithmetic = ARITHMETIC_SLACK * torch.finfo(torch.float64).eps / layout.rank.smallest_kept  # of this engine, beside the gradient's own
+    bars = torch.hypot(bars, torch.full_like(bars, arithmetic))
     misfit = _misfit(layer, maps, slopes)
     return LayerMaps(
         maps=_grid(maps, layer.height, layer.width),

@@ -145,6 +145,8 @@ class _Search:
 
     def edges(self) -> list[Array]:
         samples = self.rows.shape[1]
+        if len(self.rows) < samples or not np.isfinite(self.rows).all():
+            return []  # nothing stands out of the noise
         found: list[Array] = []
         if len(self.rows) == 0 or not np.isfinite(self.rows).all():
             return found  # every entry drowns in the errors

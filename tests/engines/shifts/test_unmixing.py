@@ -60,3 +60,9 @@ def test_mixtures_that_drown_in_their_errors_hold_no_samples():
     mixtures = torch.rand(3, 200, generator=rng, dtype=torch.float64)
     found = unmix(mixtures, 100 * torch.randn(3, 200, generator=rng, dtype=torch.float64))
     assert len(found.mixing) == 0
+
+
+def test_mixtures_that_drown_in_their_errors_have_no_samples():
+    rng = torch.Generator().manual_seed(2)
+    mixtures = torch.randn(3, 60, generator=rng, dtype=torch.float64)
+    assert len(unmix(mixtures, 100 * mixtures).mixing) == 0
