@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 from dosimeter.client.training import FedAvg, FedSGD
+from dosimeter.engines.misfit import SAME_UPDATE, common_factor
 from dosimeter.engines.sample_share import mixes_samples
 from dosimeter.engines.weight_rounding import rounding_of_weights
 from dosimeter.interfaces import Exposure
 from dosimeter.network.head import Head, find_head
 from dosimeter.network.probing import input_of
-from dosimeter.types import Refused, Update
+from dosimeter.types import Refused
 
-SAME_UPDATE = 3e-5  # relative difference of a module's gradients that single precision explains
 ROUNDING_REACH = 3.0  # times the root mean square of the rounding of weights, which every local step adds again
 LARGEST_ERROR = 0.01  # relative, of one sample of the batch, that the rounding of weights may hide
 LEAST_FEATURE = 1e-6  # singular value of the candidates' features, relative to the largest, that counts
@@ -101,7 +101,7 @@ class WholeBatch:
         given = public.training(model, inputs, labels, public.loss)
         if not sent.keys() <= given.keys():
             return False
-        scale = 1.0 if all(defense.scaling() == "none" for defense in public.defenses) else _common_factor(given, sent)
+        scale = 1.0 if all(defense.scaling() == "none" for defense in public.defenses) else common_factor(given, sent)
         modules: dict[str, list[str]] = {}
         for name in sent:
             modules.setdefault(name.rpartition(".")[0], []).append(name)
@@ -119,10 +119,3 @@ class WholeBatch:
     def _size(self, names: list[str], value: Callable[[str], Tensor]) -> float:
         """The norm of values of all parameters of one module."""
         return max(math.hypot(*(float(value(name).double().norm()) for name in names)), torch.finfo(torch.float64).tiny)
-
-
-def _common_factor(given: Update, sent: Update) -> float:
-    """The factor, at most 1, with which the whole update that is given comes nearest to the one that was sent."""
-    product = sum(float((given[name].double() * change.double()).sum()) for name, change in sent.items())
-    square = sum(float(given[name].double().square().sum()) for name in sent)
-    return min(product / square, 1 + SAME_UPDATE) if square > 0 else 0.0

@@ -21,7 +21,7 @@ from dosimeter.runs.server import run_method
 from dosimeter.surfaces.limits import PROVED
 from dosimeter.surfaces.scores import Comparison, Scores
 from dosimeter.surfaces.scoring import score_against
-from dosimeter.surfaces.surface import Surface
+from dosimeter.surfaces.surface import MISFIT, Surface
 from dosimeter.surfaces.verdicts import Verdict, refusal_of, verdict_of_failure
 from dosimeter.types import Batch, Estimate, Impossible, Outcome, Record, Refused
 
@@ -122,6 +122,9 @@ def _unscored_record(
     surface = measurement.surface
     premises = [premise for premise in found.premises if premise != OF_THE_AUDIT]  # the batch is whatever the client trained on
     known = {"message": found.message} | ({"premises": premises} if premises else {})
+    misfit = surface.misfit(found, exposure)
+    explains = [] if misfit is None else [f"its answer explains the update up to {misfit:.2g} of its norm"]
+    known |= {} if misfit is None else {MISFIT: misfit}
     details = known | surface.details(found, exposure, client.batch) | _counters(measurement, exposure)
     short = _shortfalls(surface, found, details)
     proof = surface.proof(found)
@@ -131,7 +134,7 @@ def _unscored_record(
         nulls={},
         outcome=found.outcome.value,
         verdict=(Verdict.PROVED if proof else Verdict.UNVERIFIED).value,
-        reason=proof or "; ".join([UNVERIFIED, *filter(None, [found.message])]),
+        reason=proof or "; ".join([UNVERIFIED, *explains, *filter(None, [found.message])]),
         warnings=list(dict.fromkeys([*said, *short])),
         seconds=seconds,
         details=details,

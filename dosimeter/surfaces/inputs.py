@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from dosimeter.engines.misfit import misfit
 from dosimeter.interfaces import ActiveAttack, Attack, Exposure, Recovery
 from dosimeter.normalization import to_pixels
 from dosimeter.numbers import THIN, significant
@@ -36,7 +37,7 @@ from dosimeter.surfaces.scores import (
 from dosimeter.surfaces.stand_ins import STAND_INS, draw_stand_ins
 from dosimeter.surfaces.surface import SURFACES, Surface
 from dosimeter.surfaces.verdicts import Verdict
-from dosimeter.types import Batch, Evidence, Normalization, Reconstruction
+from dosimeter.types import Batch, Evidence, Normalization, Reconstruction, Refused
 
 MARGIN_DB = 3.0  # an input counts as leaked if it beats each of its nulls by this margin
 LARGEST_CLAIM_ERROR = 0.02  # relative error beyond which an input that an attack claims to have proved is no sample of the batch
@@ -119,6 +120,14 @@ class Inputs(Surface[Reconstruction]):
 
     def details(self, found: Reconstruction, exposure: Exposure, truth: Batch) -> dict[str, Any]:
         return {"objective": found.objective, "distance": found.distance, "restarts": list(found.restarts)}
+
+    def misfit(self, found: Reconstruction, exposure: Exposure) -> float | None:
+        if not found.inputs.isfinite().all():
+            return None
+        try:
+            return misfit(exposure, found.inputs, found.labels)
+        except (Refused, KeyError):  # the server cannot repeat this training, or the update has a tensor that no gradient has
+            return None
 
     def shortfalls(self, details: Mapping[str, Any]) -> list[str]:
         """An objective that is lower at the truth tells under-optimisation from impossibility."""

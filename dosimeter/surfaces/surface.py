@@ -17,6 +17,7 @@ from dosimeter.surfaces.verdicts import Verdict
 from dosimeter.types import Batch, Evidence, Knowledge, LabelEstimate, Record, Refused
 
 Estimate = TypeVar("Estimate")
+MISFIT = "misfit"  # in the details of a record without scores: see `Surface.misfit`
 SEE_TOKENS = "dm.recover_tokens reads the tokens"
 
 
@@ -150,6 +151,13 @@ class Surface(ABC, Generic[Estimate]):
         """What the record says about the estimate beside its scores, as plain JSON."""
         return {}
 
+    def misfit(self, found: Estimate, exposure: Exposure) -> float | None:
+        """How far an update of what was found is from the one that was sent, relative to the latter; None where nothing tells.
+
+        It ranks answers that nobody can score.
+        """
+        return None
+
     def shortfalls(self, details: Mapping[str, Any]) -> list[str]:
         """Warnings that the method may have fallen short of what it can show."""
         return []
@@ -181,7 +189,12 @@ class Surface(ABC, Generic[Estimate]):
         return ""
 
     def advantage(self, record: Record) -> float:
-        """The median headline of a record, with the sign such that more is worse for the client; −∞ without scores."""
+        """The median headline of a record, with the sign such that more is worse for the client.
+
+        Without scores the answer that explains the update best says most; −∞ where nothing tells.
+        """
+        if not record.metrics:
+            return -number(record.details.get(MISFIT), math.inf)
         sign = 1 if METRICS.build(self.headline).higher_is_better else -1
         values = [number(value, -sign * math.inf) for value in record.metrics.get(self.headline, [])]
         return sign * median(values) if values else -math.inf

@@ -52,6 +52,17 @@ def test_without_truth_proofs_stand_and_nothing_is_scored(exposure, batch, tmp_p
     assert again.resumed == len(again.records) == len(read_records(tmp_path))
 
 
+def test_the_answer_that_explains_the_update_best_stands_first(exposure):
+    attacks = [dm.attack("inverting_gradients", steps=steps) for steps in (1, 40)]
+    report = dm.audit(exposure=exposure, labels=["ilrg"], features=[], maps=[], attacks=attacks)
+    inputs = [record for record in report.records if record.surface == "inputs"]
+    best = min(inputs, key=lambda record: record.details["misfit"])
+    (verdict,) = (verdict for verdict in report.verdicts if verdict.surface == "inputs")
+    assert len({record.details["misfit"] for record in inputs}) == 2
+    assert verdict.reason == best.reason
+    assert f"explains the update up to {best.details['misfit']:.2g} of its norm" in verdict.reason
+
+
 def test_with_truth_it_is_scored(exposure, batch):
     truth = dm.Batch(batch.inputs[:3], batch.targets[:3])
     report = dm.audit(exposure=exposure, truth=truth, **FAST)
