@@ -1,9 +1,10 @@
-"""What a gradient of a language model gives away: token sets and whole texts, by `embedding_rows` and `dager`.
+"""What a gradient of a language model gives away: token sets and whole texts, by `embedding_rows`, `dager`, and by gradient matching.
 
-    python benchmarks/tokens.py [--cases decoder,encoder,fedavg,lora,rows,false] [--seed 0] [--device cuda] [--layers 12] [--out FILE]
+    python benchmarks/tokens.py [--cases decoder,encoder,fedavg,lora,rows,false,matching] [--seed 0] [--device cuda] [--layers 12]
 
 Models have the shapes of GPT-2 and BERT (12 layers of width 768) and random weights, which stand in for pretrained ones. Texts are
 sentences of the manual that Python brings along, over a byte-pair vocabulary of 10,000 tokens that is trained on it (`byte_pairs.py`).
+The case `matching` sets `tag` and `lamp` beside `dager` and guessing, on the same batches; its auxiliary texts are other sentences.
 Prints for each case: ROUGE-1 and exact texts in per cent, certified tokens and texts, false ones among the certified, the rank, and
 seconds.
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ from dosimeter.models.transformer import Transformer
 
 VOCABULARY = 10_000
 DECODER = [(1, 16), (2, 16), (4, 16), (8, 16), (16, 16), (32, 16), (64, 8), (64, 12)]  # batch size, longest text
+KNOWN = 200  # sentences that the server has, in the case `matching`
 ROWS = 1000  # random batches of the case `rows`
 
 
@@ -93,6 +96,27 @@ def measure(name: str, model: nn.Module, batch: dm.Batch, training: Any = None) 
     }
 
 
+def matching(texts: list[list[int]], options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """`tag` and `lamp`, with and without the rows of the embedding, beside `dager` and tokens drawn by how common they are."""
+    steps = {"steps": options.steps}
+    runs = [("dager", {}), ("tag", steps), ("lamp", steps), ("tag", steps | {"rows": True}), ("lamp", steps | {"rows": True})]
+    for kind in ("gpt2", "bert"):
+        model = model_of(kind, options)
+        for size in (1, 2):
+            batch = batch_of(texts, size, 8, options.seed, options.device)
+            known = batch_of(texts[::-1], KNOWN, 16, options.seed + 1, options.device)
+            exposure = dm.observe(model, batch, auxiliary=known)
+            for name, chosen in runs:
+                started = time.perf_counter()
+                found = dm.recover_tokens(exposure, name, **chosen)
+                seconds = time.perf_counter() - started
+                scores = dm.score(found, batch, auxiliary=known)
+                shares = {one: round(100 * float(scores[one].nan_to_num().mean()), 1) for one in ("rouge1", "rouge2", "sequence_match")}
+                guessed = round(100 * float(scores.nulls["unigram"]["rouge1"].nan_to_num().mean()), 1)
+                case = f"{kind}, B = {size}, {name}{' with rows' if chosen.get('rows') else ''}"
+                yield {"case": case, **shares, "guessed_rouge1": guessed, "seconds": round(seconds, 1), "message": found.message}
+
+
 def rows(options: argparse.Namespace) -> dict[str, Any]:
     """Exact sets by `embedding_rows` on random batches of a small model."""
     torch.manual_seed(options.seed)
@@ -113,6 +137,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--width", type=int, default=768)
     parser.add_argument("--largest", type=int, default=64, help="the largest batch of the decoder")
+    parser.add_argument("--steps", type=int, default=1000, help="of the case `matching`")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     torch.backends.cuda.matmul.allow_tf32 = False
@@ -152,6 +177,9 @@ def main() -> None:
             note(measure(f"gpt2, LoRA of rank {rank}, B = {size}", model, batch_of(texts, size, 16, options.seed, options.device)))
     if "rows" in cases:
         note(rows(options))
+    if "matching" in cases:
+        for record in matching(texts, options):
+            note(record)
     if "false" in cases:
         model, certified, false, draw = model_of("gpt2", options), 0, 0, 0
         while certified < 10_000:

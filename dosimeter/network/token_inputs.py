@@ -9,7 +9,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from dosimeter.network.probing import output_of, record_calls
-from dosimeter.types import NamedInputs, Refused
+from dosimeter.types import Batch, NamedInputs, Refused
 
 ID_TYPES = (torch.int64, torch.int32)  # of token ids; bytes of a picture are no ids
 
@@ -37,6 +37,15 @@ def are_tokens(inputs: Any) -> bool:
 def tensors_of(inputs: Any) -> list[Tensor]:
     """All tensors of some inputs."""
     return list(inputs.tensors.values()) if isinstance(inputs, NamedInputs) else [inputs]
+
+
+def texts_of_batch(batch: Batch) -> list[tuple[int, ...]]:
+    """The texts of a batch of token ids, without positions that its attention mask hides."""
+    inputs = batch.inputs
+    if not isinstance(inputs, NamedInputs):
+        return [tuple(row) for row in inputs.tolist()]
+    mask = inputs.tensors.get("attention_mask", torch.ones_like(inputs.main))
+    return [tuple(row[shown].tolist()) for row, shown in zip(inputs.main, mask.bool())]
 
 
 def blank_of(inputs: Any) -> Any:

@@ -12,7 +12,7 @@ import torch
 
 from dosimeter.artefacts import save_checkpoints
 from dosimeter.engines.decoder.drawing import DrawsWithDecoder
-from dosimeter.interfaces import Attack, Exposure, Recovery, Tampering
+from dosimeter.interfaces import Attack, Exposure, Recovery, Tampering, TokenRecovery
 from dosimeter.network.operations import FLOPS_A_SECOND, forward_flops
 from dosimeter.numbers import duration
 from dosimeter.options import OptionError
@@ -141,7 +141,7 @@ def seconds_a_step(exposure: Exposure) -> float:
 def within_quick_budget(method: Any, step: float) -> Any:
     """The method with as many of its steps as `QUICK_SECONDS` allow, if one step of one start takes `step` seconds."""
     steps, starts = getattr(method, "steps", None), getattr(method, "restarts", 1)
-    if not isinstance(method, Attack) or not isinstance(steps, int) or not step:
+    if not isinstance(method, Attack | TokenRecovery) or not isinstance(steps, int) or not step:
         return method
     allowed = max(FEWEST_STEPS, int(QUICK_SECONDS / (step * starts)))
     return method if steps <= allowed else replace(method, steps=allowed)  # pyright: ignore[reportCallIssue]

@@ -13,7 +13,7 @@ from torch import Tensor
 from dosimeter.interfaces import Exposure, Metric
 from dosimeter.metrics.texts import NO_TOKEN, ngram_overlap
 from dosimeter.metrics.token_f1 import TokenF1
-from dosimeter.network.token_inputs import are_tokens
+from dosimeter.network.token_inputs import are_tokens, texts_of_batch
 from dosimeter.numbers import percent
 from dosimeter.randomness import generator
 from dosimeter.registry import TOKENS
@@ -133,13 +133,9 @@ def _words(tokens: Sequence[int]) -> str:
 
 def private_texts(batch: Batch) -> list[Text]:
     """The texts of a batch, without positions that its attention mask hides."""
-    inputs = batch.inputs
-    if not are_tokens(inputs):
+    if not are_tokens(batch.inputs):
         raise ValueError("truth.inputs: expected token ids (B, T), since what was recovered are tokens")
-    if not isinstance(inputs, NamedInputs):
-        return [tuple(row) for row in inputs.tolist()]
-    mask = inputs.tensors.get("attention_mask", torch.ones_like(inputs.main))
-    return [tuple(row[shown].tolist()) for row, shown in zip(inputs.main, mask.bool())]
+    return texts_of_batch(batch)
 
 
 def score_tokens(found: TokenEstimate, comparison: Comparison) -> Scores:

@@ -54,6 +54,22 @@ class SquaredError(Distance):
 
 
 @dataclass(frozen=True)
+class SquaredAndAbsolute(Distance):
+    """Σ ‖g − g*‖² + α ‖g − g*‖₁ (Deng et al., "TAG: Gradient Attack on Transformer-based Language Models", 2021)."""
+
+    absolute: float = 0.01  # α
+
+    def __call__(
+        self, guess: Sequence[Tensor], target: Sequence[Tensor], weights: Tensor | None = None, sizes: Tensor | None = None
+    ) -> Tensor:
+        differences = [g - t for g, t in zip(guess, target)]
+        return _total([d.square().sum() + self.absolute * d.abs().sum() for d in differences], weights)
+
+    def scale(self, target: Sequence[Tensor]) -> float:
+        return float(sum(t.square().sum() + self.absolute * t.abs().sum() for t in target))
+
+
+@dataclass(frozen=True)
 class Cosine(Distance):
     """1 − ⟨g, g*⟩ / (‖g‖ ‖g*‖) over the whole update (Geiping et al., NeurIPS 2020, Eq. 4), or its sum over layers."""
 

@@ -69,6 +69,16 @@ class SquaredNorm(Prior):
 
 
 @dataclass(frozen=True, kw_only=True)
+class VectorLength(Prior):
+    """Vectors (B, T, H) are as long on average as those of known tokens: (mean ‖x‖ − length)² (Balunović et al., NeurIPS 2022)."""
+
+    length: float
+
+    def __call__(self, inputs: Tensor, seen: Seen) -> Tensor:
+        return (inputs.norm(dim=-1).mean() - self.length).square()
+
+
+@dataclass(frozen=True, kw_only=True)
 class BatchNormStatistics(Prior):
     """The batch's mean and variance at every batch norm are those of the training data.
 
