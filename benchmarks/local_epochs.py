@@ -1,11 +1,16 @@
 """Label counts after local epochs: `rlu` beside `ilrg`, over epochs, optimisers and shuffling, on an untrained and a trained LeNet-5.
 
     python benchmarks/local_epochs.py --data DIR [--batches 20] [--epochs 1 2 5 10] [--optimisers sgd momentum adam]
-        [--orders fixed shuffled] [--models untrained trained] [--jobs 16] [--record FILE.json]
+        [--orders fixed shuffled once] [--models untrained trained] [--jobs 16] [--record FILE.json]
 
-DIR holds cifar10.npz. The trained model learns from the first half of the training images. Private batches come from the second half,
+DIR holds cifar10.npz. The trained model learns from the first images of the training set. Private batches come from the others,
 auxiliary samples are the test images. Labels of a client are drawn from Dirichlet(0.5). Prints InsAcc, a Jaccard index of the label
 multisets, and the share of labels that are right.
+
+A client has 32 images and passes over them in mini-batches of 8, in a `fixed` order or `shuffled` in each epoch. With `once`, each of its
+m "local epochs" is one step on 32 images that it has not seen before, so that it has 32 m: so counts the code that Chen and Vikalo
+published with RLU (github.com/CityChan/Recovering-Label-from-Update, client/client_base.py), where `local_epochs` mini-batches make one
+update and `batch_size * local_epochs` labels are counted.
 """
 
 from __future__ import annotations
@@ -40,7 +45,7 @@ OPTIMISERS: dict[str, dict[str, Any]] = {
     "momentum": {"learning_rate": 0.01, "momentum": 0.9},
     "adam": {"learning_rate": 0.001, "optimizer": "adam"},
 }
-COLUMNS = ["model", "optimiser", "order", "epochs", "InsAcc rlu", "labels right rlu", "InsAcc ilrg", "seconds a batch"]
+COLUMNS = ["model", "optimiser", "order", "epochs", "InsAcc rlu", "labels right rlu", "InsAcc ilrg", "labels right ilrg", "CPU s a batch"]
 
 
 @cache
@@ -65,11 +70,11 @@ def network(folder: str, trained: bool) -> nn.Module:
     return model
 
 
-def client(folder: str, seed: int) -> tuple[dm.Batch, Tensor]:
+def client(folder: str, seed: int, size: int = BATCH) -> tuple[dm.Batch, Tensor]:
     """A batch of images that no model has seen, and its label counts."""
     rng, images = torch.Generator().manual_seed(seed), images_of(folder, "train")
     shares = torch._sample_dirichlet(torch.full((CLASSES,), 0.5), rng)
-    wanted = torch.bincount(torch.multinomial(shares, BATCH, replacement=True, generator=rng), minlength=CLASSES)
+    wanted = torch.bincount(torch.multinomial(shares, size, replacement=True, generator=rng), minlength=CLASSES)
     rest = torch.arange(LESSONS, len(images.targets))
     rest = rest[torch.randperm(len(rest), generator=rng)]
     chosen = torch.cat([rest[images.targets[rest] == label][: int(count)] for label, count in enumerate(wanted)])
@@ -77,21 +82,26 @@ def client(folder: str, seed: int) -> tuple[dm.Batch, Tensor]:
     return dm.Batch(images.inputs[chosen], images.targets[chosen]), wanted
 
 
-def measure(folder: str, model: str, optimiser: str, order: str, epochs: int, seed: int) -> tuple[float, float, float, float]:
-    """InsAcc and the share of right labels of rlu, InsAcc of ilrg, and the seconds of rlu."""
+def measure(folder: str, model: str, optimiser: str, order: str, epochs: int, seed: int) -> tuple[float, ...]:
+    """InsAcc and the share of right labels of rlu, both of ilrg, and the processor's seconds of rlu."""
     torch.set_num_threads(1)
-    batch, wanted = client(folder, seed)
-    training = dm.FedAvg(epochs=epochs, mini_batch=MINI_BATCH, shuffle=order == "shuffled", **OPTIMISERS[optimiser])
+    passes = {"epochs": 1, "mini_batch": BATCH} if order == "once" else {"epochs": epochs, "mini_batch": MINI_BATCH}
+    batch, wanted = client(folder, seed, BATCH * epochs if order == "once" else BATCH)
+    training = dm.FedAvg(shuffle=order == "shuffled", **passes, **OPTIMISERS[optimiser])
     known = {"training": training, "auxiliary": images_of(folder, "test"), "normalization": dm.Normalization(mean=MEAN, std=STD)}
     exposure = dm.observe(network(folder, model == "trained"), batch, seed=seed, **known)
-    started = time.perf_counter()
+    started = time.process_time()
     counts = dm.recover_labels(exposure, "rlu", seed=seed).counts
-    seconds = time.perf_counter() - started
+    seconds = time.process_time() - started
     try:
-        other = agreement(dm.recover_labels(exposure, "ilrg", seed=seed).counts, wanted)
+        other = dm.recover_labels(exposure, "ilrg", seed=seed).counts
     except Refused:
-        other = float("nan")
-    return agreement(counts, wanted), float(torch.minimum(counts, wanted).sum()) / BATCH, other, seconds
+        return agreement(counts, wanted), right(counts, wanted), float("nan"), float("nan"), seconds
+    return agreement(counts, wanted), right(counts, wanted), agreement(other, wanted), right(other, wanted), seconds
+
+
+def right(counts: Tensor, wanted: Tensor) -> float:
+    return float(torch.minimum(counts, wanted).sum() / wanted.sum())
 
 
 def agreement(counts: Tensor, wanted: Tensor) -> float:
@@ -111,7 +121,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--epochs", type=int, nargs="+", default=[1, 2, 5, 10])
     parser.add_argument("--optimisers", nargs="+", default=list(OPTIMISERS), choices=list(OPTIMISERS))
-    parser.add_argument("--orders", nargs="+", default=["fixed", "shuffled"], choices=["fixed", "shuffled"])
+    parser.add_argument("--orders", nargs="+", default=["fixed", "shuffled"], choices=["fixed", "shuffled", "once"])
     parser.add_argument("--models", nargs="+", default=["untrained", "trained"], choices=["untrained", "trained"])
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--record", type=Path)
@@ -128,15 +138,8 @@ def main() -> None:
         for (model, optimiser, order, epochs), results in waiting.items():
             found = [statistics.mean(column) for column in zip(*(one.result() for one in results))]
             names = [model, optimiser, order, epochs]
-            rows.append(
-                [
-                    *names,
-                    round(found[0], 3),
-                    round(found[1], 3),
-                    "refused" if np.isnan(found[2]) else round(found[2], 3),
-                    round(found[3], 1),
-                ]
-            )
+            figures = ["refused" if np.isnan(one) else round(one, 3) for one in found[:-1]]
+            rows.append([*names, *figures, round(found[-1], 1)])
             print(*rows[-1], sep="  ", flush=True)
             if chosen.record:
                 write_measurement(chosen.record, f"{seeds[0]} to {seeds[-1]}", COLUMNS, rows, [said])

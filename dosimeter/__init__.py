@@ -28,10 +28,11 @@ if TYPE_CHECKING:
     from dosimeter.engines.identifiability import identifiability
     from dosimeter.inspection.inspect import inspect
     from dosimeter.interfaces import Client, Exposure, Public
-    from dosimeter.registry import attack, defense, feature_recovery, label_recovery
+    from dosimeter.registry import attack, defense, feature_recovery, label_recovery, privacy
     from dosimeter.runs.audit import Audit, audit, read
     from dosimeter.runs.ceilings import Ceilings, ceilings
     from dosimeter.runs.dose import dose
+    from dosimeter.runs.dp_guarantee import DPGuarantee, dp_guarantee
     from dosimeter.runs.membership import MembershipEstimate, test_membership
     from dosimeter.runs.server import reconstruct, recover_features, recover_labels, recover_maps, recover_targets, recover_tokens
     from dosimeter.surfaces.scoring import score
@@ -56,11 +57,12 @@ _HOMES = {
     "dosimeter.captures.aggregate": ("aggregate",),
     "dosimeter.captures.capture": ("Capture",),
     "dosimeter.runs.dose": ("dose",),
+    "dosimeter.runs.dp_guarantee": ("DPGuarantee", "dp_guarantee"),
     "dosimeter.captures.store": ("read_capture", "write_capture"),
     "dosimeter.runs.audit": ("Audit", "audit", "read"),
     "dosimeter.runs.ceilings": ("Ceilings", "ceilings"),
     "dosimeter.runs.membership": ("MembershipEstimate", "test_membership"),
-    "dosimeter.registry": ("attack", "defense", "feature_recovery", "label_recovery"),
+    "dosimeter.registry": ("attack", "defense", "feature_recovery", "label_recovery", "privacy"),
     "dosimeter.client.observe": ("observe",),
     "dosimeter.client.receive": ("preflight", "receive"),
     "dosimeter.engines.identifiability": ("identifiability",),
@@ -98,6 +100,7 @@ __all__ = [
     "Ceilings",
     "Client",
     "CrossEntropy",
+    "DPGuarantee",
     "Exposure",
     "FeatureEstimate",
     "FedAvg",
@@ -125,12 +128,14 @@ __all__ = [
     "ceilings",
     "defense",
     "dose",
+    "dp_guarantee",
     "feature_recovery",
     "identifiability",
     "inspect",
     "label_recovery",
     "observe",
     "preflight",
+    "privacy",
     "read",
     "read_capture",
     "receive",

@@ -132,6 +132,13 @@ def _parser() -> argparse.ArgumentParser:
     capture.add_argument("action", choices=("show",), help="show: the facts of the capture and its tensors")
     capture.add_argument("path", metavar="FILE | DIR", help="a capture, or a folder of captures")
 
+    privacy = _add(commands, "privacy", _privacy, "set the ε that was typed beside the ε that holds, and the ε that a trial shows")
+    privacy.add_argument("name", metavar="NAME", help="a privacy setting of a framework: see `dosimeter list privacy`")
+    privacy.add_argument("words", nargs="*", metavar="key=value", help="its options")
+    privacy.add_argument("--rounds", type=int, default=1, metavar="N", help="in which the client takes part (default: %(default)s)")
+    privacy.add_argument("--delta", type=float, metavar="δ", help="at which ε is counted (default: the setting's own, or 1e-5)")
+    privacy.add_argument("--trials", type=int, metavar="N", help="draws of what leaves, for each of two neighbours (default: 20000)")
+
     for named in (audit, run, sweep, again, inspect, generator):
         named.add_argument(
             "--allow-code", action="append", default=[], metavar="MODULE", help="let the file's model, MODULE:FUNCTION, run its code"
@@ -308,6 +315,17 @@ def _capture(options: argparse.Namespace) -> int:
         _print_json(found)
     else:
         print_captures(found)
+    return 0
+
+
+def _privacy(options: argparse.Namespace) -> int:
+    from dosimeter.terminal.privacy import print_guarantee, read_guarantee
+
+    found = read_guarantee(options.name, options.words, rounds=options.rounds, delta=options.delta, trials=options.trials)
+    if options.json:
+        _print_json({"readings": found.as_table(), "caveats": list(found.caveats)})
+    else:
+        print_guarantee(found)
     return 0
 
 

@@ -24,6 +24,7 @@ from dosimeter.types import (
     MapEstimate,
     Normalization,
     Outcome,
+    PrivacyReading,
     ProtectedUnit,
     Reconstruction,
     Refused,
@@ -256,6 +257,34 @@ class Defense(Method):
     def encoding(self, before: Encoding) -> Encoding:
         """How compactly an update can be encoded after this defense."""
         return before
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrivacySetting(Method):
+    """A privacy setting as a framework takes it: what it states, and what can be proved of what the framework's code does."""
+
+    framework: ClassVar[str] = ""  # whose code was read, with the version
+
+    @abstractmethod
+    def readings(self, rounds: int, delta: float | None = None) -> tuple[PrivacyReading, ...]:
+        """What is stated and what is proved after so many rounds of one client, at δ. Without one, it is the setting's own, or 1e-5."""
+
+    def trial(self, reading: PrivacyReading, rounds: int, draws: int, rng: Generator) -> tuple[Tensor, Tensor] | None:
+        """Scores (draws,) of what leaves for each of the two neighbours that are easiest to tell apart; None where nobody knows them."""
+        return None
+
+    def caveats(self) -> tuple[str, ...]:
+        """What the proofs leave out, one sentence each."""
+        return ()
+
+    def declared(self, unit: float) -> tuple[tuple[str, dict[str, Any]], ...]:
+        """The defenses, by name and options, that this setting is to an update whose weights moved by `unit` times itself."""
+        return ()
+
+    @classmethod
+    def read(cls, thing: Any) -> dict[str, Any] | None:
+        """The options of this setting in a framework's own object; None where the object is another."""
+        return None
 
 
 @dataclass(frozen=True, kw_only=True)

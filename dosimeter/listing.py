@@ -7,12 +7,26 @@ from typing import Any
 
 from dosimeter.config import describe
 from dosimeter.options import OptionError
-from dosimeter.registry import BOUNDS, DATASETS, DEFENSES, LOSSES, METRICS, MODELS, SAMPLERS, TRAININGS, Registry, options_of, suggestion
+from dosimeter.registry import (
+    BOUNDS,
+    DATASETS,
+    DEFENSES,
+    LOSSES,
+    METRICS,
+    MODELS,
+    PRIVACY,
+    SAMPLERS,
+    TRAININGS,
+    Registry,
+    options_of,
+    suggestion,
+)
 from dosimeter.surfaces.surface import surfaces
 
 CLIENT_SIDE: dict[str, Registry[Any]] = {
     "bounds": BOUNDS,
     "defenses": DEFENSES,
+    "privacy": PRIVACY,
     "losses": LOSSES,
     "trainings": TRAININGS,
     "metrics": METRICS,

@@ -34,6 +34,7 @@ THREAT_MODEL: dict[str, Any] = {
     "directions": Optional[NonNegativeInt],
     "directions_so_far": Optional[NonNegativeInt],
     "epsilon_so_far": Number,
+    "privacy": Parts,
     "needs": Texts,
 }
 DETAILS: dict[str, Any] = {
@@ -59,6 +60,8 @@ DETAILS: dict[str, Any] = {
     "unavailable": dict[str, str],
 }
 GUARANTEE: dict[str, Any] = {"epsilon": Number, "delta": Number, "unit": str, "source": str}
+READING: dict[str, Any] = {"setting": str, "rounds": NonNegativeInt, "unit": str, "change": str, "against": str, "reason": str}
+READING |= dict.fromkeys(("stated", "proved", "shown", "delta", "found"), Number)
 EVIDENCE: dict[str, Any] = field_types(Evidence)
 EXACT: dict[str, Any] = {"outcome": Outcome, "seconds": FiniteFloat}  # narrower than the type of the record's field
 
@@ -87,6 +90,8 @@ def parse_record(line: bytes | str) -> Record:
     _check_table(DETAILS, record.details, "details")
     for position, guarantee in enumerate(record.details.get("guarantees", [])):
         _check_table(GUARANTEE, guarantee, f"details.guarantees[{position}]")
+    for position, reading in enumerate(record.threat_model.get("privacy", [])):
+        _check_table(READING, reading, f"threat_model.privacy[{position}]")
     for position, shown in enumerate(record.evidence):
         path = f"evidence[{position}]"
         if missing := {"kind", "recovered"} - set(shown):

@@ -23,6 +23,7 @@ from dosimeter.interfaces import (
     MapRecovery,
     Method,
     Metric,
+    PrivacySetting,
     Sampler,
     TargetRecovery,
     TokenRecovery,
@@ -219,12 +220,26 @@ TARGETS: Registry[TargetRecovery] = Registry("target recovery", "dosimeter.targe
 TOKENS: Registry[TokenRecovery] = Registry("token recovery", "dosimeter.tokens", TokenRecovery)
 ATTACKS: Registry[Attack] = Registry("attack", "dosimeter.attacks", Attack)
 BOUNDS: Registry[Bound] = Registry("bound", "dosimeter.bounds", Bound)
+PRIVACY: Registry[PrivacySetting] = Registry("privacy setting", "dosimeter.privacy_settings", PrivacySetting)
 METRICS: Registry[Metric] = Registry("metric", "dosimeter.metrics", Metric)
 MODELS: Registry[Any] = Registry("model", "dosimeter.models")
 DATASETS: Registry[Any] = Registry("data set", "dosimeter.data")
 SAMPLERS: Registry[Sampler] = Registry("sampler", "dosimeter.data.samplers", Sampler)
 
-METHODS: tuple[Registry[Any], ...] = (LABELS, FEATURES, TARGETS, MAPS, TOKENS, ATTACKS, BOUNDS, DEFENSES, LOSSES, TRAININGS, METRICS)
+METHODS: tuple[Registry[Any], ...] = (
+    LABELS,
+    FEATURES,
+    TARGETS,
+    MAPS,
+    TOKENS,
+    ATTACKS,
+    BOUNDS,
+    DEFENSES,
+    PRIVACY,
+    LOSSES,
+    TRAININGS,
+    METRICS,
+)
 
 
 def attack(name: str, /, **options: Any) -> Attack:
@@ -235,6 +250,25 @@ def attack(name: str, /, **options: Any) -> Attack:
 def defense(name: str, /, **options: Any) -> Defense:
     """A defense by its name in `dosimeter list`, with its options."""
     return DEFENSES.build(name, **options)
+
+
+def privacy(setting: str | PrivacySetting | Any, /, **options: Any) -> PrivacySetting:
+    """A privacy setting by its name in `dosimeter list` with its options, or as a framework's own object, such as Flower's `LocalDpMod`."""
+    if isinstance(setting, (str, PrivacySetting)):
+        return PRIVACY.resolve(setting, **options)
+    if (read := privacy_of(setting, **options)) is not None:
+        return read
+    known = f"a name out of {', '.join(PRIVACY)}, or a framework's own object"
+    raise TypeError(f"privacy: expected {known}, got {type(setting).__name__}")
+
+
+def privacy_of(thing: Any, **options: Any) -> PrivacySetting | None:
+    """The privacy setting in a framework's own object; None where it is none that is known."""
+    for name in PRIVACY:
+        entry: Any = PRIVACY.entry(name)
+        if (found := entry.read(thing)) is not None:
+            return PRIVACY.build(name, **(found | options))
+    return None
 
 
 def label_recovery(name: str, /, **options: Any) -> LabelRecovery:

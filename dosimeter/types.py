@@ -203,6 +203,21 @@ class Guarantee:
     source: str  # the defenses that give it, and the accountant
 
 
+@dataclass(frozen=True, kw_only=True)
+class PrivacyReading:
+    """What a privacy setting states, and what holds, for one kind of neighbour against one kind of reader."""
+
+    unit: ProtectedUnit
+    change: Literal["replaced", "left out"]  # how neighbouring data sets differ in one unit
+    against: str  # who reads, such as "the server"
+    stated: float | None  # the ε that was typed, or that the framework counts; None where it states none
+    proved: float  # the ε that holds in all rounds together; infinite where nothing is proved
+    delta: float
+    found: float  # the most members that any test finds at 1 % false alarms
+    reason: str  # the theorem with its figures, or why nothing is proved
+    shown: float | None = None  # an ε that a trial of the mechanism exceeds, with 95 % confidence; None: no trial
+
+
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Estimate:
     """What a method of any surface found."""

@@ -22,6 +22,7 @@ from dosimeter.interfaces import (
     Loss,
     MapRecovery,
     Metric,
+    PrivacySetting,
     TargetRecovery,
     TokenRecovery,
     Training,
@@ -36,6 +37,7 @@ from dosimeter.registry import (
     MAPS,
     METHODS,
     METRICS,
+    PRIVACY,
     TARGETS,
     TOKENS,
     TRAININGS,
@@ -236,6 +238,7 @@ def test_switching_a_defense_on_does_not_move_the_attack(name, classifier, batch
 def test_every_interface_has_its_registry():
     wanted = {LABELS: LabelRecovery, FEATURES: FeatureRecovery, MAPS: MapRecovery, TARGETS: TargetRecovery, TOKENS: TokenRecovery}
     wanted |= {ATTACKS: Attack, DEFENSES: Defense, BOUNDS: Bound, LOSSES: Loss, TRAININGS: Training, METRICS: Metric}
+    wanted |= {PRIVACY: PrivacySetting}
     assert {registry: registry.interface for registry in METHODS} == wanted
     assert {"idlg", "ilrg"} <= set(LABELS)
     assert {"dlg", "inverting_gradients"} <= set(ATTACKS)

@@ -14,13 +14,13 @@ from dosimeter.artefacts import fingerprint
 from dosimeter.client.kinds import Kind
 from dosimeter.client.receive import receive
 from dosimeter.config import construct, describe
-from dosimeter.interfaces import Defense, Exposure, Loss, Training
+from dosimeter.interfaces import Defense, Exposure, Loss, PrivacySetting, Training
 from dosimeter.options import NonNegativeInt, OptionError, PositiveInt, check_fields, mismatch
 from dosimeter.record_schema import check_plain
 from dosimeter.registry import DEFENSES
 from dosimeter.types import Batch, Normalization
 
-FORMAT = 1  # raised where a key is added, or where one changes its meaning
+FORMAT = 2  # raised where a key is added, or where one changes its meaning
 HASH_DIGITS = 64  # of SHA-256
 LONGEST_NAME = 128  # characters of a client's or a framework's name
 
@@ -37,6 +37,7 @@ class Facts:
     training: Training | None = None
     loss: Loss | None = None
     defenses: tuple[Defense, ...] = ()
+    privacy: PrivacySetting | None = None
     batch_size: PositiveInt | None = None
     input_shape: tuple[PositiveInt, ...] | None = None
     normalization: Normalization | None = None
@@ -64,7 +65,10 @@ class Capture(Facts):
         return Facts(**{each.name: getattr(self, each.name) for each in fields(Facts)})
 
     def receive(self, model: nn.Module, *, auxiliary: Batch | None = None, check_kind: bool = True, **facts: Any) -> Exposure:
-        """The exposure, given the model that was sent. `facts` override what the capture says."""
+        """The exposure, given the model that was sent. `facts` override what the capture says.
+
+        Where a privacy setting is known and no defense is declared, what the setting does to the update is declared for it.
+        """
         if self.before and hash_of(model.state_dict()) != self.before:
             raise ValueError(
                 f"model: these are not the weights that were sent; the capture names a model with the hash {self.before[:16]}…"
@@ -75,7 +79,16 @@ class Capture(Facts):
             together = DEFENSES.resolve("secure_aggregation", clients=self.clients, sizes=self.sizes)
             facts = {"defenses": (together, *facts.get("defenses", self.defenses))} | {k: v for k, v in facts.items() if k != "defenses"}
         known = {name: getattr(self, name) for name in ("training", "loss", "defenses", "batch_size", "input_shape", "normalization")}
-        return receive(model, self.update, kind=self.kind, auxiliary=auxiliary, check_kind=check_kind, **(known | facts))
+        known |= facts
+        setting = known.pop("privacy", self.privacy)
+        if setting is not None and not known["defenses"] and (declared := setting.declared(self._unit(known))):
+            known["defenses"] = tuple(DEFENSES.build(name, **options) for name, options in declared)
+            check_kind = False  # the digits that tell the kinds apart are gone
+        return receive(model, self.update, kind=self.kind, auxiliary=auxiliary, check_kind=check_kind, **known)
+
+    def _unit(self, known: Mapping[str, Any]) -> float:
+        """What turns a change of weights into a gradient."""
+        return 1.0 if self.kind == "gradient" or known["training"] is None else known["training"].unit(known["batch_size"])
 
 
 def hash_of(state: Mapping[str, Tensor]) -> str:

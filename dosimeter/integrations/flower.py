@@ -14,6 +14,7 @@ from dosimeter.captures.capture import Capture
 from dosimeter.captures.store import write_capture
 from dosimeter.inspection.inspect import inspect
 from dosimeter.interfaces import Exposure
+from dosimeter.registry import privacy, privacy_of
 
 try:
     import flwr
@@ -36,12 +37,13 @@ class CapturingStrategy(Strategy):
         strategy = CapturingStrategy(FedAvg(), "captures", training=dm.FedAvg(learning_rate=0.1), input_shape=(3, 32, 32))
 
     Wrap the strategy that is nearest to the clients: a wrapper outside sees every reply as it came. `facts` are those of
-    `dm.write_capture`. A reply that cannot be written is logged, and training goes on.
+    `dm.write_capture`. A strategy for differential privacy is read, and its setting written too. A reply that cannot be written is
+    logged, and training goes on.
     """
 
     def __init__(self, strategy: Strategy, folder: str | Path, *, kind: str = "weights", **facts: Any) -> None:
         self.strategy, self.folder = strategy, Path(folder)
-        self.facts = {"kind": kind, "framework": FRAMEWORK, **facts}
+        self.facts = {"kind": kind, "framework": FRAMEWORK, "privacy": privacy_of(strategy), **_with_setting(facts)}
         self._sent: dict[int, dict[str, Tensor]] = {}  # by the client's node id
 
     def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
@@ -72,9 +74,9 @@ class CaptureMod:
 
         app = ClientApp(mods=[CaptureMod("captures", training=dm.FedAvg(learning_rate=0.1)), LocalDpMod(...)])
 
-    With `model`, the model that arrives is first loaded into a copy of it and inspected, and nothing is trained on a suspicious one. With
-    `forbid`, a function of the exposure that returns a reason or "", an update is held back where there is a reason: the server gets an
-    error in its place. `dosimeter.integrations.gates.proved` is such a function.
+    `privacy` may be the `LocalDpMod` itself. With `model`, the model that arrives is first loaded into a copy of it and inspected, and
+    nothing is trained on a suspicious one. With `forbid`, a function of the exposure that returns a reason or "", an update is held back
+    where there is a reason: the server gets an error in its place. `dosimeter.integrations.gates.proved` is such a function.
     """
 
     def __init__(
@@ -89,7 +91,7 @@ class CaptureMod:
         if forbid is not None and model is None:
             raise ValueError("forbid: expected `model` beside it, since an update is judged together with its model")
         self.folder, self.model, self.forbid = None if folder is None else Path(folder), model, forbid
-        self.facts = {"kind": kind, "framework": FRAMEWORK, **facts}
+        self.facts = {"kind": kind, "framework": FRAMEWORK, **_with_setting(facts)}
 
     def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         if not message.metadata.message_type.startswith("train"):
@@ -117,6 +119,11 @@ class CaptureMod:
             if reason:
                 return _held_back(message, reason)
         return reply
+
+
+def _with_setting(facts: dict[str, Any]) -> dict[str, Any]:
+    """The facts, with a privacy setting in place of a framework's own object."""
+    return facts if facts.get("privacy") is None else facts | {"privacy": privacy(facts["privacy"])}
 
 
 def _tensors(message: Message) -> dict[str, Tensor]:

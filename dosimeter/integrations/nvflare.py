@@ -8,7 +8,7 @@ from typing import Any
 
 from dosimeter.captures.store import write_capture, write_model
 from dosimeter.interfaces import Training
-from dosimeter.registry import TRAININGS
+from dosimeter.registry import PRIVACY, TRAININGS, Registry
 
 try:
     import nvflare
@@ -38,7 +38,7 @@ class CaptureFilter(DXOFilter):
     As the last output filter it sees what leaves the client after all others. On the server, as an input filter, it sees what arrives. A
     file in each client's own folder is best: `folder` may hold "{client}". `training` is a name, or a table with the name and options,
     since a job's
-    configuration is JSON. `facts` are the other facts of `dm.write_capture`.
+    configuration is JSON. So is `privacy` among the facts. `facts` are the other facts of `dm.write_capture`.
     """
 
     def __init__(self, folder: str, training: str | dict[str, Any] | None = None, facts: dict[str, Any] | None = None) -> None:
@@ -53,6 +53,8 @@ class CaptureFilter(DXOFilter):
                 fl_ctx.set_prop(BEFORE, write_model(folder, dxo.data), private=True, sticky=True)
             else:
                 known = {"framework": FRAMEWORK, "before": fl_ctx.get_prop(BEFORE, ""), **(self.facts or {})}
+                if isinstance(known.get("privacy"), dict):
+                    known["privacy"] = _built(PRIVACY, known["privacy"])
                 training = _training_of(self.training)
                 number = shareable.get_header(AppConstants.CURRENT_ROUND, fl_ctx.get_prop(AppConstants.CURRENT_ROUND))
                 write_capture(folder, dxo.data, kind=KINDS[dxo.data_kind], round=number, client=client, training=training, **known)
@@ -70,5 +72,10 @@ def _client_of(shareable: Shareable, fl_ctx: FLContext) -> str:
 def _training_of(value: str | dict[str, Any] | None) -> Training | None:
     if value is None or isinstance(value, str):
         return None if value is None else TRAININGS.build(value)
-    options = dict(value)
-    return TRAININGS.build(options.pop("name"), **options)
+    return _built(TRAININGS, value)
+
+
+def _built(registry: Registry[Any], table: dict[str, Any]) -> Any:
+    """The method that a table with its name and options describes."""
+    options = dict(table)
+    return registry.build(options.pop("name"), **options)

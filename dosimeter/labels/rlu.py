@@ -33,9 +33,9 @@ class RLU(LabelRecovery):
     needs = frozenset({Knowledge.AUXILIARY, Knowledge.BATCH_SIZE})
     reads_any_update = True
     trust = 45
-    quick: ClassVar[dict[str, Any]] = {"simulations": 32, "rounds": 1}
+    quick: ClassVar[dict[str, Any]] = {"rounds": 1}
 
-    simulations: PositiveInt = 64
+    simulations: PositiveInt = 32
     rounds: PositiveInt = 2
 
     def __call__(self, exposure: Exposure, rng: Generator) -> LabelEstimate:

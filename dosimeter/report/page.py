@@ -17,6 +17,7 @@ from dosimeter.report.decision import in_plain_words, what_to_do
 from dosimeter.report.evidence import exhibits
 from dosimeter.report.findings import findings, headline_parts, verdict_matrix, warnings
 from dosimeter.report.limits import ceiling_text
+from dosimeter.report.promises import promises
 from dosimeter.report.sections import sections
 from dosimeter.report.settings import threat_model_lines
 from dosimeter.report.sweep import panels
@@ -61,6 +62,7 @@ def render(records: Sequence[Record], title: str | None = None) -> str:
             surfaces=surfaces(),
             tradeoff=costs,
             timelines=timelines(records),
+            promises=promises(records),
             percent=percent,
             ceiling=ceiling_text,
             times=times,

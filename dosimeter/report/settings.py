@@ -15,8 +15,8 @@ OF_THE_METHOD = frozenset({"labels", "needs", "auxiliary"})  # may differ betwee
 OF_THE_DRAW = frozenset(
     {"seed", "accuracy", "accuracy_on", "model_hash", "batch_hash", "update_hash"}
 )  # may differ between the seeds of one setting
-OF_THE_DRAW |= {"directions", "directions_so_far", "epsilon_so_far"}  # measured on the update, and shown as the dose
-TOLD_ELSEWHERE = frozenset({"batch_size_declared", "accuracy_on", "model_hash", "batch_hash", "needs"})
+OF_THE_DRAW |= {"directions", "directions_so_far", "epsilon_so_far", "privacy"}  # measured on the update, and shown as the dose
+TOLD_ELSEWHERE = frozenset({"batch_size_declared", "accuracy_on", "model_hash", "batch_hash", "needs", "privacy"})
 
 
 @dataclass(frozen=True, kw_only=True)

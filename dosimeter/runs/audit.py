@@ -17,20 +17,22 @@ from dosimeter.client.training import FedSGD
 from dosimeter.config import Surfaced, describe
 from dosimeter.engines.adaptation import adapt, distrust
 from dosimeter.engines.needs import check_needs
-from dosimeter.interfaces import Defense, Exposure, LabelRecovery, Loss, Recovery, Tampering, Training
+from dosimeter.interfaces import Defense, Exposure, LabelRecovery, Loss, PrivacySetting, Recovery, Tampering, Training
 from dosimeter.models.loading import ModelConfig
 from dosimeter.network.head import locate_head
 from dosimeter.network.leftovers import nothing_kept
 from dosimeter.network.model_state import copy_of
 from dosimeter.network.probing import join_inputs
-from dosimeter.options import OptionError, check_value
+from dosimeter.options import OptionError, PositiveInt, check_value
 from dosimeter.progress import Listener, Progress, listening
 from dosimeter.records import FILE_NAME, lock_folder, read_records, write_record
 from dosimeter.registry import DEFENSES, TRAININGS, suggestion
+from dosimeter.registry import privacy as privacy_setting
 from dosimeter.runs.audit_ceilings import AuditCeilings
 from dosimeter.runs.audited_client import DataConfig, client_from
 from dosimeter.runs.choosing import Budget, choose_methods, resolve_methods
 from dosimeter.runs.devices import choose_device, model_on, to_device
+from dosimeter.runs.dp_guarantee import with_guarantee
 from dosimeter.runs.experiment import failure_record, run
 from dosimeter.runs.exposures import Expose, Exposures
 from dosimeter.runs.measurement import AuditedClient, Measurement, Protocol, key_of
@@ -56,6 +58,8 @@ class Suite(Protocol, Surfaced):
     budget: Budget = "quick"  # of the methods chosen by "all": quick settings, or the published ones
     adaptive: bool = True  # run an attack that can counter the defenses twice: with its counter and without
     ceilings: bool = True  # compute what no attacker can exceed, where a bound is known
+    privacy: PrivacySetting | None = None  # whose ε is set beside what is found
+    rounds: PositiveInt = 1  # in which this client takes part, for that ε
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -154,6 +158,8 @@ def audit(
     budget: Budget = "quick",
     adaptive: bool = True,
     ceilings: bool = True,
+    privacy: PrivacySetting | str | Any = None,
+    rounds: int = 1,
     seed: int = 0,
     out: str | Path | None = None,
     max_seconds: float | None = None,
@@ -171,6 +177,7 @@ def audit(
     take its place, or noise where there are none. With `out`, each record is written as soon as it is made, and a killed audit
     resumes from there.
     With `ceilings`, each record of a surface with a known bound says what no attacker can exceed (`details["ceiling"]`).
+    With `privacy`, what `dm.privacy` takes, the records and the report set the ε that was typed beside the ε that holds after `rounds`.
     `max_seconds` limits the whole audit: its attacks share the time, and `cuts` of the result says what was cut or left out.
     `device` is where the audit runs: by default a GPU where there is one, else where the model is. The caller's objects stay
     where they are. `progress` is called with every step; "auto" shows a bar in terminals and notebooks and logs lines elsewhere.
@@ -181,6 +188,8 @@ def audit(
         "budget": budget,
         "adaptive": adaptive,
         "ceilings": ceilings,
+        "privacy": None if privacy is None else privacy_setting(privacy),
+        "rounds": rounds,
         "seed": seed,
     }
     if exposure is not None:
@@ -239,6 +248,7 @@ def run_suite(
     """
     if suite.attack_labels == "given" and not client.has_truth:
         raise ValueError("attack_labels: 'given' needs the private labels, which are not at hand; choose 'recovered'")
+    client = with_guarantee(client, suite.privacy, suite.rounds)
     timetable = Timetable(max_seconds)
     exposing = Exposures()
     exposure = exposing(client, suite, client.batch)  # a client that cannot be audited is refused here, before anything is written

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -24,11 +25,13 @@ from dosimeter.runs.audit import Audit, Suite, run_suite
 from dosimeter.runs.audited_client import DataConfig
 from dosimeter.runs.devices import check_device
 from dosimeter.runs.dose import dose
+from dosimeter.runs.dp_guarantee import with_guarantee
 from dosimeter.runs.measurement import AuditedClient
 from dosimeter.runs.received import protocol_of, received_client
 from dosimeter.types import Batch, Normalization
 
 PROTOCOL = ("training", "loss", "defenses")  # facts of a capture that a suite has under the same names
+SAID = (*PROTOCOL, "batch_size", "input_shape", "normalization", "privacy")  # facts that words may override
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,8 +71,8 @@ def prepare_received(
     client = received_client(exposure, private, origin=f"an update of {origin}")
     told = {"round": sent.round, "client": sent.client, "framework": sent.framework}
     named = client.description | {"model": config.model.name} | {name: value for name, value in told.items() if value not in (None, "")}
-    chosen = {name: getattr(config, name) for name in ("methods", "attack_labels", "budget", "adaptive", "seed")}
-    return replace(client, description=named), Suite(**protocol_of(exposure.public), **chosen)
+    chosen = {name: getattr(config, name) for name in ("methods", "attack_labels", "budget", "adaptive", "rounds", "seed")}
+    return replace(client, description=named), Suite(**protocol_of(exposure.public), **chosen, privacy=facts.privacy)
 
 
 def audit_received(
@@ -93,7 +96,7 @@ def audit_received(
     prepared = [prepare_received(words, capture=str(path), truth=truth) for path in captures_in(capture)]
     if not prepared:
         raise ValueError(f"{capture}: no captures there; `dm.write_capture` writes them")
-    clients = _with_doses([client for client, _ in prepared])
+    clients = _with_guarantees(_with_doses([client for client, _ in prepared]), [suite for _, suite in prepared])
     audits = [run_suite(client, suite, beside=clients, **options) for client, (_, suite) in zip(clients, prepared)]
     records = {record.key: record for one in audits for record in one.records}
     return Audit(records=tuple(records.values()), resumed=sum(one.resumed for one in audits))
@@ -112,14 +115,24 @@ def _with_doses(clients: Sequence[AuditedClient]) -> list[AuditedClient]:
     return [told[id(client)] for client in clients]
 
 
+def _with_guarantees(clients: Sequence[AuditedClient], suites: Sequence[Suite]) -> list[AuditedClient]:
+    """The clients, each with the ε of its privacy setting after all of its rounds so far."""
+    told, counted = [], Counter[str]()
+    for client, suite in zip(clients, suites):
+        name = str(client.description.get("client", ""))
+        counted[name] += 1
+        told.append(with_guarantee(client, suite.privacy, max(suite.rounds, counted[name])))
+    return told
+
+
 def _facts(config: ReceivedConfig, words: Mapping[str, Any], said: Facts) -> Facts:
     """The capture's facts, overridden by what the words name."""
-    named = {name: getattr(config, name) for name in (*PROTOCOL, "kind", "batch_size", "input_shape", "normalization") if name in words}
+    named = {name: getattr(config, name) for name in ("kind", *SAID) if name in words}
     return replace(said, **named)
 
 
 def _declared(facts: Facts) -> dict[str, Any]:
-    return {name: getattr(facts, name) for name in (*PROTOCOL, "batch_size", "input_shape", "normalization")}
+    return {name: getattr(facts, name) for name in SAID}
 
 
 def _model_state(config: ReceivedConfig, sent: Capture, capture: str | None, before: str | None) -> tuple[dict[str, Tensor], str]:

@@ -11,6 +11,7 @@ from rich.text import Text
 from dosimeter.numbers import percent, times
 from dosimeter.registry import METRICS
 from dosimeter.report.limits import ceiling_text, limits_sentence
+from dosimeter.report.promises import promises
 from dosimeter.report.tradeoff import Tradeoff, tradeoff
 from dosimeter.report.words import display_name
 from dosimeter.runs.audit import Audit
@@ -43,6 +44,9 @@ def print_audit(result: Audit, report: Path) -> None:
     for record in result.records:
         if record.surface in surface_names() and record.surface not in judged:
             console.print(verdict_line(record.surface, Verdict.NOT_MEASURED, display_name(record), record.reason))
+    for promise in promises(result.records):
+        said = f"stated {promise.stated}, proved {promise.proved}, a trial shows {promise.trial}"
+        console.print(Text.assemble((f"ε of {promise.whom}: ", "bold"), f"{said} ({promise.reason})"))
     if costs is not None:
         _print_tradeoff(console, costs)
     console.print(f"report: {report}", soft_wrap=True)

@@ -39,8 +39,8 @@ def _summary(path: Path, capture: Capture) -> dict[str, Any]:
     return {
         "file": str(path),
         "format": FORMAT,
-        **{name: facts.get(name) for name in ("kind", "round", "client", "clients", "training", "loss", "defenses", "batch_size")},
-        **{name: facts.get(name) for name in ("input_shape", "normalization", "mode", "framework", "before")},
+        **{name: facts.get(name) for name in ("kind", "round", "client", "clients", "training", "loss", "defenses")},
+        **{name: facts.get(name) for name in ("privacy", "batch_size", "input_shape", "normalization", "mode", "framework", "before")},
         "model_is_beside": read_model(path, capture) is not None,
         "tensors": len(capture.update),
         "numbers": sum(tensor.numel() for tensor in capture.update.values()),

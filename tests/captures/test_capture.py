@@ -16,6 +16,7 @@ FACTS = {
     "training": dm.FedAvg(learning_rate=0.05, epochs=2, mini_batch=8, momentum=0.9),
     "loss": dm.CrossEntropy(smoothing=0.1),
     "defenses": (dm.defense("gaussian_noise", std=0.01),),
+    "privacy": dm.privacy("flower_local_dp", clipping_norm=1.0, sensitivity=2.0, epsilon=1.0, delta=1e-5),
     "batch_size": 32,
     "input_shape": (1, 8, 8),
     "normalization": dm.Normalization(mean=(0.5,), std=(0.25,)),
@@ -36,7 +37,7 @@ def test_facts_survive_json():
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"format": FORMAT + 1}, "format: is 2, and this version of Dosimeter reads formats up to 1; install a newer one"),
+        ({"format": FORMAT + 1}, "format: is 3, and this version of Dosimeter reads formats up to 2; install a newer one"),
         ({"format": True}, "format: expected a positive int"),
         ({"kind": "weight"}, "kind: expected one of"),
         ({"round": -1}, "round: expected an int of at least 0, got -1"),

@@ -56,8 +56,8 @@ def success_bound(
         value = float(ndtr(ndtri(chance) + math.sqrt(steps) / noise_multiplier))
         return SuccessBound(value=value, low=value, high=value, confidence=1.0, chance=chance)
     setting = (noise_multiplier, sample_rate, steps, draws, rng or torch.Generator().manual_seed(0))
-    without = _log_ratios(*setting, drawn=False).sort(descending=True).values  # under ν
-    present = _log_ratios(*setting, drawn=True)  # under μ
+    without = log_ratios(*setting, drawn=False).sort(descending=True).values  # under ν
+    present = log_ratios(*setting, drawn=True)  # under μ
     doubt = (1 - confidence) / 4  # two thresholds and two probabilities share it
     fewest, most = int(binom.ppf(doubt, draws, chance)), int(binom.ppf(1 - doubt, draws, chance)) + 1
     value = float((present >= _threshold(without, round(draws * chance))).double().mean())
@@ -66,7 +66,7 @@ def success_bound(
     return SuccessBound(value=max(value, chance), low=max(low, chance), high=max(high, chance), confidence=confidence, chance=chance)
 
 
-def _log_ratios(noise: float, rate: float, steps: int, draws: int, rng: Generator, *, drawn: bool) -> Tensor:
+def log_ratios(noise: float, rate: float, steps: int, draws: int, rng: Generator, *, drawn: bool) -> Tensor:
     """log μ(w)/ν(w) at draws w of μ (`drawn`) or of ν: the sum of log(1 − q + q·exp((w − 1/2)/σ²)) over the steps. (draws,)"""
     total = torch.zeros(draws, dtype=torch.float64)
     rows = max(1, DRAWS_AT_ONCE // draws)
