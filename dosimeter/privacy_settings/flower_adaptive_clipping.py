@@ -11,7 +11,7 @@ from dosimeter.interfaces import PrivacySetting
 from dosimeter.options import FiniteFloat, Fraction, OptionError, PositiveFloat, PositiveInt
 from dosimeter.privacy_settings.flower_fixed_clipping import FALSE_ALARMS, caveats_of, open_to_server
 from dosimeter.registry import PRIVACY
-from dosimeter.types import PrivacyReading
+from dosimeter.types import PrivacyReading, ProtectedUnit
 
 BEYOND = 12.0  # deviations that the noise on the count does not exceed, but with the probability below
 TAIL = 2e-33
@@ -80,6 +80,10 @@ class FlowerAdaptiveClipping(PrivacySetting):
         why = f"noise that may be {self.least_factor:.3g} of what the norm asks for, since Flower takes the next round's norm"
         if self.largest_share is None:
             why += "; clients may weigh anything, since largest_share is not said"
+        neighbours: tuple[tuple[ProtectedUnit, Literal["replaced", "left out"], int], ...] = (
+            ("client", "left out", 1),
+            ("sample", "replaced", 2),
+        )
         others = [
             PrivacyReading(
                 unit=unit,
@@ -91,7 +95,7 @@ class FlowerAdaptiveClipping(PrivacySetting):
                 found=min(1.0, found_members(FALSE_ALARMS, moved=self.moved(rounds, times)) + rounds * TAIL),
                 reason=why,
             )
-            for unit, change, times in (("client", "left out", 1), ("sample", "replaced", 2))
+            for unit, change, times in neighbours
         ]
         return (open_to_server(self.clipped_by, None, delta), *others)
 

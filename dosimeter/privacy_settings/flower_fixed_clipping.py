@@ -13,7 +13,7 @@ from dosimeter.engines.gaussian_mechanism import exact_epsilon, found_members
 from dosimeter.interfaces import PrivacySetting
 from dosimeter.options import FiniteFloat, Fraction, PositiveFloat, PositiveInt
 from dosimeter.registry import PRIVACY
-from dosimeter.types import PrivacyReading
+from dosimeter.types import PrivacyReading, ProtectedUnit
 
 FALSE_ALARMS = 0.01
 UNPROTECTED = {
@@ -73,6 +73,10 @@ class FlowerFixedClipping(PrivacySetting):
         if self.largest_share is None:
             why += "; clients may weigh anything, since largest_share is not said"
         turned = f"one sample may turn its client's update round, which moves the mean twice as far: {why}"
+        neighbours: tuple[tuple[ProtectedUnit, Literal["replaced", "left out"], float, str], ...] = (
+            ("client", "left out", self.moved(rounds), why),
+            ("sample", "replaced", 2 * self.moved(rounds), turned),
+        )
         others = [
             PrivacyReading(
                 unit=unit,
@@ -84,10 +88,7 @@ class FlowerFixedClipping(PrivacySetting):
                 found=found_members(FALSE_ALARMS, moved=moved),
                 reason=reason,
             )
-            for unit, change, moved, reason in (
-                ("client", "left out", self.moved(rounds), why),
-                ("sample", "replaced", 2 * self.moved(rounds), turned),
-            )
+            for unit, change, moved, reason in neighbours
         ]
         return (open_to_server(self.clipped_by, self.stated, delta), *others)
 
