@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +14,11 @@ from torch import Tensor, nn
 from dosimeter.client.kinds import Kind
 from dosimeter.models.loading import without_prefix
 from dosimeter.types import Update
+
+MAGNITUDE = re.compile(r"(\.lora_magnitude_vector)\.[^.]+\.weight$")  # of PEFT's DoRA
+ADAPTER = re.compile(r"(\.lora_[A-Za-z_]+)\.[^.]+(?=\.|$)")  # of PEFT: the name of an adapter behind its matrices
+SAVED = re.compile(r"\.modules_to_save\.[^.]+")
+BASE = re.compile(r"\.base_layer(?=\.)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +49,8 @@ def sort_tensors(model: nn.Module, update: Any) -> SentTensors:
     named = {str(name): _as_tensor(value, str(name)).to(device) for name, value in without_prefix(dict(update)).items()}
     first = {id(parameter): name for name, parameter in model.named_parameters()}
     aliases = {name: first[id(parameter)] for name, parameter in model.named_parameters(remove_duplicate=False)}
+    adapters = adapter_names(model)
+    named = {name if name in aliases else adapters.get(name, name): value for name, value in named.items()}
     buffers = dict(model.named_buffers(remove_duplicate=False))
     parameters: Update = {}
     for name, tensor in named.items():
@@ -54,6 +62,22 @@ def sort_tensors(model: nn.Module, update: Any) -> SentTensors:
         unknown=tuple(name for name in named if name not in aliases and name not in buffers),
         absent=tuple(name for name, p in model.named_parameters() if p.requires_grad and name not in parameters),
     )
+
+
+def adapter_names(model: nn.Module) -> dict[str, str]:
+    """The names that PEFT gives an adapter's parameters in its `get_peft_model_state_dict`, and the model's own names for them.
+
+    PEFT leaves the adapter's name out: `fc.lora_A.default.weight` is sent as `fc.lora_A.weight`, and `head.modules_to_save.default.weight`
+    as `head.weight`. A wrapped layer's own weight, `fc.base_layer.weight`, is `fc.weight` in the model before. Of several adapters,
+    the one that is trained counts; a name that stays ambiguous is left out.
+    """
+    found: dict[str, list[tuple[bool, str]]] = {}
+    for name, parameter in model.named_parameters():
+        short = BASE.sub("", SAVED.sub("", ADAPTER.sub(r"\1", MAGNITUDE.sub(r"\1", name))))
+        if short != name:
+            found.setdefault(short, []).append((parameter.requires_grad, name))
+    trained = {short: [name for learns, name in names if learns] or [name for _, name in names] for short, names in found.items()}
+    return {short: names[0] for short, names in trained.items() if len(names) == 1}
 
 
 def convert(sent: SentTensors, model: nn.Module, kind: Kind, unit: float, decay: float = 1.0) -> Converted:

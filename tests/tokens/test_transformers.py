@@ -1,5 +1,7 @@
 """GPT-2 and BERT of the package Transformers, with random weights, a tokenizer's dictionary, shared weights and LoRA of PEFT."""
 
+import copy
+
 import pytest
 import torch
 
@@ -71,6 +73,23 @@ def test_causal_language_models_give_away_all_but_the_last_token():
     exposure = dm.observe(model, dm.Batch(ids, ids), loss=dm.TokenCrossEntropy(shift=True))
     assert dm.recover_tokens(exposure, "embedding_rows").certified == set(ids[:, :-1].flatten().tolist())
     assert sorted(dm.recover_tokens(exposure, "dager").sequences) == sorted(map(tuple, ids[:, :-1].tolist()))
+
+
+def test_a_state_dict_of_peft_is_received(texts):
+    """One step of SGD on the adapter, sent as PEFT names it: the text is proved from what was received."""
+    peft = pytest.importorskip("peft", reason="peft is not installed")
+    model = built("GPT2ForSequenceClassification", transformers.GPT2Config(**GPT2))
+    settings = peft.LoraConfig(r=16, target_modules=["c_attn", "c_fc"], init_lora_weights=False, fan_in_fan_out=True)
+    server = peft.get_peft_model(model, settings).eval()
+    client, one = copy.deepcopy(server), {name: tensor[:1] for name, tensor in texts.items()}
+    optimizer = torch.optim.SGD([parameter for parameter in client.parameters() if parameter.requires_grad], lr=0.1)
+    torch.nn.functional.cross_entropy(client(**one).logits, torch.tensor([1])).backward()
+    optimizer.step()
+    sent, training = peft.get_peft_model_state_dict(client), dm.FedAvg(learning_rate=0.1, steps=1)
+    exposure = dm.receive(server, sent, kind="weights", training=training, batch_size=1, input_shape=(8,))
+    found = dm.recover_tokens(exposure, "dager")
+    assert list(found.sequences) == [tuple(one["input_ids"][0].tolist())]
+    assert all(found.certified_sequences)
 
 
 def test_lora_of_peft(texts):
