@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from dosimeter.client.observe import observe
     from dosimeter.client.receive import preflight, receive
     from dosimeter.client.training import FedAvg, FedSGD
+    from dosimeter.columns import Category, Columns, Number
     from dosimeter.engines.identifiability import identifiability
     from dosimeter.inspection.inspect import inspect
     from dosimeter.interfaces import Client, Exposure, Public
@@ -65,6 +66,7 @@ _HOMES = {
     "dosimeter.registry": ("attack", "defense", "feature_recovery", "label_recovery", "privacy"),
     "dosimeter.client.observe": ("observe",),
     "dosimeter.client.receive": ("preflight", "receive"),
+    "dosimeter.columns": ("Category", "Columns", "Number"),
     "dosimeter.engines.identifiability": ("identifiability",),
     "dosimeter.inspection.inspect": ("inspect",),
     "dosimeter.client.losses": ("BinaryCrossEntropy", "CrossEntropy", "Focal", "SquaredError", "TokenCrossEntropy"),
@@ -96,9 +98,11 @@ __all__ = [
     "Batch",
     "BinaryCrossEntropy",
     "Capture",
+    "Category",
     "Ceiling",
     "Ceilings",
     "Client",
+    "Columns",
     "CrossEntropy",
     "DPGuarantee",
     "Exposure",
@@ -112,6 +116,7 @@ __all__ = [
     "MapEstimate",
     "MembershipEstimate",
     "Normalization",
+    "Number",
     "Outcome",
     "Public",
     "Reconstruction",

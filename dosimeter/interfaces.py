@@ -460,6 +460,10 @@ class Metric(Method):
     @abstractmethod
     def __call__(self, recovered: Tensor, truth: Tensor) -> Tensor: ...
 
+    def applies(self, shape: tuple[int, ...] | None) -> bool:
+        """Whether the metric is made for samples of `shape` at all, so that a missing score is worth a word."""
+        return True
+
     def unavailable(self, shape: tuple[int, ...] | None = None) -> str | None:
         """Why this metric cannot compare samples of `shape` here, or None where it can; without a shape, what this machine lacks."""
         return None

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from dosimeter.client.losses import OwnLoss, SquaredError, TokenCrossEntropy
+from dosimeter.columns import Columns
 from dosimeter.interfaces import Defense, Exposure, Loss
 from dosimeter.network.probing import output_of
 from dosimeter.network.token_inputs import are_tokens
@@ -217,6 +218,8 @@ def check_normalization(normalization: Normalization, channels: int) -> None:
     """Refuse a normalisation that does not fit inputs of so many channels."""
     check_value(Normalization, normalization, "normalization")
     mean, std = (check_value(tuple[float, ...], getattr(normalization, name), f"normalization.{name}") for name in ("mean", "std"))
+    if isinstance(normalization, Columns) and len(mean) != channels:
+        raise ValueError(f"normalization: Columns declares {len(mean)} inputs of the model, and a sample has {channels}")
     fits = len(mean) == len(std) and len(mean) in (1, channels)
     if not fits or not all(map(math.isfinite, mean)) or not all(0 < value < math.inf for value in std):
         raise ValueError(f"normalization: expected one mean and one positive std, or {channels} of each, got {normalization}")
@@ -226,7 +229,13 @@ def warn_outside_bounds(inputs: Tensor, normalization: Normalization) -> None:
     check_normalization(normalization, inputs.shape[1])
     low, high = input_bounds(normalization, inputs)
     slack = 1e-3 * (high - low)
-    if bool((inputs < low - slack).any()) or bool((inputs > high + slack).any()):
+    outside = (inputs < low - slack) | (inputs > high + slack)
+    if isinstance(normalization, Columns):
+        beyond = [name for name, part in zip(normalization.columns, outside.any(0).split(normalization.sizes)) if bool(part.any())]
+        if beyond:
+            names = ", ".join(beyond)
+            warnings.warn(f"values of {names} lie outside of the range that dm.Columns declares; attacks search inside it", stacklevel=3)
+    elif bool(outside.any()):
         warnings.warn(
             f"inputs reach from {inputs.min():.3g} to {inputs.max():.3g}, outside what the normalisation maps pixels in [0, 1] to; "
             "attacks and PSNR assume that range: pass normalization=dm.Normalization(mean=..., std=...)",

@@ -74,7 +74,7 @@ def _exhibit(finding: Finding, records: Sequence[Record]) -> Exhibit | None:
         return None
     pieces = pieces_of(telling)
     worst = sorted(range(len(pieces)), key=lambda i: (not pieces[i].beats, _rank(i, telling)))[:MOST_SHOWN]
-    scored = len(telling.metrics.get(surface_named(finding.surface).headline, [])) or len(pieces)
+    scored = len(telling.metrics.get(surface_named(finding.surface).headline_in(telling.metrics), [])) or len(pieces)
     per_sample = telling.evidence[0].get("sample") is not None or len(pieces) > 1
     note = f"what leaked most of {scored} samples" if telling.metrics else f"the first of {scored} samples"
     return Exhibit(finding=finding, pieces=[pieces[i] for i in worst], note=note if per_sample and scored > 1 else "")
@@ -88,7 +88,7 @@ def _rank(i: int, record: Record) -> float:
     shown, surface = record.evidence[i], surface_named(record.surface)
     if shown.get("recovered") is None:
         return math.inf
-    metric = surface.visible if surface.visible in record.metrics else surface.headline
+    metric = surface.visible if surface.visible in record.metrics else surface.headline_in(record.metrics)
     values = record.metrics.get(metric, [])
     at = i if shown.get("sample") is None else shown["sample"]
     value = values[at] if at < len(values) else None
@@ -109,8 +109,8 @@ def _rivals(i: int, record: Record, metric: str) -> dict[str, float | None]:
 
 def piece_of(i: int, shown: dict[str, Any], surface: Surface[Any], record: Record | None = None) -> Piece:
     """One piece of evidence for the page; without a record, of an estimate that nobody scored."""
-    metric = surface.headline
     metrics = {} if record is None else record.metrics
+    metric = surface.headline_in(metrics)
     rivals = {} if record is None else _rivals(i, record, metric)
     order = list(rivals)
     nulls = sorted((shown.get("nulls") or {}).items(), key=lambda item: order.index(item[0]) if item[0] in order else len(order))
@@ -128,7 +128,7 @@ def piece_of(i: int, shown: dict[str, Any], surface: Surface[Any], record: Recor
     return Piece(
         kind=kind,
         title=str(shown.get("caption") or "") or f"Sample {(shown.get('sample') or i) + 1}",
-        beats=known and surface.beats_nulls(shown.get("score"), list(rivals.values())),
+        beats=known and surface.rule_of(metric)(shown.get("score"), list(rivals.values())),
         shown=[Shown(name=name, source=_checked(kind, thing), score=value) for name, thing, value in named] if kind != "table" else [],
         rows=[(row, [str(table.get(row, "–")) for _, table in tables]) for row in names],
         columns=[name for name, _ in tables],

@@ -123,10 +123,10 @@ def _plotted_metrics(surface: Surface[Any]) -> tuple[str, ...]:
 
 def _sample_plots(surface: Surface[Any], scored: Sequence[tuple[str, dict, dict]]) -> list[plots.SamplePlot | None]:
     """One plot a method, all on the same scale; None for a method without scores."""
-    metric = surface.headline
+    metric = surface.headline_in({name: values for _, found, _ in scored for name, values in found.items()})
     scale = plots.sample_scale([(found.get(metric, []), columns) for _, found, columns in scored], metric)
     return [
-        plots.sample_plot(method, found[metric], columns, metric, scale, surface.beats_nulls) if found.get(metric) else None
+        plots.sample_plot(method, found[metric], columns, metric, scale, surface.rule_of(metric)) if found.get(metric) else None
         for method, found, columns in scored
     ]
 
@@ -137,7 +137,7 @@ def _row(pool: list[Record], found: dict[str, list], columns: dict[str, dict[str
     judged = next(iter(judge_surfaces(pool)), None)  # none where every run crashed
     evidence = pieces_of(first)
     note = f"seed {first.seed} of {len(pool)} seeds" if len(pool) > 1 else ""
-    scored = len(first.metrics.get(surface.headline, []))
+    scored = len(first.metrics.get(surface.headline_in(first.metrics), []))
     if evidence and scored > len(evidence):
         note = "; ".join(filter(None, [note, f"the first {len(evidence)} of {scored} samples"]))
     return Row(

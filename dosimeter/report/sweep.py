@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -88,7 +88,7 @@ def _panel(surface: Surface[Any], method: str, found: Mapping[str, Record]) -> P
     return Panel(
         surface=surface.name,
         method=method,
-        metric=metric_name(surface.headline),
+        metric=metric_name(_headline(surface, found.values())),
         columns=[f"B = {size}" for size in sizes],
         rows=[
             (name, [_cell(surface, by_size[size]) if size in by_size else None for size in sizes])
@@ -100,8 +100,12 @@ def _panel(surface: Surface[Any], method: str, found: Mapping[str, Record]) -> P
     )
 
 
+def _headline(surface: Surface[Any], records: Iterable[Record]) -> str:
+    return surface.headline_in({name: values for record in records for name, values in record.metrics.items()})
+
+
 def _cell(surface: Surface[Any], runs: Mapping[str, Record]) -> HeatCell:
-    metric = surface.headline
+    metric = _headline(surface, runs.values())
     values = [value for record in runs.values() if (value := _value(record, metric)) is not None]
     leaked = sum(verdict_of(record) is Verdict.LEAKED for record in runs.values() if record.outcome != Outcome.CRASHED)
     summary = summarize(values, higher_is_better(metric)) if values else None
@@ -122,7 +126,8 @@ def _curves(
     surface: Surface[Any], settings: Mapping[str, Mapping[int, Mapping[str, Record]]], sizes: Sequence[int]
 ) -> tuple[list[Curve], list[tuple[float, str]]]:
     """The median over the seeds and its interval, at every batch size; and the ticks of the scale that all curves share."""
-    metric, logarithmic = surface.headline, surface.plot == "errors"
+    every = [record for by_size in settings.values() for runs in by_size.values() for record in runs.values()]
+    metric, logarithmic = _headline(surface, every), surface.plot == "errors"
     summaries: dict[str, dict[int, Any]] = {}
     for name, by_size in settings.items():
         for size, runs in by_size.items():

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from dosimeter.columns import Columns
 from dosimeter.engines.misfit import misfit
 from dosimeter.interfaces import ActiveAttack, Attack, Exposure, Recovery
 from dosimeter.normalization import to_pixels
 from dosimeter.numbers import THIN, significant
 from dosimeter.randomness import generator
 from dosimeter.registry import ATTACKS
+from dosimeter.surfaces import rows
 from dosimeter.surfaces.gallery import gallery_facts
 from dosimeter.surfaces.luck import LARGEST_CHANCE, correct_for_attempts, luck_words
 from dosimeter.surfaces.pictures import show_inputs
@@ -42,6 +44,10 @@ from dosimeter.types import Batch, Evidence, Normalization, Reconstruction, Refu
 MARGIN_DB = 3.0  # an input counts as leaked if it beats each of its nulls by this margin
 LARGEST_CLAIM_ERROR = 0.02  # relative error beyond which an input that an attack claims to have proved is no sample of the batch
 DARKEST = 0.05  # root mean square of pixels below which an error is relative to this
+UNDECLARED = (
+    "the samples are rows of numbers, scored as signals: normalization=dm.Columns(...) scores the rows of a table column by column, in "
+    "their own units"
+)
 PIXEL_SLACK = 1e-3  # rounding may move a true pixel this far outside [0, 1]
 
 
@@ -69,6 +75,7 @@ class Inputs(Surface[Reconstruction]):
     )
     null_words: ClassVar = SAMPLE_NULLS | {
         "gray": ("gray", "one even gray, which needs no knowledge at all"),
+        "middle": ("middle", "the middle of every column’s range, which needs no knowledge at all"),
         "foreign features": (
             "decoder, foreign features",
             "what the decoder draws from the features of samples that the server already had",
@@ -76,9 +83,15 @@ class Inputs(Surface[Reconstruction]):
         "mean feature": ("decoder, mean feature", "what the decoder draws from the mean of the features that the server already had"),
         "shuffled features": ("decoder, shuffled features", "what the decoder draws from the recovered features in random order"),
     }
-    share_words = f"the share that beats every null by {MARGIN_DB:g}{THIN}dB"
-    beaten_words = f"beats every null by {MARGIN_DB:g}{THIN}dB or more"
-    counting_words = f"An input counts as leaked if it beats each of its nulls by {MARGIN_DB:g}{THIN}dB."
+    share_words = f"the share that beats every null by {MARGIN_DB:g}{THIN}dB (rows of a table: by a tenth of the columns)"
+    beaten_words = f"beats every null by {MARGIN_DB:g}{THIN}dB or more (rows of a table: by a tenth of the columns)"
+    counting_words = (
+        f"An input counts as leaked if it beats each of its nulls by {MARGIN_DB:g}{THIN}dB, "
+        "and a row of a table with declared columns if a tenth more of its columns are right."
+    )
+
+    def headline_in(self, metrics: Mapping[str, Any]) -> str:
+        return rows.METRIC if rows.METRIC in metrics else self.headline
 
     def label_source(self, method: Recovery, source: Any) -> Any:
         return "optimised" if isinstance(method, ActiveAttack) else source  # an active attack finds the labels itself
@@ -89,25 +102,34 @@ class Inputs(Surface[Reconstruction]):
         return method.objective(exposure, found, truth.inputs, truth.targets)
 
     def score(self, found: Reconstruction, comparison: Comparison) -> Scores:
-        return score_inputs(found, comparison)
+        scale = comparison.normalization or found.normalization
+        if not isinstance(scale, Columns):
+            return score_inputs(found, comparison)
+        scores = rows.score_rows(found, comparison, scale)
+        return with_false_claims(scores, found, comparison, to_pixels(found.inputs, scale), to_pixels(comparison.truth.inputs, scale))
 
     def judge(self, found: Reconstruction, scores: Scores, attempts: int) -> tuple[Verdict, str]:
         if refuted := scores.details.get("false_certificates", 0):
             said = f"{refuted} of {len(found.inputs)} inputs that the attack claims to have proved are refuted by the truth"
             return Verdict.NOT_SHOWN, f"{said}: do not trust this run, and report it"
         chance, refused = scores.details.get("chance", 1.0), scores.details.get("refused_nulls", {})
-        return judge_inputs(*scores.as_lists(), chance=chance, attempts=attempts, refused=refused)
+        judge = rows.judge_rows if rows.METRIC in scores else judge_inputs
+        return judge(*scores.as_lists(), chance=chance, attempts=attempts, refused=refused)
 
     def may_leak(self, found: Reconstruction, scores: Scores) -> bool:
         metrics, nulls = scores.as_lists()
-        rivals = list(zip(*columns_of(nulls, "psnr")))
-        return any(map(beats_nulls, metrics["psnr"], rivals))
+        metric = self.headline_in(metrics)
+        rivals = list(zip(*columns_of(nulls, metric)))
+        return any(map(self.rule_of(metric), metrics[metric], rivals))
 
     def proved_samples(self, found: Reconstruction, scores: Scores) -> list[bool]:
         return in_truths_order(torch.full((len(found.inputs),), bool(found.premises)), scores.assignment)
 
     def beats_nulls(self, value: float | None, rivals: Values) -> bool:
         return beats_nulls(value, rivals)
+
+    def rule_of(self, metric: str) -> Callable[[float | None, Values], bool]:
+        return rows.beats_nulls if metric == rows.METRIC else beats_nulls
 
     def count_guesses(self, found: Reconstruction) -> int:
         return len(keep_finite(found.inputs))
@@ -213,13 +235,20 @@ def score_inputs(found: Reconstruction, comparison: Comparison) -> Scores:
         classmates=mark_classmates(truth, auxiliary),
         metrics=comparison.metrics,
     )
-    if found.premises and not _are_replaced(comparison):
-        false = count_false_claims(pixels(found.inputs, "found.inputs", scale), wanted)
-        scores = replace(scores, details=scores.details | {"false_certificates": false})
+    scores = with_false_claims(scores, found, comparison, pixels(found.inputs, "found.inputs", scale), wanted)
+    if wanted.ndim == 2:
+        scores = replace(scores, warnings=(*scores.warnings, UNDECLARED))
     if bool((wanted < -PIXEL_SLACK).any()) or bool((wanted > 1 + PIXEL_SLACK).any()):
         warning = f"true pixels reach from {wanted.min():.3g} to {wanted.max():.3g}, but psnr, ssim and lpips take them to lie in [0, 1]"
         scores = replace(scores, warnings=(*scores.warnings, f"{warning}: pass the normalization"))
     return scores
+
+
+def with_false_claims(scores: Scores, found: Reconstruction, comparison: Comparison, claimed: Tensor, truth: Tensor) -> Scores:
+    """The scores with the number of claims that the truth refutes, where the attack claims to have proved anything."""
+    if not found.premises or _are_replaced(comparison):
+        return scores
+    return replace(scores, details=scores.details | {"false_certificates": count_false_claims(claimed, truth)})
 
 
 def count_false_claims(claimed: Tensor, truth: Tensor) -> int:

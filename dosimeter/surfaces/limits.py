@@ -81,7 +81,7 @@ class Limits:
 
 def limits_of(surface: Surface[Any], records: Sequence[Record]) -> Limits | None:
     """The limits of a surface in one setting, its batches one after another; None without a score and without a ceiling."""
-    metric = surface.headline
+    metric = _headline(surface, records)
     telling = [r for r in records if r.surface == surface.name and (r.metrics.get(metric) or _held(r, metric))]
     batches: dict[str, list[Record]] = {}
     for record in telling:
@@ -109,13 +109,19 @@ def limits_of(surface: Surface[Any], records: Sequence[Record]) -> Limits | None
 
 def _columns(surface: Surface[Any], batch: Sequence[Record]) -> tuple[list[float | None], list[float | None], list[float | None]]:
     """What is proved, what the method that showed most reached, and the ceiling, for the samples of one batch."""
-    metric = surface.headline
+    metric = _headline(surface, batch)
     scored = [record for record in batch if record.metrics.get(metric)]
     top = next((held for record in batch if (held := _held(record, metric))), [])
     if not scored:
         return [None] * len(top), [None] * len(top), top
     shown = [_finite(value) for value in max(scored, key=gravity).metrics[metric]]
     return _proved(surface, scored, len(shown)), shown, top if len(top) == len(shown) else [None] * len(shown)
+
+
+def _headline(surface: Surface[Any], records: Sequence[Record]) -> str:
+    return surface.headline_in(
+        {name: values for record in records if record.surface == surface.name for name, values in record.metrics.items()}
+    )
 
 
 def best_possible(metric: str) -> float | None:
@@ -129,9 +135,10 @@ def best_possible(metric: str) -> float | None:
 def _proved(surface: Surface[Any], batch: Sequence[Record], count: int) -> list[float | None]:
     """The best proved score of each sample. A record whose proofs the truth refutes proves nothing."""
     best: list[float | None] = [None] * count
-    prefer = max if METRICS.build(surface.headline).higher_is_better else min
+    metric = _headline(surface, batch)
+    prefer = max if METRICS.build(metric).higher_is_better else min
     for record in batch:
-        sure, values = record.details.get(PROVED), record.metrics[surface.headline]
+        sure, values = record.details.get(PROVED), record.metrics[metric]
         if record.details.get("false_certificates") or not isinstance(sure, list) or not len(sure) == len(values) == count:
             continue
         for place, (is_sure, value) in enumerate(zip(sure, values)):

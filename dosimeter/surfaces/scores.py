@@ -203,7 +203,7 @@ def choose_metrics(
     for metric in chosen:
         if metrics is not None and metric.surface != surface:
             raise ValueError(f"metrics: {metric.name} scores {metric.surface}, but what was recovered are {surface}")
-    chosen = [metric for metric in chosen if metric.surface == surface]
+    chosen = [metric for metric in chosen if metric.surface == surface and (metrics is not None or metric.applies(shape))]
     reasons = {metric.name: metric.unavailable(shape) for metric in chosen}
     unavailable = {name: reason for name, reason in reasons.items() if reason is not None}
     return {metric.name: metric for metric in chosen if metric.name not in unavailable}, unavailable

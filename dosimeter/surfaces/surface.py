@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
@@ -104,6 +104,14 @@ class Surface(ABC, Generic[Estimate]):
     def beats_nulls(self, value: float | None, rivals: Values) -> bool:
         """Whether one sample's headline shows a leak, given the headline of each of its nulls."""
 
+    def headline_in(self, metrics: Mapping[str, Any]) -> str:
+        """The metric that stands for the surface among those that were computed."""
+        return self.headline
+
+    def rule_of(self, metric: str) -> Callable[[float | None, Values], bool]:
+        """`beats_nulls` for values of this metric."""
+        return self.beats_nulls
+
     def may_leak(self, found: Estimate, scores: Scores) -> bool:
         """Whether the estimate beats the nulls that were scored, so that the null of a foreign gradient can change the verdict."""
         return True
@@ -175,10 +183,11 @@ class Surface(ABC, Generic[Estimate]):
 
     def share(self, record: Record) -> float:
         """The share of a record's samples that beat their nulls."""
-        values = record.metrics[self.headline]
-        columns = columns_of(record.nulls, self.headline)
+        metric = self.headline_in(record.metrics)
+        values = record.metrics[metric]
+        columns = columns_of(record.nulls, metric)
         rivals = list(zip(*columns)) or [()] * len(values)
-        return sum(map(self.beats_nulls, values, rivals)) / len(values)
+        return sum(map(self.rule_of(metric), values, rivals)) / len(values)
 
     def leaked_share(self, methods: Sequence[Sequence[Record]]) -> float:
         """How much leaks in a grid cell: the mean over batches of the method that shows most; 0 where no leak is shown."""
@@ -195,8 +204,9 @@ class Surface(ABC, Generic[Estimate]):
         """
         if not record.metrics:
             return -number(record.details.get(MISFIT), math.inf)
-        sign = 1 if METRICS.build(self.headline).higher_is_better else -1
-        values = [number(value, -sign * math.inf) for value in record.metrics.get(self.headline, [])]
+        metric = self.headline_in(record.metrics)
+        sign = 1 if METRICS.build(metric).higher_is_better else -1
+        values = [number(value, -sign * math.inf) for value in record.metrics.get(metric, [])]
         return sign * median(values) if values else -math.inf
 
 

@@ -57,7 +57,8 @@ def _print_methods(console: Console, surface: str, records: list[Record]) -> Non
     table = Table(box=None, padding=(0, 2, 0, 2))
     table.add_column("method", no_wrap=True)
     scored = any(record.metrics for record in records)
-    for heading in (*((surface_named(surface).headline, "best null") if scored else ()), "s"):
+    metric = surface_named(surface).headline_in({name: values for record in records for name, values in record.metrics.items()})
+    for heading in (*((metric, "best null") if scored else ()), "s"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("", overflow="fold")
     for record in sorted(records, key=gravity, reverse=True):
@@ -90,7 +91,7 @@ def _print_tradeoff(console: Console, found: Tradeoff) -> None:
 
 def _figures(record: Record) -> tuple[str, str]:
     """The median of the surface's headline, and the best of its nulls' medians."""
-    metric = surface_named(record.surface).headline
+    metric = surface_named(record.surface).headline_in(record.metrics)
     if metric not in record.metrics:
         return "", ""
     medians = [summary_of(metric, columns[metric]).median for columns in record.nulls.values() if metric in columns]

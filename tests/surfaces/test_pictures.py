@@ -9,7 +9,7 @@ from PIL import Image
 
 import dosimeter as dm
 from dosimeter.surfaces.labels import MOST_CLASSES, Labels
-from dosimeter.surfaces.pictures import MOST_PICTURES, png, show_inputs, strips
+from dosimeter.surfaces.pictures import MOST_PICTURES, TRACK_WIDTH, are_series, curves, png, show_inputs, strips
 from dosimeter.surfaces.scores import Comparison
 
 
@@ -75,3 +75,28 @@ def test_strips_of_vectors_share_one_scale_of_grays():
     assert missing is None
     assert pixels_of(one).flatten().tolist() == [0, 64, 128, 191, 255, 255, 255, 255]  # five entries, the rest white
     assert pixels_of(other).flatten().tolist()[:5] == [255, 255, 0, 0, 0]
+
+
+def test_a_signal_is_drawn_as_curves_one_track_a_channel_on_one_scale():
+    times = torch.linspace(0, 1, 64)
+    rising = torch.stack([times, 1 - times])  # (2, 64)
+    drawn = pixels_of(curves(rising, 0.0, 1.0))
+    assert drawn.shape == (96, TRACK_WIDTH)
+    ink = [(drawn[:, column] == 0).nonzero()[0] for column in (1, TRACK_WIDTH - 2)]
+    upper, lower = [place[place < 48].mean() for place in ink], [place[place >= 48].mean() for place in ink]
+    assert upper[0] > 40 > 8 > upper[1]  # the first channel rises
+    assert lower[0] < 56 < 88 < lower[1]
+    flat = pixels_of(curves(torch.full((1, 64), 0.5), 0.0, 1.0))
+    assert abs((flat == 0).nonzero()[0].mean() - 48) < 2
+    assert pixels_of(curves(torch.full((1, 64), torch.nan), 0.0, 1.0)).shape == (96, TRACK_WIDTH)
+
+
+def test_signals_are_shown_as_curves_and_rows_as_tables():
+    assert [are_series(shape) for shape in ((1, 100), (12, 1000), (64,), (3, 8, 8), (10, 12))] == [True, True, False, False, False]
+    inputs = torch.rand(2, 1, 40)
+    found = dm.Reconstruction(inputs=inputs, labels=torch.zeros(2, dtype=torch.int64), objective=0.0)
+    truth = dm.Batch(inputs, torch.zeros(2, dtype=torch.int64))
+    shown = show_inputs(found, Comparison(truth=truth), dm.score(found, truth))
+    assert [one.kind for one in shown] == ["image", "image"]
+    assert shown[0].private == shown[0].recovered
+    assert pixels_of(shown[0].private).shape == (96, TRACK_WIDTH)

@@ -9,6 +9,7 @@ import torch
 from torch import Generator, Tensor
 
 from dosimeter.client.losses import as_distribution
+from dosimeter.columns import Columns
 from dosimeter.engines.matching.recipe import Recipe
 from dosimeter.files import readable_size
 from dosimeter.interfaces import Exposure
@@ -29,6 +30,7 @@ class Guess:
     targets: Tensor | None  # (B,) class ids, (B, C) soft labels, or numbers (B, *output); None where they move
     low: Tensor
     high: Tensor
+    columns: Columns | None = None  # of a table, where they are declared
 
     def unpack(self, variables: Tensor) -> tuple[Tensor, Tensor | None]:
         """(R, D) -> inputs (R, B, *shape) and label logits (R, B, *output), if these move."""
@@ -43,9 +45,10 @@ class Guess:
         return inputs.flatten(1) if logits is None else torch.cat([inputs.flatten(1), logits.flatten(1)], 1)
 
     def clamp_to_range(self, variables: Tensor) -> Tensor:
-        """Clamp the inputs to the data range: (R, D)."""
+        """Clamp the inputs to the data range, and columns of categories to distributions over their categories: (R, D)."""
         inputs, logits = self.unpack(variables)
-        return self.pack(inputs.clamp(self.low, self.high), logits)
+        inputs = inputs.clamp(self.low, self.high)
+        return self.pack(inputs if self.columns is None else self.columns.project(inputs), logits)
 
 
 def make_guess(exposure: Exposure, labels: LabelEstimate | None, recipe: Recipe) -> Guess:
@@ -70,7 +73,8 @@ def guess_under(exposure: Exposure, size: int, targets: Tensor | None) -> Guess:
     public, like = exposure.public, next(iter(exposure.update.values()))
     low, high = input_bounds(public.normalization, like.new_zeros(size, *public.input_shape))
     output = (public.classes,) if public.output_shape is None else public.output_shape
-    return Guess(shape=(size, *public.input_shape), output=output, targets=targets, low=low, high=high)
+    columns = public.normalization if isinstance(public.normalization, Columns) else None
+    return Guess(shape=(size, *public.input_shape), output=output, targets=targets, low=low, high=high, columns=columns)
 
 
 def draw_start(guess: Guess, labels: LabelEstimate | None, recipe: Recipe, rng: Generator) -> Tensor:
