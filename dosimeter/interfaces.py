@@ -88,6 +88,10 @@ class Loss(Method):
         """What the targets are, which attacks that guess them have to know."""
         return "classes"
 
+    def target_shape(self, output: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of one sample's target, where targets are guessed beside outputs of this shape."""
+        return output
+
 
 @dataclass(frozen=True, kw_only=True)
 class Training(Method):

@@ -192,9 +192,13 @@ class OwnLoss(Loss):
 
     function: Any
     targets: TargetKind = "numbers"
+    shape: tuple[int, ...] | None = None  # of one sample's target; none: the output's
 
     def target_kind(self) -> TargetKind:
         return self.targets
+
+    def target_shape(self, output: tuple[int, ...]) -> tuple[int, ...]:
+        return output if self.shape is None else self.shape
 
     def __call__(self, logits: Tensor, targets: Tensor) -> Tensor:
         if isinstance(self.function, nn.CrossEntropyLoss) and logits.ndim == 3 and targets.shape[:2] == logits.shape[:2]:
@@ -225,7 +229,12 @@ def loss_of(loss: Any, positions: bool = False, *, grid: bool = False, targets: 
         return LOSSES.resolve(loss)
     if not callable(loss):
         raise TypeError(f"loss: expected the name of a loss, a Loss, a module or a function of outputs and targets, got {loss!r}")
-    return (None if grid else _closed_form(loss, positions, targets)) or OwnLoss(function=loss, targets=_aim_of(loss, targets))
+    return (None if grid else _closed_form(loss, positions, targets)) or _own_loss(loss, targets)
+
+
+def _own_loss(loss: Any, targets: Tensor | None) -> OwnLoss:
+    aim = _aim_of(loss, targets)
+    return OwnLoss(function=loss, targets=aim, shape=tuple(targets.shape[1:]) if targets is not None and aim == "numbers" else None)
 
 
 def _closed_form(loss: Any, positions: bool, targets: Tensor | None) -> Loss | None:

@@ -135,7 +135,7 @@ def _as_targets(labels: Tensor, public: Public) -> LabelEstimate:
     """Known targets that are no labels of whole samples, as numbers or classes at each place."""
     output = (public.classes,) if public.output_shape is None else public.output_shape
     places = output[:-1] if public.blank is not None else output[1:]
-    expected = (output, places) if public.loss.target_kind() == "classes" else (output,)
+    expected = (output, places) if public.loss.target_kind() == "classes" else (public.loss.target_shape(output),)
     if labels.ndim == 0 or tuple(labels.shape[1:]) not in expected:
         raise ValueError(f"labels: expected targets of shape (B, {', '.join(map(str, expected[-1]))}), got {tuple(labels.shape)}")
     blank = torch.zeros(len(labels), dtype=torch.int64, device=labels.device)

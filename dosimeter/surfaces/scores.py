@@ -123,7 +123,7 @@ def score_samples(
         nulls[name] = compare_samples(usable, drawn, truth, assign(drawn, truth))
     chance = 1.0
     if auxiliary is not None:
-        apart = distances(truth, auxiliary).amin(0) > 0  # a sample that the client holds too is no reference
+        apart = ~_held_too(truth, auxiliary)  # a sample that the client holds too is no reference
         chance = chance_of_luck(recovered, truth, auxiliary[apart], None if classmates is None else classmates[apart])
     elif stand_ins is not None:
         chance = chance_without_references(recovered, truth, stand_ins, blind[1][0])
@@ -142,6 +142,11 @@ def score_samples(
     return _with_galleries(scores, galleries, recovered, truth, auxiliary, drawn | dict(own or {}))
 
 
+def _held_too(truth: Tensor, auxiliary: Tensor) -> Tensor:
+    """Which auxiliary samples are private ones, bit for bit: a distance of twins is rounded, and not always zero. (N,) bool."""
+    return (truth[distances(truth, auxiliary).argmin(0)] == auxiliary).flatten(1).all(1)
+
+
 def _with_galleries(
     scores: Scores,
     metrics: Mapping[str, GalleryMetric],
@@ -151,7 +156,7 @@ def _with_galleries(
     guesses: Mapping[str, Tensor | None],
 ) -> Scores:
     """The scores, and each null, with what is picked out of a gallery of auxiliary samples. `details` has what chance would pick."""
-    decoys = draw_decoys(auxiliary[distances(truth, auxiliary).amin(0) > 0])
+    decoys = draw_decoys(auxiliary[~_held_too(truth, auxiliary)])
     if not metrics or not len(decoys):
         return replace(scores, unavailable=scores.unavailable | dict.fromkeys(metrics, NO_GALLERY))
     nulls = {}

@@ -1,7 +1,9 @@
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional
 
+import dosimeter as dm
 from dosimeter.client.losses import BinaryCrossEntropy, CrossEntropy, Focal
 from dosimeter.options import OptionError
 
@@ -87,3 +89,21 @@ def test_refusals_name_the_option():
         CrossEntropy(temperature=0)
     with pytest.raises(OptionError, match=r"smoothing: expected a number in \[0, 1\]"):
         CrossEntropy(smoothing=1.5)
+
+
+def test_targets_of_an_own_loss_may_have_another_shape_than_the_outputs():
+    """A class and a box: five numbers beside fourteen outputs."""
+
+    def box_loss(outputs, targets):
+        return nn.functional.cross_entropy(outputs[:, :10], targets[:, 0].long()) + (outputs[:, 10:] - targets[:, 1:]).abs().mean()
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(16, 14))
+    batch = dm.Batch(torch.rand(2, 1, 4, 4), torch.tensor([[3, 0.1, 0.2, 0.3, 0.4], [7, 0.5, 0.6, 0.7, 0.8]]))
+    exposure = dm.observe(model, batch, loss=box_loss)
+    for labels in (None, batch.targets):
+        found = dm.reconstruct(exposure, "dlg", labels=labels, steps=3, restarts=1)
+        assert found.outcome is dm.Outcome.COMPLETED, found.message
+        assert found.labels.shape == (2, 5)
+    with pytest.raises(ValueError, match=r"labels: expected targets of shape \(B, 5\), got \(2, 14\)"):
+        dm.reconstruct(exposure, "dlg", labels=torch.rand(2, 14), steps=3)

@@ -160,7 +160,7 @@ def test_no_records_are_refused():
 
 
 @pytest.mark.parametrize(
-    ("field", "said"), [("surface", "expected one of labels, features, maps, inputs"), ("verdict", "expected one of leaked, ")]
+    ("field", "said"), [("surface", "expected one of labels, targets, features, maps, inputs"), ("verdict", "expected one of leaked, ")]
 )
 def test_strange_records_are_refused(make_record, field, said):
     with pytest.raises(ValueError, match=f"{field}: {said}"):

@@ -55,7 +55,8 @@ def test_a_partner_is_looked_up_by_its_index():
 def test_metrics_are_those_of_the_surface_that_fit_the_shape():
     usable, unavailable = choose_metrics(None, "inputs", (2,))
     assert set(usable) == {"psnr", "mse"}
-    assert set(unavailable) == {"ssim", "lpips", "registered_lpips", "identification"}
+    assert set(unavailable) == {"ssim", "lpips", "registered_lpips", "identification", "columns_right"}
+    assert "columns_right" not in set().union(*choose_metrics(None, "inputs", (3, 32, 32)))
     assert all(metric.surface == "inputs" for metric in usable.values())
     with pytest.raises(ValueError, match="insacc scores labels"):
         choose_metrics(["insacc"], "inputs", (2,))

@@ -26,7 +26,7 @@ class Guess:
     """The fixed part of a guess. The moving part is one row of numbers for each restart: see `unpack`."""
 
     shape: tuple[int, ...]  # (B, *input shape)
-    output: tuple[int, ...]  # of the model for one sample, and of its target where that moves
+    output: tuple[int, ...]  # of one sample's target where that moves: mostly the shape of the model's output
     targets: Tensor | None  # (B,) class ids, (B, C) soft labels, or numbers (B, *output); None where they move
     low: Tensor
     high: Tensor
@@ -64,7 +64,7 @@ def make_guess(exposure: Exposure, labels: LabelEstimate | None, recipe: Recipe)
     if labels.soft is not None and loss.shift_invariant and not bool((targets.flatten(1).sum(1) > 0).all()):
         raise Refused(f"labels: a soft label of {loss.name} shares out a positive weight, and one of these is 0 in every class")
     if targets.is_floating_point() and exposure.public.output_shape is not None:
-        targets = targets.reshape(size, *exposure.public.output_shape)
+        targets = targets.reshape(size, *loss.target_shape(exposure.public.output_shape))
     return guess_under(exposure, size, targets)
 
 
@@ -73,6 +73,7 @@ def guess_under(exposure: Exposure, size: int, targets: Tensor | None) -> Guess:
     public, like = exposure.public, next(iter(exposure.update.values()))
     low, high = input_bounds(public.normalization, like.new_zeros(size, *public.input_shape))
     output = (public.classes,) if public.output_shape is None else public.output_shape
+    output = public.loss.target_shape(output)
     columns = public.normalization if isinstance(public.normalization, Columns) else None
     return Guess(shape=(size, *public.input_shape), output=output, targets=targets, low=low, high=high, columns=columns)
 
