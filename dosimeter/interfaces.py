@@ -401,6 +401,7 @@ class Attack(Recovery):
 
     # What of the update the attack matches by replaying the client's training, and the defenses with it.
     matches: ClassVar[Literal["nothing", "direction", "whole"]] = "nothing"
+    quick_rank: ClassVar[int] = 4  # a quick audit of a large model gives its time to the matching attacks of the lowest ranks
 
     @abstractmethod
     def __call__(self, exposure: Exposure, labels: LabelEstimate | None, rng: Generator) -> Reconstruction: ...

@@ -36,6 +36,7 @@ class DLG(MatchingAttack):
 
     needs: ClassVar[frozenset[Knowledge]] = frozenset()
     matches: ClassVar = "whole"
+    quick_rank: ClassVar = 3
     quick: ClassVar[dict[str, Any]] = {"steps": 300, "restarts": 2}
 
     steps: PositiveInt = 6000

@@ -35,6 +35,7 @@ class GradInversion(MatchingAttack):
 
     needs: ClassVar[frozenset[Knowledge]] = frozenset({Knowledge.LABELS})
     matches: ClassVar = "whole"
+    quick_rank: ClassVar = 2
     quick: ClassVar[dict[str, Any]] = {"steps": 200, "restarts": 2}
 
     steps: PositiveInt = 4000

@@ -44,6 +44,7 @@ class InvertingGradients(MatchingAttack):
 
     needs: ClassVar[frozenset[Knowledge]] = frozenset({Knowledge.LABELS})
     matches: ClassVar = "direction"
+    quick_rank: ClassVar = 1
     quick: ClassVar[dict[str, Any]] = {"steps": 400}
 
     steps: PositiveInt = 4800

@@ -76,7 +76,8 @@ def _exhibit(finding: Finding, records: Sequence[Record]) -> Exhibit | None:
     worst = sorted(range(len(pieces)), key=lambda i: (not pieces[i].beats, _rank(i, telling)))[:MOST_SHOWN]
     scored = len(telling.metrics.get(surface_named(finding.surface).headline_in(telling.metrics), [])) or len(pieces)
     per_sample = telling.evidence[0].get("sample") is not None or len(pieces) > 1
-    note = f"what leaked most of {scored} samples" if telling.metrics else f"the first of {scored} samples"
+    most = "what leaked most" if finding.state in LEAK_STATES else "what came closest"
+    note = f"{most} of {scored} samples" if telling.metrics else f"the first of {scored} samples"
     return Exhibit(finding=finding, pieces=[pieces[i] for i in worst], note=note if per_sample and scored > 1 else "")
 
 

@@ -69,10 +69,10 @@ def limits_plot(limits: Limits) -> LimitsPlot:
 
 
 def limits_sentence(limits: Limits) -> str:
-    """Whether the question is closed, and else by how much shown and ceiling are apart."""
+    """Whether anything is left to find, and else by how much shown and ceiling are apart."""
     metric, count = limits.metric, len(limits.shown)
     if limits.proved and all(value is not None for value in limits.proved):
-        return f"Closed: {'everything' if count == 1 else f'each of {count} values'} is proved from the update."
+        return f"Nothing is left to find: {'everything' if count == 1 else f'each of {count} values'} is proved from the update."
     top, shown, gap = limits.mean_ceiling, limits.mean_shown, limits.gap
     if top is None:
         return "No ceiling is known here" + (f": {'; '.join(limits.refusals)}." if limits.refusals else ".")
@@ -81,18 +81,20 @@ def limits_sentence(limits: Limits) -> str:
     if gap is None or not limits.bound:  # the metric itself ends there
         sure = sum(value is not None for value in limits.proved)
         known = f"{sure} of {count} values are proved" if sure else "nothing is proved"
-        end = "Closed: all of it was recovered" if limits.closed else f"Open: {limits.method} reaches {score(shown, metric)}"
+        end = "All of it was recovered" if limits.closed else f"{limits.method} reaches {score(shown, metric)}"
         return f"{end}; {known}, and no bound below exact recovery is known."
     if top >= WHOLE_PICTURE_DB > shown:
         beyond = f"the ceiling is beyond {score(WHOLE_PICTURE_DB, metric)} ({_kind(limits)})"
-        return f"Open: {limits.method} reaches {score(shown, metric)}, and {beyond}: the update hides nothing of the samples."
+        return f"{limits.method} reaches {score(shown, metric)}, and {beyond}: the update hides nothing of the samples."
     figures = f"{limits.method} reaches {score(shown, metric)}, and the ceiling is {score(top, metric)} ({_kind(limits)})"
     if gap < -CLOSED_DB:
         return (
             f"{figures}: the attack is {score(-gap, metric)} better. The ceiling is a mean over inputs like the auxiliary samples, "
             "and these samples are easier."
         )
-    return f"Closed within {CLOSED_DB:g}{THIN}dB: {figures}." if limits.closed else f"Open by {score(gap, metric)}: {figures}."
+    if limits.closed:
+        return f"Nothing is left to find, within {CLOSED_DB:g}{THIN}dB: {figures}."
+    return f"A better attack may gain {score(gap, metric)}: {figures}."
 
 
 def ceiling_text(value: float | None, *, unknown: str = "none known") -> str:

@@ -265,7 +265,7 @@ def run_suite(
     if suite.budget == "quick":
         for surface in surfaces():
             if suite.choice(surface) == "all":
-                chosen[surface.name] = tuple(_quick(method, step, exposure, timetable) for method in chosen[surface.name])
+                chosen[surface.name] = _quick(chosen[surface.name], step, exposure, timetable)
         every = [method for methods in chosen.values() for method in methods]
     countering = [method for method in every if suite.adaptive and adapt(method, exposure).changed]
     attempts = {name: sum(1 + (method in countering) for method in methods) for name, methods in chosen.items()}
@@ -321,14 +321,17 @@ def run_suite(
     return Audit(records=tuple(records), resumed=len(resumed), cuts=tuple(timetable.cuts))
 
 
-def _quick(method: Recovery, step: float, exposure: Exposure, timetable: Timetable) -> Recovery:
-    """The method as a quick audit runs it. What it leaves out is in the timetable."""
-    fitted, said = quick_training(within_quick_budget(method, step), exposure)
-    if fitted is None:
-        timetable.leave_out(method, said)
-    elif said:
-        timetable.cuts.append(said)
-    return method if fitted is None else fitted
+def _quick(methods: Sequence[Recovery], step: float, exposure: Exposure, timetable: Timetable) -> tuple[Recovery, ...]:
+    """The methods of a surface as a quick audit runs them. What it leaves out is in the timetable."""
+    fitted, left_out = within_quick_budget(methods, step)
+    for position, method in enumerate(fitted):
+        trained, said = quick_training(method, exposure)
+        fitted[position] = method if trained is None else trained
+        if position in left_out or trained is None:
+            timetable.leave_out(method, left_out.get(position, said))
+        elif said:
+            timetable.cuts.append(said)
+    return tuple(fitted)
 
 
 def _ceilings_of(client: AuditedClient, suite: Suite, step: float, max_seconds: float | None) -> AuditCeilings | None:

@@ -143,7 +143,7 @@ def client_from(
         description={
             "model": type(model).__name__,
             "stage": "as handed over",
-            "data": "handed over",
+            "data": "your own batch",
             "accuracy": accuracy,
             "accuracy_on": where,
             **fingerprints_of(model, batch),

@@ -28,6 +28,7 @@ FEWEST_STEPS = 10
 # One core that moves data as fast as this needs so many seconds for a step. Only the order of magnitude matters.
 SECONDS_A_PARAMETER, FORWARDS_A_STEP = 1.8e-8, 6
 QUICK_SECONDS = 12.0  # of that core, which one attack may take where the budget is quick
+QUICK_MATCHING_SECONDS = 36.0  # of that core, which the attacks that match gradients share there
 QUICK_TRAINING_SECONDS = 90.0  # of that core, for a decoder that several attacks share
 LEAST_SHARE_OF_EPOCHS = 1 / 3  # in a quick audit; a decoder that would have to do with fewer is not trained
 LEAST_SHARE_OF_TRAINING = 1 / 8  # of its seconds, where max_seconds cuts it
@@ -138,13 +139,43 @@ def seconds_a_step(exposure: Exposure) -> float:
     return FORWARDS_A_STEP * flops / FLOPS_A_SECOND + SECONDS_A_PARAMETER * parameters
 
 
-def within_quick_budget(method: Any, step: float) -> Any:
-    """The method with as many of its steps as `QUICK_SECONDS` allow, if one step of one start takes `step` seconds."""
-    steps, starts = getattr(method, "steps", None), getattr(method, "restarts", 1)
-    if not isinstance(method, Attack | TokenRecovery) or not isinstance(steps, int) or not step:
+def within_quick_budget(methods: Sequence[Any], step: float) -> tuple[list[Any], dict[int, str]]:
+    """The methods with as many steps as a quick audit gives them, if one step of one start takes `step` seconds.
+
+    Attacks that match gradients share `QUICK_MATCHING_SECONDS` in the order of their `quick_rank`. The first runs on any model.
+    The others are left out where too little is left: the sentence stands under the position of the method.
+    """
+    fitted, left_out, left = list(methods), {}, QUICK_MATCHING_SECONDS
+    ranked = sorted(range(len(methods)), key=lambda position: getattr(methods[position], "quick_rank", 0))
+    for position in ranked:
+        method = methods[position]
+        if not step or not isinstance(method, Attack | TokenRecovery) or not isinstance(getattr(method, "steps", None), int):
+            continue
+        matching = getattr(method, "matches", "nothing") != "nothing"
+        allowed = min(QUICK_SECONDS, left) if matching else QUICK_SECONDS
+        cut = _with_steps_for(method, allowed / step)
+        if cut is None and matching and left < QUICK_MATCHING_SECONDS:
+            takes = (
+                f"{FEWEST_STEPS} steps take about {duration(FEWEST_STEPS * step)} of one core, and the attacks before it took their share"
+            )
+            instead = f"attacks=[{method.name!r}] or the published budget runs it"
+            left_out[position] = f"{method.name} left out of the quick audit: {takes}; {instead}"
+            continue
+        fitted[position] = cut or _with_steps_for(method, FEWEST_STEPS)
+        left -= step * fitted[position].steps * getattr(fitted[position], "restarts", 1) if matching else 0.0
+    return fitted, left_out
+
+
+def _with_steps_for(method: Any, steps: float) -> Any | None:
+    """The method with no more than so many steps over all starts, or with one start where that leaves too few; None where it is too few."""
+    starts = getattr(method, "restarts", 1)
+    if method.steps * starts <= steps:
         return method
-    allowed = max(FEWEST_STEPS, int(QUICK_SECONDS / (step * starts)))
-    return method if steps <= allowed else replace(method, steps=allowed)  # pyright: ignore[reportCallIssue]
+    if steps >= FEWEST_STEPS * starts:
+        return replace(method, steps=int(steps / starts))
+    if steps < FEWEST_STEPS:
+        return None
+    return replace(method, steps=min(method.steps, int(steps)), **({"restarts": 1} if starts > 1 else {}))
 
 
 def quick_training(method: Any, exposure: Exposure) -> tuple[Any | None, str]:

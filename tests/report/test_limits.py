@@ -31,9 +31,9 @@ def test_a_huge_ceiling_does_not_squeeze_the_rest():
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({}, "Open by"),
-        ({"shown": [21.8, 17.9]}, "Closed within 1"),
-        ({"proved": [12.0, 14.0]}, "Closed: each of 2 values is proved"),
+        ({}, "A better attack may gain"),
+        ({"shown": [21.8, 17.9]}, "Nothing is left to find, within 1"),
+        ({"proved": [12.0, 14.0]}, "Nothing is left to find: each of 2 values is proved"),
         ({"shown": [25.0, 25.0]}, "these samples are easier"),
         ({"shown": [None, None]}, "Nothing came back"),
         ({"ceiling": [None, None], "bound": "", "refusals": ("needs noise",)}, "No ceiling is known here: needs noise."),

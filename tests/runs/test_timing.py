@@ -9,6 +9,7 @@ from torch import nn
 import dosimeter as dm
 from dosimeter.progress import advance
 from dosimeter.records import read_records
+from dosimeter.registry import ATTACKS
 from dosimeter.runs import timing
 from dosimeter.runs.timing import Forecast, Timetable, cut_steps, forecast, share_time
 
@@ -237,13 +238,41 @@ def test_a_quick_audit_gives_large_models_fewer_steps_by_a_count_that_no_clock_c
     step = timing.seconds_a_step(large)
     assert step == timing.seconds_a_step(large)
     assert step == pytest.approx(timing.SECONDS_A_PARAMETER * 30_000 * 75, rel=0.05)  # 64 inputs, a bias and 10 outputs a unit
-    assert timing.within_quick_budget(ATTACK, timing.seconds_a_step(small)) is ATTACK
-    cut = timing.within_quick_budget(ATTACK, 0.2)
-    assert cut.steps == 60
-    assert timing.within_quick_budget(dataclasses.replace(ATTACK, restarts=2), 0.2).steps == 30
-    assert timing.within_quick_budget(ATTACK, 1e9).steps == timing.FEWEST_STEPS
     labels = dm.label_recovery("ilrg")
-    assert timing.within_quick_budget(labels, 1e9) is labels
+    assert timing.within_quick_budget([ATTACK, labels], timing.seconds_a_step(small)) == ([ATTACK, labels], {})
+    (cut, same), _ = timing.within_quick_budget([ATTACK, labels], 0.2)
+    assert (cut.steps, same) == (60, labels)
+    assert timing.within_quick_budget([dataclasses.replace(ATTACK, restarts=2)], 0.2)[0][0].steps == 30
+    assert timing.within_quick_budget([ATTACK], 1e9)[0][0].steps == timing.FEWEST_STEPS
+
+
+@pytest.mark.parametrize(
+    ("step", "starts_and_steps", "left_out"),
+    [
+        (0.001, {"dlg": (2, 300), "gradinversion": (2, 200), "inverting_gradients": (1, 400), "sapag": (1, 300)}, []),
+        (0.1, {"dlg": (2, 60), "gradinversion": (2, 60), "inverting_gradients": (1, 120)}, ["sapag"]),
+        (1.1, {"dlg": (1, 10), "gradinversion": (1, 10), "inverting_gradients": (1, 10)}, ["sapag"]),
+        (3.0, {"inverting_gradients": (1, 10)}, ["dlg", "gradinversion", "sapag"]),
+    ],
+)
+def test_matching_attacks_share_the_quick_time_in_the_order_of_their_ranks(step, starts_and_steps, left_out):
+    methods = [dm.attack(name, **ATTACKS.entry(name).quick) for name in ("dlg", "gradinversion", "inverting_gradients", "sapag")]
+    fitted, sentences = timing.within_quick_budget(methods, step)
+    assert [methods[position].name for position in sorted(sentences)] == left_out
+    assert {m.name: (m.restarts, m.steps) for i, m in enumerate(fitted) if i not in sentences} == starts_and_steps
+    assert sum(m.restarts * m.steps * step for i, m in enumerate(fitted) if i not in sentences) <= timing.QUICK_MATCHING_SECONDS + 10 * step
+
+
+def test_an_attack_that_a_quick_audit_leaves_out_says_so(classifier, batch, monkeypatch):
+    monkeypatch.setattr("dosimeter.runs.audit.seconds_a_step", lambda _: 3.0)
+    monkeypatch.setattr("dosimeter.runs.timing.FEWEST_STEPS", 2)
+    monkeypatch.setattr("dosimeter.runs.timing.QUICK_MATCHING_SECONDS", 6.0)
+    report = dm.audit(classifier, batch, labels=["ilrg"], features=[], maps=[], ceilings=False, progress=None)
+    said = {record.method: record.reason for record in report.records if record.surface == "inputs"}
+    ran = {record.method for record in report.records if record.surface == "inputs" and record.metrics}
+    assert "inverting_gradients" in ran
+    assert said["dlg"].startswith("dlg left out of the quick audit: 2 steps take about")
+    assert sum(cut.startswith("dlg left out") for cut in report.cuts) == 1
 
 
 def test_convolutions_count_by_their_operations():
