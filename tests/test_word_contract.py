@@ -47,7 +47,7 @@ def wide(outputs: int) -> nn.Module:
 
 
 WORLDS = {"perceptron": perceptron, "one sample": perceptron, "convolutions": convolutions, "normed": normed, "texts": transformer}
-WORLDS |= {"several labels": wide, "regression": wide}
+WORLDS |= {"several labels": wide, "regression": wide, "shuffled epochs": perceptron}
 
 
 def targets_of(world: str, ids: torch.Tensor, classes: int) -> tuple[torch.Tensor, str | None]:
@@ -73,6 +73,8 @@ def batch_of(world: str, hard: str) -> tuple[dm.Batch, int, dict]:
         replacing = dm.defense("mixup") if world not in ("one sample", "texts") else dm.defense("random_labels", epsilon=0.1)
         replacing = dm.defense("pixelation", block=4) if world == "regression" else replacing
         options = {"defenses": (replacing,), "seed": 2}
+    if world == "shuffled epochs":
+        options["training"] = dm.FedAvg(epochs=2, mini_batch=2, shuffle=True)
     targets, loss = targets_of(world, batch.targets, classes)
     return dm.Batch(batch.inputs, targets), classes, options | {"loss": loss}
 

@@ -129,7 +129,7 @@ class BinaryCrossEntropy(Loss):
 class SquaredError(Loss):
     """The squared distance between outputs and targets, for regressions.
 
-    Least squares, as PyTorch's MSELoss has it: the gradient at each output is 2 (z − t), divided by the number of outputs where
+    Ours, with the conventions of PyTorch's MSELoss: the gradient at each output is 2 (z − t), divided by the number of outputs where
     `over_outputs` is "mean", PyTorch's default reduction.
     """
 

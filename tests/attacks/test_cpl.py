@@ -27,7 +27,7 @@ def test_one_picture_is_recovered_from_a_tiled_start(exposure, digits):
 
 def test_the_start_repeats_one_patch_of_a_quarter_of_each_side():
     bounds = {"low": torch.zeros(()), "high": torch.ones(())}
-    guess = Guess(shape=(2, 3, 16, 10), classes=5, targets=torch.zeros(2, dtype=torch.long), **bounds)
+    guess = Guess(shape=(2, 3, 16, 10), output=(5,), targets=torch.zeros(2, dtype=torch.long), **bounds)
 
     def start(kind):
         settings = {"distance": None, "optimiser": None, "rate": None, "steps": 1, "start": kind}

@@ -33,7 +33,7 @@ def model():
 
 @pytest.mark.parametrize("sparse", [False, True])
 def test_a_batch_comes_back_whole(model, sparse) -> None:
-    batch = pictures(32, 1)
+    batch = pictures(32, 2)
     found, distance = attacked(model, batch, sparse=sparse)
     assert len(found.inputs) == 32
     assert float(distance.max()) < 1e-4

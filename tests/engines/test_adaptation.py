@@ -96,6 +96,7 @@ def test_mixup_lets_labels_move_where_the_attack_can(classifier, batch):
 def test_every_defense_gets_its_sentence(classifier, batch):
     required = {"laplace_noise": {"scale": 0.1}, "secure_aggregation": {"clients": 2}, "only_layer": {"layer": "5"}}
     required |= {"label_smoothing": {"smoothing": 0.1}, "pixelation": {"block": 2}, "blur": {"sigma": 1.0}}
+    required |= {"dp_pixelation": {"block": 2, "epsilon": 1.0}, "head_row_noise": {"std": 0.1}}
     for name in DEFENSES:
         usual = DEFENSES.entry(name).strengths
         defense = dm.defense(name, **(usual[0] if usual else required.get(name, {})))

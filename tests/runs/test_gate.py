@@ -80,7 +80,7 @@ def test_costs_can_be_gated_too():
         ("inputs.psnr.median > ٣", "expected leaked"),
         ("inputs.psnr.median > ２０", "expected leaked"),
         ("inputs.psnr.max > 1e999", "expected a finite number"),
-        ("pictures.leaked", "expected a surface out of labels, features"),
+        ("pictures.leaked", "expected a surface out of labels, targets, features"),
         ("pictures.psnr.median > 20", "expected a surface out of labels, .*, utility, got 'pictures'"),
         ("inputs.insacc.median > 20", "expected a metric of inputs out of"),
         ("utility.psnr.median > 20", "expected a metric of utility out of accuracy"),
