@@ -34,6 +34,13 @@ def kinds(data: Path | None) -> list[Kind]:
         _kind("dead channels", partial(one_sided, dead=True)),
         _kind("kernels of 4 by 4", partial(one_sided, even=True, kernel_size=4)),
         *(_kind(f"{mode} padding", partial(one_sided, even=True, padding_mode=mode)) for mode in ("reflect", "replicate")),
+        _kind("no padding", partial(waved, padding=0)),
+        _kind("no padding, train", partial(waved, padding=0, train=True)),
+        _kind("wide padding", partial(waved, padding=2)),
+        _kind("strides from edge to edge", partial(waved, padding=1, stride=2)),
+        _kind("strides from edge to edge, signed", partial(waved, padding=1, stride=2, activation=nn.SiLU)),
+        _kind("groups, one sample", grouped),
+        _kind("groups, several samples", partial(grouped, several=True)),
         _kind("residual blocks, eval", residual),
         _kind("residual blocks, train", partial(residual, train=True)),
         _kind("fully connected", fully_connected),
@@ -151,6 +158,40 @@ def one_sided(seed: int, *, dead: bool = False, even: bool = False, **options: A
         tail = (nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(outputs, 10))
         model = nn.Sequential(stem, nn.ReLU(), read, *tail).eval()
     return observed(model, pictures(samples, (3, 2 * height, 2 * width), rng), rng, seed)
+
+
+def waved(seed: int, *, padding: int, stride: int = 1, train: bool = False, activation: type[nn.Module] = nn.ReLU, **options: Any) -> Case:
+    """A convolution whose positions waves over the grid tell, with or without batch norm behind it."""
+    rng = torch.Generator().manual_seed(seed)
+    height, width = (2 * _draw(rng, 2, 4) + 1 if stride > 1 else _draw(rng, 3, 6) + 1 - padding for _ in range(2))
+    outputs = 4 * _draw(rng, 16, 36)
+    grid = [(side + 2 * padding - 3) // stride + 1 for side in (height, width)]
+    positions = max(height * width, grid[0] * grid[1]) if stride == 1 else grid[0] * grid[1]
+    samples = _draw(rng, 1, min(max(outputs // positions, 1), 10) + 1)
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        norm = nn.BatchNorm2d(outputs) if train or seed % 2 else nn.Identity()
+        stem = (nn.Conv2d(3, outputs, 3, 2, 1), activation())
+        read = (nn.Conv2d(outputs, outputs, 3, stride, padding, **options), norm, activation())
+        model = nn.Sequential(*stem, *read, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(outputs, 10))
+    inputs = pictures(samples, (3, 2 * height, 2 * width), rng)
+    return observed(model.train(train and samples > 1), inputs, rng, seed)
+
+
+def grouped(seed: int, *, several: bool = False) -> Case:
+    """Two to four groups of 20 to 40 channels, with or without a norm, and every third seed with signed activations."""
+    rng = torch.Generator().manual_seed(seed)
+    groups, width = _draw(rng, 2, 5), 4 * _draw(rng, 5, 11)
+    height, channels = _draw(rng, 2, 5), groups * width
+    activation = nn.ReLU if seed % 3 else nn.SiLU
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        norm = nn.BatchNorm2d(channels) if seed % 2 else nn.Identity()
+        read = (nn.Conv2d(channels, channels, 3, padding=1, groups=groups), norm, activation())
+        tail = (nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, 10))
+        model = nn.Sequential(nn.Conv2d(3, channels, 3, 2, 1), activation(), *read, *tail).eval()
+    samples = _draw(rng, 2, 4) if several else 1
+    return observed(model, pictures(samples, (3, 2 * height, 2 * height), rng), rng, seed)
 
 
 def residual(seed: int, *, train: bool = False) -> Case:

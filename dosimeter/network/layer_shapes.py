@@ -44,9 +44,19 @@ class LayerShape:
         return self.weight.shape[2], self.weight.shape[3]
 
     @property
+    def groups(self) -> int:
+        return getattr(self.module, "groups", 1)
+
+    @property
+    def widths(self) -> tuple[int, int]:
+        """Outputs and inputs of one group."""
+        outputs, inputs = self.weight.shape[:2]
+        return outputs // self.groups, inputs
+
+    @property
     def channels(self) -> int:
-        """The fewer of its inputs and outputs: as many positions can its gradient tell apart."""
-        return min(self.weight.shape[:2])
+        """The fewer of a group's inputs and outputs: as many positions can its gradient tell apart."""
+        return min(self.widths)
 
     @property
     def reads(self) -> Reads:
@@ -55,12 +65,16 @@ class LayerShape:
 
     @property
     def most_samples(self) -> int:
-        """The largest batch whose positions the channels can hold: those of the inputs, or those of the outputs."""
-        return max(self.most_on("inputs"), self.most_on("outputs"))
+        """The largest batch whose positions the channels can hold: those of the inputs, or those of the outputs.
+
+        Groups hold one sample at most, since each would show several in an order of its own.
+        """
+        most = max(self.most_on("inputs"), self.most_on("outputs"))
+        return most if self.groups == 1 else min(most, 1)
 
     def most_on(self, side: Side) -> int:
         """The largest batch whose positions on one side its channels can hold, with enough equations from the other side."""
-        outputs, inputs = self.weight.shape[:2]
+        outputs, inputs = self.widths
         if self.obstacle:
             return 0
         if self.positions == 1:
@@ -72,9 +86,9 @@ class LayerShape:
         area, room, other_area, other = (self.positions, inputs, output_area, outputs)
         if side == "outputs":
             area, room, other_area, other = other_area, other, area, room
-        if area > room or not (plans := self.reads.plans(side)):
+        if area > room:
             return 0
-        told = min(plan.fewest for plan in plans) / SPARE_EQUATIONS
+        told = self.reads.equations(side) / SPARE_EQUATIONS
         return min(room // area, int(told * other / area)) if told * other_area >= area else 0
 
 
@@ -99,11 +113,14 @@ def largest_batch(model: nn.Module, input_shape: tuple[int, ...], normalization:
 def _limit(shape: LayerShape) -> BatchLimit:
     if shape.obstacle:
         return BatchLimit(layer=shape.name, limit=0, reason=shape.obstacle)
+    group = f" in each of {shape.groups} groups" if shape.groups > 1 else ""
     if shape.most_samples and shape.most_samples > shape.most_on("inputs"):
         reads = shape.reads
-        reason = f"{reads.output_height} x {reads.output_width} output positions a sample, {shape.weight.shape[0]} output channels"
+        reason = f"{reads.output_height} x {reads.output_width} output positions a sample, {shape.widths[0]} output channels{group}"
     else:
-        reason = f"{shape.height} x {shape.width} positions a sample, {shape.channels} channels on the narrower side"
+        reason = f"{shape.height} x {shape.width} positions a sample, {shape.channels} channels on the narrower side{group}"
+    if group and shape.most_samples:
+        reason += ", which would show several samples each in an order of its own"
     if not shape.non_negative and shape.most_samples > 1:
         reason += "; its inputs can be negative, so that it takes the head's proved samples to tell more than one sample apart"
     return BatchLimit(layer=shape.name, limit=shape.most_samples, reason=reason)
@@ -149,23 +166,21 @@ def _obstacle(module: nn.Conv2d | nn.Linear, grid: tuple[int, int], calls: int) 
         return "the layer runs more than once in a pass, and its gradient is the sum"
     if isinstance(module, nn.Linear):
         return "" if positions == 1 else "a linear layer on several positions has no shifts that tell their places"
-    if module.groups > 1:
-        return f"{module.groups} groups: each holds {module.in_channels // module.groups} channels only"
     if math.prod(module.kernel_size) == 1:
         return "" if positions == 1 and math.prod(module.stride) == 1 else "a kernel of 1 by 1 has no shifts"
     if any(dilation > 1 for dilation in module.dilation):
         return f"a dilated kernel moves {math.prod(module.dilation)} interleaved grids, and nothing in its gradient ties them together"
     if module.padding_mode == "circular":
         return "circular padding drops nothing at the edge, so that no position stands out"
-    if positions > 2 * math.prod(module.stride) * max(module.in_channels, module.out_channels):
+    if positions > 2 * math.prod(module.stride) * max(module.in_channels, module.out_channels) / module.groups:
         return ""  # too many positions for the channels, which is said elsewhere
     reads = reads_of_module(module, *grid)
     if not reads.all_read:
         return "the stride leaves positions out"
-    if positions > 1 and not (reads.plans("inputs") or reads.plans("outputs")):
+    if positions > 1 and not (reads.equations("inputs") or reads.equations("outputs")):
         ways = freedom(module, *grid) if max(grid) <= MOST_REARRANGED else 0
         if ways == 1:
-            return "no walk over the grid tells its positions one after the other; all equations together would, which is not done"
+            return "no walk and no wave over the grid tells its positions"
         strided = "a stride above 1" if any(stride > 1 for stride in module.stride) else "its padding"
         return f"{strided} leaves moved copies of the maps mixed with them" + (f", in {ways} independent ways" if ways else "")
     return ""

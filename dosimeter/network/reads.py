@@ -6,6 +6,7 @@ the inputs' or the outputs', are the unknowns of a walk; those of the other side
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -20,6 +21,7 @@ from dosimeter.network.convolving import MODES
 Side = Literal["inputs", "outputs"]
 MOST_PLANNED = 1024  # positions of a grid that is worth a plan: as many channels would have to hold one sample
 LEAST_EIGENVALUE = 1e-6  # of the squares of zeros and ones
+SOME_WAVE = (0.7, 1.9)  # angles a row and a column of a wave that no grid treats apart
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,16 @@ class Plan:
     def fewest(self) -> int:
         """The fewest offsets that tell a position."""
         return min([len(self.unseen_by), *(len(step.offsets) for step in self.steps)])
+
+
+@dataclass(frozen=True)
+class Alike:
+    """Two offsets that see moved copies of the same positions, in every target."""
+
+    offset: int
+    other: int
+    down: int  # how much further `offset` reaches than `other`
+    across: int
 
 
 @dataclass(frozen=True)
@@ -70,6 +82,9 @@ class Reads:
     def positions(self, side: Side) -> int:
         return self.inputs if side == "inputs" else self.outputs
 
+    def grid(self, side: Side) -> tuple[int, int]:
+        return (self.height, self.width) if side == "inputs" else (self.output_height, self.output_width)
+
     def targets(self, side: Side) -> list[dict[int, list[int]]]:
         """For each offset: the targets of each position that has some."""
         found: list[dict[int, list[int]]] = []
@@ -85,6 +100,15 @@ class Reads:
     def plans(self, side: Side) -> tuple[Plan, ...]:
         """Walks from one or two ends of the grid; none where no position stands out, or a walk does not reach all of them."""
         return _plans(self, side)
+
+    def alike(self, side: Side) -> tuple[Alike, ...]:
+        """Pairs of offsets that tell the waves over the grid; none where they leave more than the waves."""
+        return _alike(self, side)
+
+    def equations(self, side: Side) -> int:
+        """The fewest offsets that tell a position, or that tell all of them at once; 0 where nothing tells them."""
+        plans = self.plans(side)
+        return min(plan.fewest for plan in plans) if plans else len(self.alike(side))
 
 
 @lru_cache(maxsize=256)
@@ -161,6 +185,37 @@ def _plans(reads: Reads, side: Side) -> tuple[Plan, ...]:
     whole = _Determined(reads, side)
     found = (_plan(targets, seen_by, start, whole) for start in dict.fromkeys(alone[:1] + alone[-1:]))
     return tuple(plan for plan in found if plan is not None)
+
+
+@lru_cache(maxsize=256)
+def _alike(reads: Reads, side: Side) -> tuple[Alike, ...]:
+    count, (_, width) = reads.positions(side), reads.grid(side)
+    if count > MOST_PLANNED:
+        return ()
+    first: dict[frozenset[int], tuple[int, dict[int, int]]] = {}  # by the targets that offsets see: an offset and its positions
+    found = []
+    for offset, pairs in enumerate(reads.targets(side)):
+        seen = {told[0]: position for position, told in pairs.items()}
+        if not seen or any(len(told) > 1 for told in pairs.values()):
+            continue
+        other, before = first.setdefault(frozenset(seen), (offset, seen))
+        apart = {(seen[target] // width - before[target] // width, seen[target] % width - before[target] % width) for target in seen}
+        if other != offset and len(apart) == 1:
+            found.append(Alike(offset, other, *apart.pop()))
+    return tuple(found) if _tell_waves(reads, side, found) else ()
+
+
+def _tell_waves(reads: Reads, side: Side, pairs: Sequence[Alike]) -> bool:
+    """Whether a wave is all that the pairs see alike: for one sample, R_o x = z^d R_o' x has one solution."""
+    if not pairs:
+        return False
+    operators = {index: _operator(reads.table[index], reads, side) for one in pairs for index in (one.offset, one.other)}
+    system = []
+    for one in pairs:
+        angle = one.down * SOME_WAVE[0] + one.across * SOME_WAVE[1]
+        system.append(operators[one.offset] - complex(math.cos(angle), math.sin(angle)) * operators[one.other])
+    stacked = torch.cat(system)
+    return int((torch.linalg.eigvalsh(stacked.mH @ stacked) > LEAST_EIGENVALUE).sum()) == reads.positions(side) - 1
 
 
 class _Determined:

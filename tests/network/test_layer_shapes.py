@@ -48,7 +48,7 @@ def test_each_kind_of_layer_says_why_it_shows_nothing():
         ("4", "dilated"),
         ("6", "circular padding"),
         ("8", "1 by 1"),
-        ("10", "no walk over the grid"),
+        ("10", "4 x 4 positions"),
         ("12", "3 x 3 positions"),
     ):
         assert limits[layer][0] == 0

@@ -96,3 +96,27 @@ def test_a_map_and_its_mixture_with_a_moved_copy_have_one_gradient_behind_circul
     mixed = maps + maps.roll(1, 3) / 3
     assert not torch.allclose(mixed, maps)
     assert torch.allclose(gradient(maps, slopes), gradient(mixed, solved(slopes)), atol=1e-12)
+
+
+@pytest.mark.parametrize(("kernel", "stride", "padding"), [(3, 1, 0), (3, 1, 2), (3, 2, 1), (3, 2, 0), (4, 1, 0), (5, 2, 1), (2, 1, 0)])
+def test_every_map_that_the_gradient_determines_is_read_by_a_walk_or_by_waves(kernel, stride, padding):
+    module, read = nn.Conv2d(1, 1, kernel, stride, padding), []
+    for side in (4, 5, 6, 7):
+        reads = reads_of_module(module, side, side)
+        told = bool(reads.equations("inputs") or reads.equations("outputs"))
+        assert told == (reads.all_read and freedom(module, side, side) == 1)
+        read.append(told)
+    assert any(read)
+
+
+def test_two_offsets_see_a_wave_alike():
+    """A wave is z₁^row z₂^column at every position; where two offsets are d apart, one sees the other's values times z^d."""
+    reads = reads_of_module(nn.Conv2d(1, 1, 3), 5, 6)
+    rows, columns = torch.meshgrid(torch.arange(5), torch.arange(6), indexing="ij")
+    wave = torch.exp(1j * (0.4 * rows + 1.1 * columns)).flatten()
+    assert len(reads.alike("inputs")) == 8
+    assert reads.alike("outputs") == ()
+    for one in reads.alike("inputs"):
+        turn = torch.exp(torch.tensor(1j * (0.4 * one.down + 1.1 * one.across)))
+        seen, other = (wave[torch.tensor(reads.table[offset])] for offset in (one.offset, one.other))
+        assert torch.allclose(seen, turn * other)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -12,41 +12,23 @@ from torch import Tensor
 from dosimeter.client.training import sends_mean_gradient
 from dosimeter.engines.premises import premises_of
 from dosimeter.engines.shifts.convolutions import ConvolutionLayer, find_convolutions
+from dosimeter.engines.shifts.grouped import read_groups
 from dosimeter.engines.shifts.head_samples import unmix_by_head
 from dosimeter.engines.shifts.joining import find_trunk, join, pair
+from dosimeter.engines.shifts.judging import LARGEST_MISFIT, LARGEST_NOISE_SHARE, MISFIT_SLACK, LayerMaps, error_bars, judge
 from dosimeter.engines.shifts.layout import Layout, NoLayout, Rank, read_layout, read_rank
-from dosimeter.engines.shifts.scales import find_scales, shifted_maps, slopes_of
-from dosimeter.engines.shifts.unmixing import one_sample, unmix
+from dosimeter.engines.shifts.scales import find_scales, slopes_of
+from dosimeter.engines.shifts.unmixing import NEGATIVE_NOISES, one_sample, unmix
 from dosimeter.engines.subspace.distortion import distortion_of
 from dosimeter.engines.subspace.spectrum import rounding_unit
 from dosimeter.engines.weight_rounding import rounding_of_weights
 from dosimeter.interfaces import Exposure, Public
 from dosimeter.types import JoinedSamples, MapEstimate, MapLayer, Outcome, Refused
 
-LARGEST_MISFIT = 1e-3  # of the layer's gradient by shifts of the maps, relative
-MISFIT_SLACK = 1.5  # over what the noise alone explains
 CARRIED_ERROR = 10.0  # by how much layers behind may enlarge the maps' errors
-LARGEST_NOISE_SHARE = 0.1  # of the gradient's entries
-LARGEST_ERROR_BAR = 1e-2
 LAYERS_NAMED = 3  # beside the roomiest one, where no layer shows its maps
-LAYOUT_SLACK = 8.0  # two passes over the grid share a part of their error
 SCALE_SLACK = 8.0  # errors of slopes are common to many equations
-ARITHMETIC_SLACK = 4096.0  # rounding units of double precision, which the least direction of the spectrum enlarges
-MERGED_SLACK = 2.0  # slopes may differ less than maps do
 ZERO_NOISES = 50.0  # entries within as many standard deviations of zero are the ReLU's zeros
-
-
-@dataclass(frozen=True, kw_only=True)
-class LayerMaps:
-    """The inputs of one convolution, sample by sample, in no particular order."""
-
-    maps: Tensor  # (B, in, H, W)
-    slopes: Tensor  # (B, out, H, W) of the loss behind the convolution
-    certified: Tensor  # (B,) bool
-    error_bars: Tensor  # (B,) relative
-    misfit: float  # of the layer's gradient
-    scale_source: str
-    layout: Layout
 
 
 def recover_maps(exposure: Exposure, layer: str | None = None, *, seed: int = 0) -> MapEstimate:
@@ -153,7 +135,13 @@ def _rank(exposure: Exposure, layer: ConvolutionLayer) -> Rank:
     if layer.obstacle:
         raise NoLayout(layer.obstacle)
     noise = _noise_of(exposure, layer)
-    return read_rank(layer.gradient, layer.reads, unit=rounding_unit(layer.gradient), noise=noise, batch_size=exposure.public.batch_size)
+    return read_rank(
+        layer.gradient[: layer.widths[0]],
+        layer.reads,
+        unit=rounding_unit(layer.gradient),
+        noise=noise,
+        batch_size=exposure.public.batch_size,
+    )
 
 
 def _noise_of(exposure: Exposure, layer: ConvolutionLayer) -> float:
@@ -215,6 +203,8 @@ def recover_layer(exposure: Exposure, layer: ConvolutionLayer, *, batch_size: in
         raise NoLayout(layer.obstacle)
     unit = rounding_unit(layer.gradient)
     noise = _noise_of(exposure, layer)
+    if layer.groups > 1:
+        return _recover_groups(exposure, layer, noise=noise, batch_size=batch_size)
     layout = read_layout(layer.gradient, layer.reads, unit=unit, noise=noise, batch_size=batch_size)
     if not layer.non_negative and len(layout.maps) > 1:
         return _recover_by_head(exposure, layer, layout, batch_size=batch_size, seed=seed)
@@ -227,14 +217,52 @@ def recover_layer(exposure: Exposure, layer: ConvolutionLayer, *, batch_size: in
     if layer.non_negative:
         noise = errors.square().mean((1, 2), keepdim=True).sqrt()
         maps = torch.where(maps > ZERO_NOISES * noise, maps, 0)
+    return _scaled(exposure, layer, layout, maps, errors, samples.errors, samples.certain, batch_size=batch_size)
+
+
+def _scaled(
+    exposure: Exposure,
+    layer: ConvolutionLayer,
+    layout: Layout,
+    maps: Tensor,
+    errors: Tensor,
+    of_direction: Tensor,
+    certain: Tensor,
+    *,
+    batch_size: int | None,
+) -> LayerMaps:
+    """Maps with the factors that a bias gradient tells."""
     slopes = slopes_of(layer, maps)
     scales = find_scales(exposure, layer, maps, slopes)
     if scales is None:
         raise NoLayout("no bias gradient of the update tells how large the maps are")
-    bars = _error_bars(maps, errors, torch.hypot(SCALE_SLACK * scales.errors, samples.errors.to(maps)), unit)
+    of_scale = torch.hypot(SCALE_SLACK * scales.errors, of_direction.to(maps))
+    bars = error_bars(maps, errors, of_scale, rounding_unit(layer.gradient))
     factors = scales.factors[:, None, None]
-    certain = samples.certain.to(bars.device)
-    return _judge(layer, layout, maps * factors, slopes / factors, bars, certain, scales.source, batch_size=batch_size)
+    return judge(layer, layout, maps * factors, slopes / factors, bars, certain.to(bars.device), scales.source, batch_size=batch_size)
+
+
+def _recover_groups(exposure: Exposure, layer: ConvolutionLayer, *, noise: float, batch_size: int | None) -> LayerMaps:
+    """One sample's maps from the parts that each group shows."""
+    parts = read_groups(layer, unit=rounding_unit(layer.gradient), noise=noise, batch_size=batch_size)
+    maps, errors = parts.layout.maps, parts.layout.disagreement
+    certain = torch.ones(len(maps), dtype=torch.bool)
+    if layer.non_negative:
+        signs = maps.sum((1, 2), keepdim=True).sign()
+        maps, errors = signs * maps, signs * errors
+        deviation = errors.square().mean((1, 2), keepdim=True).sqrt() * layer.groups**0.5  # errors are zero outside of a group
+        certain = (maps >= -NEGATIVE_NOISES * deviation).all(2).all(1)
+        maps = torch.where(maps > ZERO_NOISES * deviation, maps, 0)
+    none = torch.zeros(len(maps), dtype=torch.float64)
+    size = None if batch_size is None else len(maps)
+    found = _scaled(exposure, parts.layer, parts.layout, maps, errors, none, certain, batch_size=size)
+    return replace(
+        found,
+        maps=found.maps.sum(0, keepdim=True),
+        slopes=found.slopes.sum(0, keepdim=True),
+        certified=found.certified.all(0, keepdim=True),
+        error_bars=found.error_bars.amax(0, keepdim=True),
+    )
 
 
 def _recover_by_head(exposure: Exposure, layer: ConvolutionLayer, layout: Layout, *, batch_size: int | None, seed: int) -> LayerMaps:
@@ -242,70 +270,6 @@ def _recover_by_head(exposure: Exposure, layer: ConvolutionLayer, layout: Layout
     samples = unmix_by_head(exposure, layer, layout.maps, seed)
     mixtures, errors = layout.maps.flatten(1), layout.disagreement.flatten(1)
     maps, errors = ((samples.mixing @ part).reshape(layout.maps.shape) for part in (mixtures, errors))
-    bars = _error_bars(maps, errors, samples.errors, rounding_unit(layer.gradient))
+    bars = error_bars(maps, errors, samples.errors, rounding_unit(layer.gradient))
     certain = torch.ones(len(maps), dtype=torch.bool, device=maps.device)
-    return _judge(layer, layout, maps, slopes_of(layer, maps), bars, certain, "the head's samples", batch_size=batch_size)
-
-
-def _judge(
-    layer: ConvolutionLayer,
-    layout: Layout,
-    maps: Tensor,
-    slopes: Tensor,
-    bars: Tensor,
-    certain: Tensor,
-    source: str,
-    *,
-    batch_size: int | None,
-) -> LayerMaps:
-    """Certified are maps with a small error bar, where shifts of all of them explain the layer's gradient."""
-    if batch_size != len(maps):
-        bars = torch.hypot(bars, _hidden_difference(layer, maps, slopes, layout.rank))
-    arithmetic = ARITHMETIC_SLACK * torch.finfo(torch.float64).eps / layout.rank.smallest_kept  # of this engine, beside the gradient's own
-    bars = torch.hypot(bars, torch.full_like(bars, arithmetic))
-    misfit = _misfit(layer, maps, slopes)
-    return LayerMaps(
-        maps=_grid(maps, layer.height, layer.width),
-        slopes=_grid(slopes, layer.reads.output_height, layer.reads.output_width),
-        certified=certain & (bars < LARGEST_ERROR_BAR) & (misfit < _largest_misfit(layer, layout.rank)),
-        error_bars=bars,
-        misfit=misfit,
-        scale_source=source,
-        layout=layout,
-    )
-
-
-def _misfit(layer: ConvolutionLayer, maps: Tensor, slopes: Tensor) -> float:
-    """How far shifts of these maps are from explaining the whole kernel's gradient, relative."""
-    shifted = shifted_maps(layer, maps)  # (n, k·k·in)
-    wanted = layer.gradient.to(maps).permute(2, 3, 1, 0).flatten(0, 2)  # (k·k·in, out)
-    return float((shifted.T @ slopes.flatten(0, 1) - wanted).norm() / wanted.norm())
-
-
-def _largest_misfit(layer: ConvolutionLayer, rank: Rank) -> float:
-    """Noise explains as much of the misfit as it has of the gradient."""
-    share = rank.noise / float(layer.gradient.to(torch.float64).square().mean().sqrt())
-    return math.hypot(LARGEST_MISFIT, MISFIT_SLACK * share) if share < LARGEST_NOISE_SHARE else 0.0
-
-
-def _error_bars(maps: Tensor, errors: Tensor, of_scale: Tensor, unit: float) -> Tensor:
-    """Relative, from the disagreement of two passes, the errors of factor and direction, and the rounding: (B,)."""
-    layout = LAYOUT_SLACK * errors.flatten(1).norm(dim=1) / maps.flatten(1).norm(dim=1)
-    return (layout.square() + of_scale.square() + (16 * unit) ** 2).sqrt()
-
-
-def _hidden_difference(layer: ConvolutionLayer, maps: Tensor, slopes: Tensor, rank: Rank) -> Tensor:
-    """How far a map may be from a sample that merged with another one: (B,).
-
-    Two samples that hardly differ, in maps by Δa and in slopes by Δδ, look like their mean. Their difference adds Δδ Δa / 2 to the
-    gradient, which the noise hides where it is small. This takes slopes to differ as much as maps do. The smallest batch that has the
-    update, a premise of the certificate, has no such samples.
-    """
-    shifted = shifted_maps(layer, maps).reshape(len(maps), layer.reads.outputs, -1)
-    own = torch.linalg.matrix_norm(slopes.transpose(1, 2) @ shifted)  # (B,) of each sample's gradient
-    return MERGED_SLACK * (rank.largest_dropped * rank.largest * layer.positions**0.5 / own).sqrt()
-
-
-def _grid(values: Tensor, height: int, width: int) -> Tensor:
-    """(B, H·W, channels) -> (B, channels, H, W)."""
-    return values.transpose(1, 2).reshape(len(values), -1, height, width)
+    return judge(layer, layout, maps, slopes_of(layer, maps), bars, certain, "the head's samples", batch_size=batch_size)

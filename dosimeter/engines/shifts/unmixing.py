@@ -106,7 +106,10 @@ class _Mixed:
         enough = speaking >= LEAST_ZEROS * samples and witnesses >= samples + LEAST_WITNESSES + CHANCE_SLACK * beside
         enough = enough and not self._hinges(zero @ vectors[:, 1:], noise)
         near = says & (away < ZERO_NOISES)
-        leaning = np.sqrt(np.mean(heights[near] ** 2) / np.mean((self.rows[near] @ weakest) ** 2)) if near.any() else np.inf
+        weights = _weights(heights[near], noise)  # as they held the direction in place
+        leaning = (
+            np.sqrt(np.sum(weights * heights[near] ** 2) / np.sum(weights * (self.rows[near] @ weakest) ** 2)) if near.any() else np.inf
+        )
         return _Direction(zeros=speaking, witnesses=witnesses, certain=fair and enough, error=ERROR_SLACK * float(leaning))
 
     def _hinges(self, zero: Array, noise: float) -> bool:
@@ -124,10 +127,15 @@ class _Mixed:
         """The direction that its zeros alone determine: the least singular vector of the rows, those near zero weighed most."""
         for _ in range(SHARPENINGS):
             heights = self.rows @ direction
-            weights = (1 + (heights / (ZERO_NOISES * self.noise(direction) / 5)) ** 2) ** -2  # Geman & McClure's
+            weights = _weights(heights, self.noise(direction))
             _, vectors = np.linalg.eigh(self.rows.T @ (weights[:, None] * self.rows))
             direction = vectors[:, 0] * np.sign(heights @ (self.rows @ vectors[:, 0]))
         return direction
+
+
+def _weights(heights: Array, noise: float) -> Array:
+    """Geman & McClure's: an entry that is no zero has hardly any."""
+    return (1 + (heights / (ZERO_NOISES * noise / 5)) ** 2) ** -2
 
 
 class _Search:

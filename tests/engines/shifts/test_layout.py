@@ -39,6 +39,8 @@ def test_layout_of_a_planted_gradient():
         ((40, 40), 0, "inputs", {"padding_mode": "replicate"}),
         ((40, 40), 0, "inputs", {"kernel_size": 4}),
         ((40, 40), 0, "inputs", {"kernel_size": 5, "padding": 2}),
+        ((40, 40), 0, "inputs", {"padding": 0}),  # by waves, as the next one
+        ((40, 80), 0, "outputs", {"padding": 2}),
     ],
     ids=str,
 )
@@ -53,3 +55,17 @@ def test_one_side_with_as_many_channels_as_positions_is_enough(channels, dead, s
     flat, truth = layout.maps.flatten(1).T, maps.flatten(2).transpose(1, 2).flatten(1).T
     assert layout.side == side
     assert torch.allclose(flat @ torch.linalg.lstsq(flat, truth).solution, truth, atol=1e-8)
+
+
+def test_a_stride_that_ends_at_both_edges_is_read_by_the_waves_of_its_outputs():
+    rng = torch.Generator().manual_seed(8)
+    module = nn.Conv2d(20, 24, 3, 2, 1, bias=False).double()
+    maps = torch.randn(2, 20, 5, 5, generator=rng, dtype=torch.float64)
+    outputs = module(maps)
+    (gradient,) = torch.autograd.grad(outputs, module.weight, torch.randn(outputs.shape, generator=rng, dtype=torch.float64))
+    layout = read_layout(gradient, reads_of_module(module, 5, 5), unit=1e-12)
+    flat, truth = layout.maps.flatten(1).T, maps.flatten(2).transpose(1, 2).flatten(1).T
+    assert layout.side == "outputs"
+    assert torch.allclose(flat @ torch.linalg.lstsq(flat, truth).solution, truth, atol=1e-8)
+    with pytest.raises(NoLayout, match=r"no waves|not a whole number"):
+        read_layout(torch.randn(24, 20, 3, 3, generator=rng, dtype=torch.float64), reads_of_module(module, 5, 5), unit=1e-16)

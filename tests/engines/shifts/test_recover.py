@@ -128,3 +128,42 @@ def test_a_hidden_linear_layer_is_a_grid_of_one_position(digits):
     assert (second.seen, second.channels, second.reason) == (9, 256, "")
     assert second.gap > 100
     assert any("no batch size is declared" in premise for premise in found.premises)
+
+
+@pytest.mark.parametrize(
+    ("samples", "options"),
+    [
+        (3, {"padding": 0}),
+        (3, {"padding": 2}),
+        (3, {"padding": 1, "stride": 2}),
+        (1, {"padding": 1, "groups": 2}),
+    ],
+    ids=str,
+)
+def test_layers_without_padding_with_strides_and_with_groups_are_read(digits, samples, options):
+    images, labels = digits
+    side = 3 if options["padding"] == 2 else 5 if "stride" in options else 4
+    with torch.random.fork_rng():
+        torch.manual_seed(4)
+        stem = nn.Conv2d(1, 64, 9 - side)
+        model = nn.Sequential(stem, nn.ReLU(), nn.Conv2d(64, 80, 3, **options), nn.ReLU(), nn.Flatten(), nn.LazyLinear(10)).eval()
+        model(images[:1])
+    exposure = dm.observe(model, dm.Batch(images[30 : 30 + samples], labels[30 : 30 + samples]), declare_batch_size=False)
+    found = dm.recover_maps(exposure, layer="2")
+    assert found.certified.tolist() == [True] * samples
+    truth = true_inputs(model, "2", images[30 : 30 + samples]).flatten(1)
+    distances, partners = torch.cdist(found.maps.flatten(1), truth).min(1)
+    assert sorted(partners.tolist()) == list(range(samples))
+    assert (distances / truth.norm(dim=1)[partners] < found.error_bars.clamp_max(1e-3)).all()
+
+
+def test_several_samples_of_a_grouped_layer_are_refused_since_each_group_has_its_own_order(digits):
+    images, labels = digits
+    with torch.random.fork_rng():
+        torch.manual_seed(4)
+        read = nn.Conv2d(64, 80, 3, padding=1, groups=2)
+        model = nn.Sequential(nn.Conv2d(1, 64, 6), nn.ReLU(), read, nn.ReLU(), nn.Flatten(), nn.Linear(720, 10)).eval()
+    for declared in (True, False):
+        exposure = dm.observe(model, dm.Batch(images[:2], labels[:2]), declare_batch_size=declared)
+        with pytest.raises(dm.Refused, match="an order of its own"):
+            dm.recover_maps(exposure, layer="2")
