@@ -27,7 +27,14 @@ def short_repr(value: Any) -> str:
 
 
 class Refused(ValueError):
-    """A method that does not run here: the message says why and what would make it run. It proves nothing about other methods."""
+    """A method that does not run here: the message says why and what would make it run. It proves nothing about other methods.
+
+    `details` is what a record keeps of what was seen on the way.
+    """
+
+    def __init__(self, reason: str = "", *, details: Mapping[str, Any] | None = None) -> None:
+        super().__init__(reason)
+        self.details: Mapping[str, Any] = details or {}
 
 
 class Impossible(Refused):
@@ -275,6 +282,8 @@ class MapLayer:
     channels: int = 0  # on the layer's narrower side: as many positions can its gradient tell apart
     seen: int = 0  # positions of the whole batch that its spectrum shows; 0 where it shows no whole number of samples
     gap: float = 0.0  # between the last singular value of the signal and the first of the noise
+    hiding_noise: float = 0.0  # standard deviation of noise on each entry of the gradient that drowns the last singular value; 0 unknown
+    hiding_share: float = 0.0  # the same, over the root mean square of an entry
 
 
 @dataclass(frozen=True, kw_only=True)

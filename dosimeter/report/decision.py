@@ -40,15 +40,26 @@ def in_plain_words(found: Sequence[Finding], records: Sequence[Record]) -> str:
 
 
 def what_to_do(found: Sequence[Finding], records: Sequence[Record], costs: Tradeoff | None) -> str:
-    """The advice of a grid of defenses; where none was measured, how to have it."""
+    """The advice of a grid of defenses; where none was measured, what the records' own figures advise, and how to have prices."""
     if costs is not None:
         return costs.advice
     behind = {tuple(describe_part(part) for part in record.threat_model.get("defenses") or []) for record in records}
     defenses = next(iter(behind)) if len(behind) == 1 else ()
     leaked = [finding.surface for finding in found if finding.state in LEAK_STATES]
     tried = f"Behind {enumeration(list(defenses))}, {enumeration(leaked) if leaked else 'nothing'} leaked. " if defenses else ""
+    own = " ".join(_own_advice(found, records))
     return (
-        f"{tried}No defense’s price was measured, so there is nothing to advise yet. "
+        f"{tried}{own}{' ' if own else ''}No defense’s price was measured, so there is nothing {'more ' if own else ''}to advise yet. "
         "The command dosimeter audit --defenses all tries each defense, mild and strong: what still leaks behind it, "
         "and what it costs in accuracy, bytes and time."
     )
+
+
+def _own_advice(found: Sequence[Finding], records: Sequence[Record]) -> list[str]:
+    """What each surface that leaked says of its own defense, once."""
+    said: dict[str, None] = {}
+    for surface in (surface_named(finding.surface) for finding in found if finding.state in LEAK_STATES):
+        for record in records:
+            if record.surface == surface.name:
+                said.update(dict.fromkeys(surface.advice(record.details)))
+    return list(said)

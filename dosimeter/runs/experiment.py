@@ -227,7 +227,8 @@ def refusal_record(client: AuditedClient, measurement: Measurement, refusal: Ref
     """The record of a method that does not run here, or of a proof that none can."""
     if isinstance(refusal, Impossible):
         return failure_record(client, measurement, Outcome.IMPOSSIBLE, str(refusal), refusal.theorem)
-    return failure_record(client, measurement, Outcome.NOT_ATTEMPTED, str(refusal))
+    record = failure_record(client, measurement, Outcome.NOT_ATTEMPTED, str(refusal))
+    return replace(record, details=record.details | dict(getattr(refusal, "details", {})))
 
 
 def failure_record(

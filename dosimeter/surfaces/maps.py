@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -10,8 +11,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from dosimeter.engines.shifts.recover import describe_layers
 from dosimeter.interfaces import Exposure
 from dosimeter.metrics.map_error import MapError
+from dosimeter.numbers import significant
 from dosimeter.registry import MAPS
 from dosimeter.surfaces.layer_inputs import LARGEST_CERTIFIED_ERROR, beats_nulls, can_refute, judge_errors, may_leak, reader_of, score_layer
 from dosimeter.surfaces.pictures import MOST_PICTURES, png, score_of
@@ -92,26 +95,13 @@ class Maps(Surface[MapEstimate]):
         )
 
     def details(self, found: MapEstimate, exposure: Exposure, truth: Batch) -> dict[str, Any]:
-        layers = [
-            {
-                "name": one.name,
-                "positions": one.positions,
-                "channels": one.channels,
-                "largest_batch": one.most_samples,
-                "positions_seen": one.seen,
-                "gap": one.gap if math.isfinite(one.gap) else None,
-                "certified": one.certified,
-                "reason": one.reason,
-            }
-            for one in found.layers
-        ]
         joined = found.samples
         return {
             "certified": int(found.certified.sum()),
             "batch_size": found.batch_size,
             "layer": found.layer,
             "shape": list(found.maps.shape[1:]),
-            "layers": layers,
+            "layers": describe_layers(found.layers),
             "joined": None if joined is None else {"layers": list(joined.maps), "labels": joined.labels is not None},
         }
 
@@ -127,8 +117,29 @@ class Maps(Surface[MapEstimate]):
         joined = details.get("joined")
         if isinstance(joined, Mapping):
             facts.append(f"each map joined with its sample's feature{' and label' if joined.get('labels') else ''}")
-        layers = [one for one in details.get("layers") or () if isinstance(one, Mapping)]
-        return [*facts, *map(_room, [one for one in layers if one.get("largest_batch")][:SHOWN_LAYERS]), *_advice(layers)]
+        layers = _layers(details)
+        roomy = [one for one in layers if one.get("largest_batch")]
+        without = _without_room([one for one in layers if not one.get("largest_batch")])
+        return [*facts, *map(_room, roomy[:SHOWN_LAYERS]), *without]
+
+    def advice(self, details: Mapping[str, Any]) -> list[str]:
+        """From the shapes of all layers, and from how clearly their spectra stand out."""
+        layers = _layers(details)
+        most = max((int(one.get("largest_batch") or 0) for one in layers), default=0)
+        if not most:
+            return []
+        said = [
+            f"A batch of more than {most} sample{'s' if most > 1 else ''} has more positions than any layer of this model can tell apart, "
+            "which stops the activation maps at no price in the update. Another norm, such as GroupNorm, does not."
+        ]
+        clearest = max(layers, key=lambda one: float(one.get("hiding_noise") or 0))
+        if noise := float(clearest.get("hiding_noise") or 0):
+            share = float(clearest.get("hiding_share") or 0)
+            said.append(
+                f"Noise with a standard deviation of {noise:.1g} on each entry, {significant(share)} of an entry’s root mean square, "
+                f"drowns the weakest direction of {clearest['name']}, the layer that shows its maps most clearly."
+            )
+        return said
 
     def evidence(self, found: MapEstimate, comparison: Comparison | None = None, scores: Scores | None = None) -> list[Evidence]:
         if comparison is None or scores is None or comparison.exposure is None:
@@ -151,14 +162,21 @@ def _room(layer: Mapping[str, Any]) -> str:
     return f"{told}; {layer['reason']}" if layer.get("reason") else told
 
 
-def _advice(layers: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What a client can do about maps, from the shapes alone."""
-    most = max((int(one.get("largest_batch") or 0) for one in layers), default=0)
-    if not most:
-        return []
-    return [
-        f"a batch of more than {most} samples has more positions than any layer of this model can tell apart; another norm does not help"
-    ]
+def _without_room(layers: Sequence[Mapping[str, Any]]) -> list[str]:
+    """One line for all layers that show no map for the same reason, up to its numbers."""
+    kinds: dict[str, list[Mapping[str, Any]]] = {}
+    for one in layers:
+        kinds.setdefault(re.sub(r"\d+", "", str(one.get("reason"))), []).append(one)
+    told = []
+    for alike in kinds.values():
+        first, more = alike[0], len(alike) - 1
+        others = f" and {more} layer{'s' if more > 1 else ''} like it" if more else ""
+        told.append(f"{first.get('name')}{others}, no room for a sample: {first.get('reason')}")
+    return told
+
+
+def _layers(details: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [one for one in details.get("layers") or () if isinstance(one, Mapping)]
 
 
 def score_maps(found: MapEstimate, comparison: Comparison) -> Scores:

@@ -181,6 +181,10 @@ class Surface(ABC, Generic[Estimate]):
         """What the report says about a method beside its numbers, from a record's details."""
         return []
 
+    def advice(self, details: Mapping[str, Any]) -> list[str]:
+        """What a client can do where this surface leaks, in sentences, from the figures of a record's details."""
+        return []
+
     def share(self, record: Record) -> float:
         """The share of a record's samples that beat their nulls."""
         metric = self.headline_in(record.metrics)

@@ -78,6 +78,15 @@ def test_the_advice_has_a_price_or_says_how_to_get_one(single_setting, grid_reco
     assert what_to_do(findings(attacks), attacks, costs) == costs.advice
 
 
+def test_a_surface_that_leaked_advises_from_its_own_records(make_record):
+    layer = {"name": "conv", "largest_batch": 6, "hiding_noise": 2e-5, "hiding_share": 0.01}
+    leaked = make_record("maps", "shifts", verdict="leaked", reason="", details={"layers": [layer]})
+    said = what_to_do(findings([leaked]), [leaked], None)
+    assert "A batch of more than 6 samples" in said
+    assert "Noise with a standard deviation of 2e-05 on each entry, 0.0100 of an entry" in said
+    assert "nothing more to advise yet" in said
+
+
 def test_the_gravest_verdict_is_the_headline_and_the_others_follow(single_setting):
     found = findings(single_setting)
     first, others = headline_parts(found)

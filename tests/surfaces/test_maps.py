@@ -210,5 +210,35 @@ def test_a_record_tells_what_every_layer_allows_and_the_report_what_to_do(audite
     assert any(
         fact.startswith("4: 4 positions a sample, 48 channels, room for 12 samples, 12 positions seen before a gap of") for fact in facts
     )
-    assert any(fact.startswith("a batch of more than 12 samples") for fact in facts)
+    assert "0 and 1 layer like it, no room for a sample: a stride above 1 leaves" in " ".join(facts)
     assert Maps().facts({"layers": []}) == []
+
+
+def test_the_advice_has_the_limit_of_the_batch_and_a_noise_that_stops_the_maps(audited):
+    batch, noise = Maps().advice(audited.details)
+    assert batch.startswith("A batch of more than 12 samples")
+    assert Maps().advice({"layers": []}) == []
+    strongest = max(one["hiding_noise"] for one in audited.details["layers"])
+    assert f"standard deviation of {strongest:.1g} on each entry" in noise
+
+
+def test_the_noise_that_is_advised_stops_the_maps_and_much_less_does_not(audited, digits):
+    strongest = max(one["hiding_noise"] for one in audited.details["layers"])
+    for factor, stopped in ((1.0, True), (1 / 300, False)):
+        exposure = dm.observe(convolutional(), first(digits, 3), defenses=(dm.defense("gaussian_noise", std=factor * strongest),))
+        try:
+            found = dm.recover_maps(exposure)
+        except dm.Refused:
+            assert stopped
+        else:
+            assert not stopped
+            assert len(found.maps) == 3
+
+
+def test_a_refused_record_tells_what_every_layer_allows_too(digits):
+    (record,) = dm.audit(convolutional(), first(digits, 14), maps=["shifts"], **ONLY_MAPS).records
+    assert record.outcome == "not attempted"
+    layer = next(one for one in record.details["layers"] if one["name"] == "4")
+    assert (layer["positions"], layer["channels"], layer["largest_batch"]) == (4, 48, 12)
+    assert "14 samples have 56 positions" in layer["reason"]
+    assert any("room for 12 samples; 14 samples have 56 positions" in fact for fact in Maps().facts(record.details))

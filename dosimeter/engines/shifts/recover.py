@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,7 +21,7 @@ from dosimeter.engines.shifts.layout import Layout, NoLayout, Rank, read_layout,
 from dosimeter.engines.shifts.scales import find_scales, slopes_of
 from dosimeter.engines.shifts.unmixing import NEGATIVE_NOISES, one_sample, unmix
 from dosimeter.engines.subspace.distortion import distortion_of
-from dosimeter.engines.subspace.spectrum import rounding_unit
+from dosimeter.engines.subspace.spectrum import noise_edge, rounding_unit
 from dosimeter.engines.weight_rounding import rounding_of_weights
 from dosimeter.interfaces import Exposure, Public
 from dosimeter.types import JoinedSamples, MapEstimate, MapLayer, Outcome, Refused
@@ -65,7 +66,8 @@ def recover_maps(exposure: Exposure, layer: str | None = None, *, seed: int = 0)
             best = one, found
     if best is None:
         readable = [one for one, shape in zip(tried, chosen) if not shape.obstacle]
-        raise Refused(_refusal(tried, max(readable or tried, key=lambda one: one.most_samples)))
+        said = _refusal(tried, max(readable or tried, key=lambda one: one.most_samples))
+        raise Refused(said, details={"layers": describe_layers(tried)})
     where, found = best
     if declared is not None and len(found.maps) < declared and not doubt:
         doubt = f"guesses only: {len(found.maps)} maps explain the gradient of {declared} samples, so that a map may be the mean of several"
@@ -166,6 +168,7 @@ def declared_noise(change: Tensor, public: Public) -> float:
 
 
 def _tried(layer: ConvolutionLayer, rank: Rank | None, certified: int, reason: str) -> MapLayer:
+    hiding = 0.0 if rank is None else rank.largest * rank.smallest_kept / noise_edge(1.0, layer.gradient[:, 0].numel(), layer.widths[1])
     return MapLayer(
         name=layer.name,
         positions=layer.positions,
@@ -175,7 +178,28 @@ def _tried(layer: ConvolutionLayer, rank: Rank | None, certified: int, reason: s
         channels=layer.channels,
         seen=0 if rank is None else rank.positions,
         gap=0.0 if rank is None else rank.gap,
+        hiding_noise=hiding,
+        hiding_share=hiding / float(layer.gradient.double().square().mean().sqrt()) if hiding else 0.0,
     )
+
+
+def describe_layers(layers: Sequence[MapLayer]) -> list[dict[str, Any]]:
+    """What a record keeps of each layer that was tried."""
+    return [
+        {
+            "name": one.name,
+            "positions": one.positions,
+            "channels": one.channels,
+            "largest_batch": one.most_samples,
+            "positions_seen": one.seen,
+            "gap": one.gap if math.isfinite(one.gap) else None,
+            "hiding_noise": one.hiding_noise,
+            "hiding_share": one.hiding_share,
+            "certified": one.certified,
+            "reason": one.reason,
+        }
+        for one in layers
+    ]
 
 
 def _refusal(tried: Sequence[MapLayer], roomiest: MapLayer) -> str:
