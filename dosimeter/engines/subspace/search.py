@@ -131,7 +131,7 @@ def search_from_extreme_rows(
 def _row_scores(equations: Equations, span: Span, rows: Tensor, labels: Tensor) -> Tensor:
     """The relative residual of each label at its class's row of the gradient: small where one sample dominates the row, (m,)."""
     scores = []
-    for piece in labels.split(max(1, LARGEST_TENSOR.get(rows.device.type, 2**24) // equations.classes)):
+    for piece in labels.split(max(1, LARGEST_TENSOR.get(rows.device.type, 2**21) // equations.classes)):
         p = probabilities(equations, span, rows[main_classes(equations, piece)] @ span.lift)
         error = weighted_errors(equations, span, p, piece)
         scores.append(torch.linalg.vector_norm(project_off(span, error), dim=1) / torch.linalg.vector_norm(error, dim=1))

@@ -10,9 +10,10 @@ from torch import Tensor
 from dosimeter.engines.least_squares import Damping, Parts, Problem, minimise
 from dosimeter.engines.subspace.equations import Equations, Span, probabilities, project_off, slopes, weighted_errors, whole_span
 
-LARGEST_TENSOR = {"cpu": 2**24, "cuda": 2**27}  # entries of one (starts, classes, rank) tensor
+LARGEST_TENSOR = {"cpu": 2**21, "cuda": 2**27}  # entries of one (starts, classes, rank) tensor
 PAIRED_CLASSES = 2**12  # likeliest classes of which all pairs are scored where labels blend
 MOST_PAIRS = 512  # class pairs that a scan returns where labels blend
+CANCELLED = 1e-6  # share of a sum of squares below which rounding spoils a score that is a difference of such sums
 LEAST_ERROR = 1e-150  # least divisor of the relative residual
 
 
@@ -36,29 +37,64 @@ def linear_scan(equations: Equations, span: Span, start: Tensor) -> Scan:
     slope = slope - span.left @ (span.left.T @ slope)  # (C, r)
     scale = torch.linalg.vector_norm(slope, dim=0).clamp_min(torch.finfo(slope.dtype).tiny)
     orthogonal, upper = torch.linalg.qr(slope / scale)
-
-    def residuals(labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The weighted errors (k, C), what the linear step leaves of them (k, C), and its coordinates (k, r)."""
-        errors = _errors_at(equations, p, labels)
-        rows = project_off(span, errors)
-        along = rows @ orthogonal
-        return errors, rows - along @ orthogonal.T, along
-
-    count = len(p[0]) if equations.targets is None else len(equations.targets)
-    labels = torch.arange(count, device=p.device)
-    pieces = labels.split(max(1, LARGEST_TENSOR.get(p.device.type, 2**24) // p.shape[1]))  # all pairs of classes would not fit
-    scored = [(along, torch.linalg.vector_norm(r, dim=1) / torch.linalg.vector_norm(e, dim=1)) for e, r, along in map(residuals, pieces)]
-    along, score = (torch.cat(parts) for parts in zip(*scored))  # (m, r), (m,)
+    linear = _LinearStep(equations=equations, span=span, p=p, orthogonal=orthogonal)
+    along, score = linear.of_classes() if equations.targets is None else linear.of(torch.arange(len(equations.targets), device=p.device))
+    labels = torch.arange(len(score), device=p.device)
     upper = upper + 1e-14 * torch.eye(len(upper), dtype=upper.dtype, device=upper.device)
     step = torch.linalg.solve_triangular(upper, along.T, upper=True).T / scale
     if equations.blends:
-        likely = score.topk(min(count, PAIRED_CLASSES), largest=False).indices.sort().values
-        errors, rest, _ = residuals(likely)
+        likely = score.topk(min(len(score), PAIRED_CLASSES), largest=False).indices.sort().values
+        errors, rest, _ = linear.residuals(likely)
         pairs, share, score = likeliest_pairs(rest, errors)
         first, second = likely[pairs // len(likely)], likely[pairs % len(likely)]
         labels = first * equations.classes + second
         step = step[first] + share[:, None] * (step[second] - step[first])
     return Scan(labels=labels, reached=start - step, score=score, upper=upper * scale)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _LinearStep:
+    """What one linear step leaves of the errors e of each label: P e, where P takes away the column space and the slopes."""
+
+    equations: Equations
+    span: Span
+    p: Tensor  # (1, C) where the step begins
+    orthogonal: Tensor  # (C, r) basis Q of the projected slopes
+
+    def residuals(self, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The weighted errors (k, C), what the linear step leaves of them (k, C), and its coordinates (k, r)."""
+        errors = _errors_at(self.equations, self.p, labels)
+        rows = project_off(self.span, errors)
+        along = rows @ self.orthogonal
+        return errors, rows - along @ self.orthogonal.T, along
+
+    def of(self, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """The coordinates (k, r) and scores (k,) of labels, with the errors of a few at a time."""
+        along, score = self.orthogonal.new_empty(len(labels), self.orthogonal.shape[1]), self.p.new_empty(len(labels))
+        few = max(1, LARGEST_TENSOR.get(self.p.device.type, 2**21) // self.p.shape[1])
+        for begin in range(0, len(labels), few):
+            errors, rest, along[begin : begin + few] = self.residuals(labels[begin : begin + few])
+            score[begin : begin + few] = torch.linalg.vector_norm(rest, dim=1) / torch.linalg.vector_norm(errors, dim=1)
+        return along, score
+
+    def of_classes(self) -> tuple[Tensor, Tensor]:
+        """The same for every class, without the C² entries of their errors: (C, r) and (C,).
+
+        The error of class c is e = a − s δ_c, where a = w∘p and s = w_c up to smoothing. Hence
+        ‖P e‖² = ‖P a‖² − 2 s (P a)_c + s² P_cc and ‖e‖² = ‖a‖² − 2 s a_c + s². Where these sums cancel, the errors are built.
+        """
+        w, left, basis = self.equations.spectrum.weights, self.span.left, self.orthogonal
+        a, s = w * (self.p[0] - self.equations.even), self.equations.share * w
+        off = a - left @ (left.T @ a)
+        along = basis.T @ off - s[:, None] * (basis - left @ (left.T @ basis))
+        rest = off - basis @ (basis.T @ off)
+        own = 1 - left.square().sum(1) - basis.square().sum(1)  # (C,) P_cc
+        value = rest.square().sum() - 2 * s * rest + s.square() * own
+        size, most = a.square().sum() - 2 * s * a + s.square(), a.square().sum() + s.square()
+        score = (value.clamp_min(0) / size.clamp_min(torch.finfo(size.dtype).tiny)).sqrt()
+        cancelled = (torch.minimum(value, size) < CANCELLED * most).nonzero()[:, 0]
+        along[cancelled], score[cancelled] = self.of(cancelled)
+        return along, score
 
 
 def _errors_at(equations: Equations, p: Tensor, labels: Tensor) -> Tensor:
@@ -135,7 +171,7 @@ def sensitivities(equations: Equations, t: Tensor, labels: Tensor, inverse: Tens
 
 def chunk_size(span: Span, t: Tensor) -> int:
     """The number of starts that fit into one (starts, classes, rank) tensor."""
-    return max(1, LARGEST_TENSOR.get(t.device.type, 2**24) // max(span.logits.numel(), 1))
+    return max(1, LARGEST_TENSOR.get(t.device.type, 2**21) // max(span.logits.numel(), 1))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from dosimeter.engines.subspace.equations import probabilities, project_off, weighted_errors, whole_span
+from dosimeter.engines.subspace.equations import probabilities, project_off, slopes, weighted_errors, whole_span
 from dosimeter.engines.subspace.single import (
+    _LinearStep,
     _RelativeResidual,
     likeliest_pairs,
     linear_scan,
@@ -46,6 +47,19 @@ def test_one_scan_is_a_gauss_newton_step_for_every_class(plant):
         torch.testing.assert_close(scan.reached[label], start - step, rtol=1e-6, atol=1e-8)
         left = torch.linalg.vector_norm(right - slope @ step) / torch.linalg.vector_norm(error(start))
         assert float(scan.score[label]) == pytest.approx(float(left), rel=1e-6, abs=1e-12)
+
+
+def test_the_scan_of_all_classes_agrees_with_the_errors_of_each(plant):
+    """Also where a sum of squares cancels: at a sample its own class is fitted exactly, and at a far point p is the label."""
+    planted = plant(4, 40, 30)
+    equations, span = planted.equations, whole_span(planted.equations)
+    for start in (planted.t.mean(0), planted.t[0], 30 * planted.t[1]):
+        p = probabilities(equations, span, start[None])
+        orthogonal = torch.linalg.qr(slopes(equations, span, p)[0] - span.left @ (span.left.T @ slopes(equations, span, p)[0])).Q
+        step = _LinearStep(equations=equations, span=span, p=p, orthogonal=orthogonal)
+        (along, score), (expected, expected_score) = step.of_classes(), step.of(torch.arange(40))
+        torch.testing.assert_close(along, expected, rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(score, expected_score, rtol=1e-6, atol=1e-12)
 
 
 @pytest.mark.parametrize("blends", [False, True])
