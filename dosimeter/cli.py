@@ -396,7 +396,7 @@ def _without_evidence(record: Any) -> dict[str, Any]:
 def _print_json(value: Any) -> None:
     from dosimeter.records import finite_only
 
-    json.dump(finite_only(value), sys.stdout, ensure_ascii=False, indent=2)
+    json.dump(finite_only(value), sys.stdout, ensure_ascii=False, indent=2, default=str)  # DuckDB answers with dates, bytes and more
     sys.stdout.write("\n")
 
 

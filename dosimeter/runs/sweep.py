@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -25,6 +26,8 @@ from dosimeter.runs.measurement import AuditedClient
 from dosimeter.surfaces.surface import surfaces
 from dosimeter.surfaces.verdicts import verdict_of_failure
 from dosimeter.types import Outcome, Record
+
+MOST_EXPERIMENTS = 20_000  # of one sweep: describing so many takes seconds, and a folder holds so many files
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +83,10 @@ def cells_of(sweep: Sweep) -> list[Cell]:
     named = {surface.plural: surface for surface in surfaces()}
     scored = [(named[plural], method) for plural, methods in sweep.methods.items() for method in methods]
     sizes = sweep.batch_sizes or (None,)
+    lengths = {"models": sweep.models, "data": sweep.data, "batch_sizes": sizes, "seeds": sweep.seeds, "defenses": sweep.defenses}
+    if (count := math.prod(map(len, (*lengths.values(), scored)))) > MOST_EXPERIMENTS:
+        said = " × ".join(f"{len(values)} {name}" for name, values in (*lengths.items(), ("methods", scored)) if len(values) > 1)
+        raise OptionError("", f"{said} are {count:,} experiments, more than the {MOST_EXPERIMENTS:,} of one sweep")
     found: dict[str, Cell] = {}
     for model, data, size, seed, defenses, (surface, method) in itertools.product(
         sweep.models, sweep.data, sizes, sweep.seeds, sweep.defenses, scored

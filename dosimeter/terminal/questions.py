@@ -12,6 +12,8 @@ from dosimeter.report.frames import as_row
 from dosimeter.terminal.console import plain_console
 from dosimeter.types import Record
 
+CONFIGURATION = {"enable_external_access": False, "lock_configuration": True, "memory_limit": "1GB"}
+MOST_ROWS = 100_000  # of an answer
 SAMPLE_COLUMNS = {"key": "VARCHAR", "metric": "VARCHAR", "source": "VARCHAR", "sample": "BIGINT", "value": "DOUBLE"}
 
 
@@ -24,16 +26,27 @@ def answer(records: Sequence[Record], question: str) -> tuple[list[str], list[tu
         import duckdb  # pyright: ignore[reportMissingImports]
     except ImportError:
         raise ValueError("questions need DuckDB, which is not installed here: pip install 'dosimeter[duckdb]'") from None
+    try:
+        question.encode()
+    except UnicodeEncodeError:
+        raise ValueError("the question holds half a character, which DuckDB cannot read") from None
     rows = [as_row(record) for record in records]
     names = list(dict.fromkeys(name for row in rows for name in row))
-    with duckdb.connect(config={"enable_external_access": False, "lock_configuration": True}) as connection:
-        _fill(connection, "records", {name: _column_type(row.get(name) for row in rows) for name in names}, rows)
-        _fill(connection, "samples", SAMPLE_COLUMNS, [dict(zip(SAMPLE_COLUMNS, one)) for one in _samples(records)])
+    with duckdb.connect(config=CONFIGURATION) as connection:
+        try:
+            _fill(connection, "records", {name: _column_type(row.get(name) for row in rows) for name in names}, rows)
+            _fill(connection, "samples", SAMPLE_COLUMNS, [dict(zip(SAMPLE_COLUMNS, one)) for one in _samples(records)])
+        except duckdb.Error as error:
+            raise ValueError(f"DuckDB cannot hold these records in a table: {str(error).splitlines()[0]}") from None
         try:
             found = connection.execute(question)
-            return ([column[0] for column in found.description], found.fetchall()) if found and found.description else ([], [])
+            columns = [column[0] for column in found.description] if found and found.description else []
+            answers = found.fetchmany(MOST_ROWS + 1) if columns else []
         except duckdb.Error as error:
             raise ValueError(f"DuckDB cannot answer: {str(error).splitlines()[0]}") from None
+    if len(answers) > MOST_ROWS:
+        raise ValueError(f"the answer has more than {MOST_ROWS:,} rows; a LIMIT or an aggregate makes it shorter")
+    return columns, answers
 
 
 def print_answer(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
@@ -51,7 +64,8 @@ def _fill(connection: Any, table: str, columns: dict[str, str], rows: list[dict[
     connection.execute(f"CREATE TABLE {table} ({', '.join(f'{_quoted(name)} {kind}' for name, kind in columns.items())})")
     if rows:
         connection.executemany(
-            f"INSERT INTO {table} VALUES ({', '.join('?' * len(columns))})", [[row.get(name) for name in columns] for row in rows]
+            f"INSERT INTO {table} VALUES ({', '.join('?' * len(columns))})",
+            [[_fitting(row.get(name), kind) for name, kind in columns.items()] for row in rows],
         )
 
 
@@ -63,12 +77,17 @@ def _samples(records: Sequence[Record]) -> Iterable[tuple[str, str, str, int, fl
 
 
 def _column_type(values: Iterable[Any]) -> str:
-    kinds = {type(value) for value in values if value is not None}
+    present = [value for value in values if value is not None]
+    kinds, integers = {type(value) for value in present}, [value for value in present if isinstance(value, int)]
     if kinds and kinds <= {bool}:
         return "BOOLEAN"
     if kinds and kinds <= {bool, int}:
-        return "BIGINT"
+        return "BIGINT" if all(abs(value) < 2**63 for value in integers) else "DOUBLE"
     return "DOUBLE" if kinds and kinds <= {bool, int, float} else "VARCHAR"
+
+
+def _fitting(value: Any, kind: str) -> Any:
+    return float(value) if kind == "DOUBLE" and value is not None else value
 
 
 def _quoted(name: str) -> str:

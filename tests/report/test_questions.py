@@ -37,6 +37,34 @@ def test_what_is_no_question_gets_a_sentence(records, question):
         answer(records, question)
 
 
+@pytest.mark.parametrize(
+    ("question", "sentence"),
+    [
+        ("SELECT '\ud800'", "half a character"),
+        ("SELECT * FROM range(1000000000000)", "more than 100,000 rows"),
+    ],
+)
+def test_questions_without_end(records, question, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        answer(records, question)
+
+
+def test_odd_records_fill_a_table_or_get_a_sentence(make_record):
+    large = make_record("inputs", "x", metrics={"psnr": [1.0]}, seed=2**70)
+    assert answer([large], "SELECT seed FROM records")[1] == [(2.0**70,)]
+    for metrics in ({"PSNR": [1.0], "psnr": [1.0]}, {"": [1.0]}):
+        with pytest.raises(ValueError, match="cannot hold these records"):
+            answer([make_record("inputs", "x", metrics=metrics)], "SELECT 1")
+
+
+def test_dates_and_bytes_are_text_in_json(records, tmp_path, capsys):
+    from dosimeter.cli import main
+
+    write_record(tmp_path, records[0])
+    assert main(["ask", str(tmp_path), "SELECT DATE '2020-01-02' AS day, 'a'::BLOB AS word, 1.5::DECIMAL(9, 2) AS n", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == [{"day": "2020-01-02", "word": "b'a'", "n": "1.50"}]
+
+
 def test_no_file_is_read_or_written(records, tmp_path):
     (tmp_path / "secret.csv").write_text("word\nhidden\n")
     for question in (f"SELECT * FROM '{tmp_path}/secret.csv'", f"COPY records TO '{tmp_path}/out.csv'", f"ATTACH '{tmp_path}/new.db'"):

@@ -139,6 +139,12 @@ def test_two_processes_do_each_experiment_once_and_the_page_links_to_every_recor
     assert "<circle" in page
 
 
+def test_a_product_without_end_is_refused_before_it_is_made():
+    words = [f"seeds={list(range(4000))}", f"batch_sizes={list(range(1, 4001))}", "attacks=[]", "labels=['idlg']"]
+    with pytest.raises(ValueError, match="more than the 20,000"):
+        cells_of(construct(Sweep, override(CONTENT, words)))
+
+
 def test_an_edited_record_is_refused_and_a_link_is_not_written_through(tmp_path):
     cells = cells_of(
         construct(Sweep, override(CONTENT, ["attacks=[]", "labels=['idlg']", "seeds=[0]", "batch_sizes=[1]", "defenses=[[]]"]))
