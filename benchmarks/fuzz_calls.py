@@ -5,15 +5,39 @@ from __future__ import annotations
 import contextlib
 import io
 import random
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from fuzz_inputs import AUDIT_TOML, damage_json, damage_toml, hostile_npz, hostile_weights, small_npz, small_records, small_weights
+from fuzz_inputs import (
+    AUDIT_TOML,
+    SWEEP_TOML,
+    damage_capture,
+    damage_records,
+    damage_toml,
+    hostile_captures,
+    hostile_npz,
+    hostile_sweeps,
+    hostile_weights,
+    model,
+    small_captures,
+    small_decoders,
+    small_npz,
+    small_records,
+    small_weights,
+)
 from torch import nn
 
 METHOD_CRASHED = 3  # exit code of `run`
+QUESTIONS = (
+    "SELECT * FROM records", "SELECT * FROM samples", "SELECT DATE '2020-01-01', INTERVAL 1 DAY, 'a'::BLOB, 1.5::DECIMAL(9, 2)", "SELEC",
+    "SELECT [1, 2], {'a': 1}, MAP {1: 2}, NULL, 'nan'::FLOAT", "COPY records TO 'x.csv'", "SELECT * FROM 'x.csv'", "ATTACH 'x.db'", "\x00",
+    "INSTALL httpfs", "SELECT read_text('/etc/passwd')", "SELECT getenv('HOME')", "PRAGMA version", "SELECT '\ud800'", "[/x]", "",
+    "SELECT uuid(), now(), '1 day'::INTERVAL, TIME '10:00:00', 170141183460469231731687303715884105727::HUGEINT",
+    "SELECT 'bold' AS \"[/x]\"",
+)  # fmt: skip
 QUICK_WORDS = ("data=digits", "data.batch_size=2", "data.auxiliary=4")
 ODD_WORDS = (
     "data.name=no such set", "data.batch_size=0", "data.batch_size=10**9", "data.size=1000000000", "data.size=-1", "device=hpu",
@@ -25,7 +49,24 @@ ODD_WORDS = (
 
 def command_line(rng: random.Random) -> tuple[list[str], dict[str, bytes]]:
     """The words of one command, with FILE and OUT for its paths, and its files."""
-    kind = rng.choice(("run", "run", "audit", "inspect", "report", "list", "reproduce", "generator", "words"))
+    kind = rng.choice(
+        (
+            "run",
+            "run",
+            "audit",
+            "inspect",
+            "report",
+            "list",
+            "reproduce",
+            "generator",
+            "words",
+            "sweep",
+            "ask",
+            "capture",
+            "received",
+            "decoder",
+        )
+    )
     odd = rng.sample(ODD_WORDS, rng.choice((0, 1, 1, 2)))
     if kind == "run":
         method = rng.choice(("labels=idlg", "labels=rlg", "labels=ilrg", "attack={name='dlg', steps=2}", "features=subspace"))
@@ -40,7 +81,27 @@ def command_line(rng: random.Random) -> tuple[list[str], dict[str, bytes]]:
         files = dict(rng.choice([*small_weights(), *hostile_weights()[:12]]))
         return ["inspect", rng.choice(("lenet5", "FILE", "os:system")), "--reference", "FILE", *odd], files
     if kind == "report":
-        return ["report", "FOLDER"], {"records.jsonl": damage_json(small_records()[0]["records.jsonl"], rng)}
+        form = rng.choice(([], ["--format", "markdown"], ["--json"]))
+        return ["report", "FOLDER", *form], {"records.jsonl": damage_records(small_records()[0]["records.jsonl"], rng)}
+    if kind == "ask":
+        words = ["ask", "FOLDER", rng.choice(QUESTIONS), *rng.choice(([], ["--json"]))]
+        honest = small_records()[0]["records.jsonl"]
+        return words, {"records.jsonl": rng.choice((honest, honest, damage_records(honest, rng)))}
+    if kind == "sweep":  # what has experiments to do starts processes, and is left to the tests
+        files = rng.choice((*hostile_sweeps(), *({"sweep.toml": damage_toml(SWEEP_TOML, rng)} for _ in range(20))))
+        return ["sweep", "FILE", "models=['no such model']", *odd, "--workers", rng.choice(("1", "0", "-1")), "--out", "OUT"], files
+    if kind == "capture":
+        return ["capture", "show", rng.choice(("FILE", "FOLDER")), *rng.choice(([], ["--json"]))], _capture(rng)
+    if kind == "received":
+        files = dict(rng.choice([*small_weights(), *hostile_weights()[:12]]))
+        files["truth.npz"] = rng.choice([*small_npz(), *hostile_npz()[:5]])["set.npz"]
+        before = {"before.safetensors": small_weights()[0]["weights.safetensors"]}
+        words = ["audit", *rng.choice((["model=fcn3"], [])), 'labels=["idlg"]', "attacks=[]", "features=[]", *odd, "--out", "OUT"]
+        sent = rng.choice((["--before", "BESIDE/before.safetensors", "--after", "FILE"], ["--capture", "FILE"], ["--capture", "FOLDER"]))
+        return [*words, *sent, *rng.choice(([], ["--truth", "BESIDE/truth.npz"]))], {**files, **before, **_capture(rng)}
+    if kind == "decoder":
+        words = ["run", "attack={name='rgla', width=2, epochs=1, features='subspace', decoder='FILE'}", "labels=idlg", *QUICK_WORDS, *odd]
+        return words, dict(rng.choice(small_decoders()))
     if kind == "list":
         return ["list", *rng.choice(([], ["labels"], ["nothing"], ["--json"]))], {"x": b"x"}
     if kind == "reproduce":
@@ -55,16 +116,21 @@ def command_line(rng: random.Random) -> tuple[list[str], dict[str, bytes]]:
     return rng.sample(words, rng.choice((1, 2, 3))), dict(rng.choice([*small_npz(), *hostile_npz()[:5]]))
 
 
+def _capture(rng: random.Random) -> dict[str, bytes]:
+    files = dict(rng.choice([*small_captures(), *small_captures(), *hostile_captures()]))
+    first = next(iter(files))
+    return files | ({first: damage_capture(files[first], rng)} if rng.random() < 0.5 and first in small_captures()[0] else {})
+
+
 def run_command(words: list[str], path: Path) -> None:
     """Run the command line in this process. An exit code is an answer, unless it stands for a defect or a crashed method."""
     from dosimeter.cli import main
     from dosimeter.terminal.failures import INTERNAL_ERROR
 
-    places = {"FILE": str(path), "FOLDER": str(path.parent)}
-    out = str(path.parent / "out")
+    places = {"FILE": str(path), "FOLDER": str(path.parent), "BESIDE": str(path.parent), "OUT": str(path.parent / "out")}
     said = io.StringIO()
     with contextlib.redirect_stderr(said):
-        code = main([places.get(word, word.replace("OUT", out)) for word in words])
+        code = main([re.sub("|".join(places), lambda found: places[found[0]], word) for word in words])
     if code in (METHOD_CRASHED, INTERNAL_ERROR):
         raise AssertionError(f"exit code {code}: {said.getvalue()[-150:]}")
 
@@ -242,6 +308,82 @@ def _load_images(rng: random.Random, path: Path) -> None:
     load_images(rng.choice(["digits", "photographs", "x", "\x00", "/dev/zero", "/proc/self/mem", path, path.parent, 3, ""]), **options)
 
 
+def _test_membership(rng: random.Random, _: Path) -> None:
+    import dosimeter as dm
+
+    found = dm.test_membership(_exposure(rng), _batch(rng))
+    found.bound(rng.choice([0.1, 0, 1, -1, 2.0, float("nan"), "x"]))
+
+
+def _ceilings(rng: random.Random, _: Path) -> None:
+    import dosimeter as dm
+
+    options = rng.choice(
+        [
+            {},
+            {"bounds": rng.choice([["hidden_directions"], ["x"], [], 3, "x"])},
+            {"defenses": rng.choice([(dm.defense("dpsgd"),), ("gaussian_noise",), "nothing", [None]])},
+            {"training": rng.choice([dm.FedAvg(steps=2), "x", 3])},
+            {"loss": rng.choice(["focal", "x", 3])},
+            {"seed": rng.choice([-1, "x", 2**70])},
+            {"auxiliary": rng.choice([_batch(rng), 3])},
+        ]
+    )
+    repr(dm.ceilings(_net(rng), _batch(rng), **options))
+
+
+def _read(rng: random.Random, path: Path) -> None:
+    import dosimeter as dm
+
+    (path.parent / "records.jsonl").write_bytes(damage_records(small_records()[0]["records.jsonl"], rng))
+    place = rng.choice([path.parent, path.parent, str(path.parent), path.parent / "records.jsonl", path, "\x00", 3, None, "/dev/zero", ""])
+    found = dm.read(place)
+    repr(found), found._repr_html_(), found.save(path.parent / "out")
+
+
+def _captures(rng: random.Random, path: Path) -> None:
+    import dosimeter as dm
+
+    facts = {
+        "kind": rng.choice(["weights", "gradient", "difference", "x", 3]),
+        "round": rng.choice([1, -1, "x", None]),
+        "client": rng.choice(["a", "\x00", "a/../b", 3, "a" * 500]),
+        "batch_size": rng.choice([2, -1, "x", None]),
+        "training": rng.choice([dm.FedAvg(steps=2), "fedsgd", "x", 3, None]),
+        "input_shape": rng.choice([(3, 2, 2), "x", (), None]),
+        "framework": rng.choice(["by hand", 3]),
+    }
+    chosen = {name: facts[name] for name in rng.sample(list(facts), rng.choice((0, 1, 3)))} | {"kind": facts["kind"]}
+    state = model().state_dict()
+    sent = rng.choice([state, {}, 3, {"x": 3}, {name: tensor.numpy() for name, tensor in state.items()}, {3: torch.zeros(2)}])
+    written = dm.write_capture(
+        rng.choice([path.parent, path.parent / "new", path, "\x00"]), sent, before=rng.choice([state, None, 3]), **chosen
+    )
+    capture = dm.read_capture(rng.choice([written, path.parent, path]))
+    dm.aggregate(rng.choice([[capture, capture], [capture], [], 3, [capture, 3]]))
+    dm.dose(rng.choice([[capture.receive(model())], [], [3], 3]))
+
+
+def _preflight(rng: random.Random, _: Path) -> None:
+    import dosimeter as dm
+
+    net = _net(rng)
+    scale = rng.choice([0.0, 1e-3, 1e30, float("nan")])
+    update: Any = {name: torch.rand_like(tensor.float()) * scale for name, tensor in net.state_dict().items()}
+    update = rng.choice([update, update, update, {}, 3, dict(list(update.items())[:1])])
+    options = {"kind": rng.choice(["weights", "gradient", "difference", "x"]), "input_shape": rng.choice([(3, 4, 4), None, "x", (-1,)])}
+    options |= {"batch_size": rng.choice([None, 2, 0, "x"]), "training": rng.choice([None, dm.FedAvg(steps=2), "x"])}
+    str(dm.preflight(net, update, **options))
+
+
+def _recover_targets(rng: random.Random, _: Path) -> None:
+    import dosimeter as dm
+
+    exposure = _exposure(rng)
+    rng.choice([dm.recover_targets, dm.recover_tokens])(exposure, rng.choice(["head_slopes", "dager", "embedding_rows", "x", 3]))
+    dm.identifiability(exposure)
+
+
 CALLS: tuple[tuple[str, Callable[[random.Random, Path], None]], ...] = (
     ("recover_labels", _recover_labels),
     ("recover_features", _recover_features),
@@ -250,4 +392,10 @@ CALLS: tuple[tuple[str, Callable[[random.Random, Path], None]], ...] = (
     ("recover_maps", _recover_maps),
     ("audit", _audit),
     ("load_images", _load_images),
+    ("test_membership", _test_membership),
+    ("ceilings", _ceilings),
+    ("read", _read),
+    ("captures", _captures),
+    ("preflight", _preflight),
+    ("recover_targets", _recover_targets),
 )

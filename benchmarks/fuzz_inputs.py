@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gzip
+import importlib.util
 import io
 import json
 import pickle
@@ -85,6 +86,23 @@ def damage_json(data: bytes, rng: random.Random) -> bytes:
         _change_inside(value, rng)
     lines[chosen] = json.dumps(value).encode()
     return b"\n".join(lines) + b"\n"
+
+
+def damage_records(data: bytes, rng: random.Random) -> bytes:
+    """Records with odd values and, mostly, the checksum of what they hold now: anybody can compute it."""
+    damaged = damage_json(data, rng)
+    return b"".join(_with_checksum(line) + b"\n" for line in damaged.splitlines()) if rng.random() < 0.8 else damaged
+
+
+def _with_checksum(line: bytes) -> bytes:
+    from dosimeter.records import CHECKSUM, _checksum
+
+    try:
+        content = json.loads(line)
+        content.pop(CHECKSUM, None)
+        return json.dumps(content | {CHECKSUM: _checksum(content)}).encode()
+    except (ValueError, AttributeError, TypeError):
+        return line
 
 
 def _change_inside(value: Any, rng: random.Random) -> None:
@@ -511,6 +529,55 @@ def small_tables() -> list[dict[str, bytes]]:
     return [{"table.toml": path.read_bytes()} for path in sorted(folder.glob("*/*.toml"))[::6]]
 
 
+SWEEP_TOML = b"""models = ["small_cnn", {name = "lenet5", mode = "eval"}]
+data = ["digits", {name = "photographs", size = 32}]
+batch_sizes = [1, 2]
+defenses = [[], [{name = "gaussian_noise", std = 0.01}, "sign"]]
+seeds = [0, 1, 2]
+labels = ["ilrg"]
+features = ["subspace"]
+attacks = [{name = "dlg", steps = 3}]
+label_source = "given"
+declare_batch_size = false
+device = "cpu"
+[training]
+name = "fedavg"
+steps = 2
+[loss]
+name = "cross_entropy"
+"""
+
+
+def small_sweeps() -> list[dict[str, bytes]]:
+    return [{"sweep.toml": SWEEP_TOML}]
+
+
+def hostile_sweeps() -> list[dict[str, bytes]]:
+    """Lists whose product is endless, and odd values for each key."""
+    many = list(range(1, 3000))
+    texts = [f"labels = ['idlg']\nseeds = {many}\nbatch_sizes = {many}", f"labels = ['idlg']\nseeds = {many * 100}"]
+    texts += [f"labels = ['idlg']\nbatch_sizes = {many}\ndefenses = {['sign'] * 9}\nseeds = {many}\ndata = {['digits'] * 99}"]
+    keys = ("models", "data", "batch_sizes", "defenses", "seeds", "labels", "label_source")
+    return [{"sweep.toml": text.encode()} for text in (*texts, *(f"{key} = {value}" for key in keys for value in ODD_TOML))]
+
+
+@cache
+def small_cells() -> list[dict[str, bytes]]:
+    """The folder of a sweep, with one record."""
+    import dosimeter as dm
+    from dosimeter.records import write_cell
+
+    with tempfile.TemporaryDirectory() as folder:
+        write_cell(folder, "a" * 16, dm.audit(model(), _batch(), labels=["idlg"], attacks=[], features=[], maps=[]).records[0])
+        return [{f"cells/{path.name}": path.read_bytes() for path in (Path(folder) / "cells").iterdir()}]
+
+
+def _batch() -> Any:
+    import dosimeter as dm
+
+    return dm.Batch(torch.rand(4, 3, 2, 2, generator=torch.Generator().manual_seed(5)), torch.arange(4) % 2)
+
+
 def _read_images(path: Path) -> object:
     from dosimeter.data.readers.images import read_images
 
@@ -548,19 +615,57 @@ def _read_capture(path: Path) -> object:
     import dosimeter as dm
     from dosimeter.cli import main
 
-    code = main(["capture", "show", str(path)])
-    if code not in (0, 2):
-        raise AssertionError(f"exit code {code}")
+    _expect(main(["capture", "show", str(path)]))
     return dm.read_capture(path).receive(model(), input_shape=(3, 2, 2))
 
 
 def _read_records(path: Path) -> object:
-    from dosimeter.records import read_records
+    """The report, what `dm.read` makes of them, the summaries that are printed, and a question in SQL."""
+    import dosimeter as dm
     from dosimeter.report import write_report
-    from dosimeter.runs.audit import Audit
+    from dosimeter.terminal.formats import markdown
 
-    found = Audit(records=tuple(read_records(path.parent)))
-    return found.verdicts, write_report(path.parent)
+    found = dm.read(path.parent)
+    page = write_report(path.parent)
+    return found.verdicts, repr(found), markdown(found, [], page, str(path.parent)), _ask(path.parent)
+
+
+def _ask(folder: Path) -> object:
+    from dosimeter.cli import main
+
+    if importlib.util.find_spec("duckdb") is None:
+        return None
+    return _expect(main(["ask", str(folder), "SELECT * FROM records LEFT JOIN samples USING (key)", "--json"]))
+
+
+def _expect(code: int) -> int:
+    if code not in (0, 2):
+        raise AssertionError(f"exit code {code}")
+    return code
+
+
+def _read_cells(path: Path) -> object:
+    import dosimeter as dm
+    from dosimeter.report import write_report
+
+    folder = path.parent.parent
+    return dm.read(folder).verdicts, write_report(folder), _ask(folder)
+
+
+def _read_sweep(path: Path) -> object:
+    from dosimeter.config import construct, override, read_toml
+    from dosimeter.runs.sweep import Sweep, cells_of
+
+    return cells_of(construct(Sweep, override(read_toml(path), [])))
+
+
+def _read_received(path: Path) -> object:
+    """The capture as the command line audits it."""
+    from dosimeter.cli import main
+
+    methods = ['labels=["idlg"]', "features=[]", "maps=[]", "attacks=[]", "targets=[]", "tokens=[]"]
+    words = ["model=fcn3", "model.options.layers=2", *methods]
+    return _expect(main(["audit", *words, "--capture", str(path), "--out", str(path.parent / "out")]))
 
 
 def _read_audit(path: Path) -> object:
@@ -590,7 +695,10 @@ READERS = (
     Reader("decoder", small_decoders, _read_decoder, hostile_decoders),
     Reader("checkpoint", small_checkpoints, _read_checkpoint, hostile_checkpoints),
     Reader("capture", small_captures, _read_capture, hostile_captures, damage_capture),
-    Reader("records", small_records, _read_records, hostile_records, damage_json),
+    Reader("received", small_captures, _read_received, hostile_captures, damage_capture),
+    Reader("records", small_records, _read_records, hostile_records, damage_records),
+    Reader("cells", small_cells, _read_cells, list, damage_records),
+    Reader("sweep", small_sweeps, _read_sweep, hostile_sweeps, damage_toml),
     Reader("audit", small_audits, _read_audit, hostile_tomls, damage_toml),
     Reader("table", small_tables, _read_table, list, damage_toml),
 )
