@@ -1,5 +1,6 @@
 """An audit that is killed, stopped or out of disk loses nothing, repeats nothing, and ends as if nothing had happened."""
 
+import copy
 import dataclasses
 import multiprocessing
 import os
@@ -61,11 +62,13 @@ def audit(folder, largest_file):
 
 
 def comparable(folder):
-    """The records by their key, without what differs from run to run: the time, and the step at which an attack resumed."""
+    """The records by their key, without what differs from run to run: the times, and the step at which an attack resumed."""
     found = {}
     for record in read_records(folder):
-        message = "; ".join(part for part in record.details.get("message", "").split("; ") if not re.match("resumed at step", part))
-        found[record.key] = dataclasses.replace(record, seconds=0.0, details={**record.details, "message": message})
+        details = copy.deepcopy(record.details)
+        details["message"] = "; ".join(part for part in details.get("message", "").split("; ") if not re.match("resumed at step", part))
+        details.get("ceiling", {}).pop("seconds", None)
+        found[record.key] = dataclasses.replace(record, seconds=0.0, details=details)
     return found
 
 
