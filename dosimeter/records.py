@@ -104,9 +104,16 @@ def cell_path(folder: str | Path, key: str) -> Path:
     return Path(folder) / CELL_FOLDER / f"{key}.json"
 
 
+def check_cells_place(folder: str | Path) -> None:
+    """Refuse a sweep's folder in which the cells or their claims are links to something else."""
+    for name in (CELL_FOLDER, CLAIMS_NAME):
+        refuse_link(Path(folder) / name)
+
+
 def write_cell(folder: str | Path, key: str, record: Record) -> None:
     """Write the record of a sweep's cell, completely or not at all."""
     path = cell_path(folder, key)
+    check_cells_place(folder)
     refuse_link(path)
     with atomic_write(path) as unfinished:
         unfinished.write_bytes(_line_of(record))

@@ -13,6 +13,7 @@ from typing import Any
 from dosimeter.config import construct
 from dosimeter.models.named_code import allow_code, allowed_modules
 from dosimeter.options import OptionError
+from dosimeter.records import check_cells_place
 from dosimeter.runs.sweep import Cell, Sweep, cells_of, pending, set_threads, spread, work
 
 ROUNDS_WITHOUT_PROGRESS = 3  # in which every worker dies before it has done anything, until a sweep gives up
@@ -33,6 +34,7 @@ def run_sweep(
     """Do every experiment of a sweep that the folder lacks, and return all its cells. `content` is its TOML file as plain data."""
     if workers < 1:
         raise OptionError("--workers", f"expected a positive number, got {workers}")
+    check_cells_place(folder)
     cells = cells_of(construct(Sweep, content))
     engine = engine or Processes(progress=progress)
     failures = 0

@@ -145,6 +145,21 @@ def test_a_product_without_end_is_refused_before_it_is_made():
         cells_of(construct(Sweep, override(CONTENT, words)))
 
 
+@pytest.mark.parametrize("name", ["cells", ".claims"])
+def test_a_link_in_the_folder_is_refused_before_anything_runs(tmp_path, name):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / name).symlink_to(tmp_path / "elsewhere")
+    file = tmp_path / "sweep.toml"
+    file.write_text(FILE, encoding="utf-8")
+    assert main(["sweep", str(file), "--out", str(tmp_path / "out")]) == 2
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+    cell = cells_of(construct(Sweep, override(CONTENT, [])))[0]
+    if name == "cells":
+        with pytest.raises(ValueError, match="symbolic link"):
+            write_cell(tmp_path / "out", cell.key, None)  # pyright: ignore[reportArgumentType]
+
+
 def test_an_edited_record_is_refused_and_a_link_is_not_written_through(tmp_path):
     cells = cells_of(
         construct(Sweep, override(CONTENT, ["attacks=[]", "labels=['idlg']", "seeds=[0]", "batch_sizes=[1]", "defenses=[[]]"]))
