@@ -98,8 +98,8 @@ def measure(name: str, model: nn.Module, batch: dm.Batch, training: Any = None) 
 
 def matching(texts: list[list[int]], options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """`tag` and `lamp`, with and without the rows of the embedding, beside `dager` and tokens drawn by how common they are."""
-    steps = {"steps": options.steps}
-    runs = [("dager", {}), ("tag", steps), ("lamp", steps), ("tag", steps | {"rows": True}), ("lamp", steps | {"rows": True})]
+    tag, lamp = {"steps": options.steps}, {"steps": options.steps, "candidates": 100, "proposals": 60}
+    runs = [("dager", {}), ("tag", tag), ("lamp", lamp), ("tag", tag | {"rows": True}), ("lamp", lamp | {"rows": True})]
     for kind in ("gpt2", "bert"):
         model = model_of(kind, options)
         for size in (1, 2):

@@ -14,9 +14,9 @@ from dosimeter.inspection.acting_head import find_acting_head, logits_of
 from dosimeter.inspection.layer import LinearLayer, bare_layers, linear_layer
 from dosimeter.network.head import locate_head
 from dosimeter.network.input_shape import find_input_shape
-from dosimeter.network.probing import input_of, record_inputs
+from dosimeter.network.probing import as_taken, input_of, record_inputs
 from dosimeter.randomness import generator
-from dosimeter.types import Batch, Refused
+from dosimeter.types import Batch, NamedInputs, Refused
 
 PROBES = 24
 COARSE_SIDE = 4  # pixels of the random patterns that are enlarged to probes
@@ -56,6 +56,10 @@ class ReceivedModel:
 def receive_model(model: nn.Module, batch: Batch | None, reference: nn.Module | None) -> ReceivedModel:
     """Run a copy of the model once, in eval mode, and record its layers' inputs. Refuses a model that is no classifier or not finite."""
     check_weights(model, "model")
+    if batch is not None and isinstance(batch.inputs, NamedInputs):
+        raise TypeError(
+            f"batch.inputs: expected one tensor, which inspect holds against every layer's rows; got {', '.join(batch.inputs.tensors)}"
+        )
     if reference is not None:
         check_weights(reference, "reference")
     model = copy.deepcopy(model).eval()
@@ -64,7 +68,7 @@ def receive_model(model: nn.Module, batch: Batch | None, reference: nn.Module | 
         batch = None if batch is None else replace(batch, inputs=batch.inputs.float())
     if batch is not None:
         check_batch(model, batch, "batch")
-    inputs = _probes(model) if batch is None else batch.inputs.to(next(model.parameters()))
+    inputs = _probes(model) if batch is None else as_taken(model, batch.inputs)
     outputs, layer_inputs = record_inputs(model, inputs, lambda _, module: isinstance(getattr(module, "weight", None), Tensor))
     applied = [layer for layer in (linear_layer(name, module, x) for name, module, x in layer_inputs) if layer is not None]
     bare = bare_layers(model, inputs, applied)

@@ -90,6 +90,14 @@ def logits_of(output: Any) -> Any:
     return getattr(output, "logits", output)
 
 
+def as_taken(model: nn.Module, inputs: Any) -> Any:
+    """Inputs on the model's device: numbers in its own format, token ids as they are."""
+    like = next(model.parameters())
+    if isinstance(inputs, NamedInputs):
+        return inputs.each(lambda tensor: as_taken(model, tensor))
+    return inputs.to(like if inputs.is_floating_point() else like.device)
+
+
 def output_of(model: nn.Module, inputs: Any) -> Any:
     """The model's output in its current mode, without gradients."""
     with torch.no_grad():

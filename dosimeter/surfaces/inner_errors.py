@@ -9,6 +9,7 @@ from torch.nn.functional import cosine_similarity
 
 from dosimeter.client.losses import as_distribution
 from dosimeter.interfaces import Exposure
+from dosimeter.network.probing import as_taken, output_of
 from dosimeter.types import Batch, LabelEstimate
 
 
@@ -26,8 +27,7 @@ def inner_errors(found: LabelEstimate, exposure: Exposure, truth: Batch) -> dict
 
 def _scalar_error(found: LabelEstimate, exposure: Exposure, truth: Batch) -> float:
     """|λ − λ*| of soft-labels Table 5, L_s: λ* is the unit over p_r − y_r of the private sample."""
-    with torch.no_grad():
-        logits = exposure.model(truth.inputs.to(next(exposure.model.parameters())))  # (1, C)
+    logits = output_of(exposure.model, as_taken(exposure.model, truth.inputs))  # (1, C)
     probabilities = (logits.double() / getattr(exposure.public.loss, "temperature", 1.0)).softmax(1)
     error = (probabilities - as_distribution(truth.targets, logits.shape[1], torch.float64).to(logits.device))[0, int(found.details["row"])]
     unit = float(found.details["published_unit"])
@@ -38,8 +38,7 @@ def _probability_cosine(found: LabelEstimate, exposure: Exposure, truth: Batch) 
     """CosSim of iLRG's Table 1: how near each present class's recovered probabilities are to the mean over its samples."""
     classes, estimated = found.details["classes"].cpu(), found.details["probabilities"].double().cpu()  # (n,), (n, n)
     own = (truth.targets if truth.targets.ndim == 1 else truth.targets.argmax(1)).cpu()  # (B,)
-    with torch.no_grad():
-        true = exposure.model(truth.inputs.to(next(exposure.model.parameters()))).double().cpu().softmax(1)[:, classes]  # (B, n)
+    true = output_of(exposure.model, as_taken(exposure.model, truth.inputs)).double().cpu().softmax(1)[:, classes]  # (B, n)
     present = [place for place, label in enumerate(classes.tolist()) if bool((own == label).any())]
     if not present or estimated.shape[1] != true.shape[1]:
         return None

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from dosimeter.interfaces import Exposure
 from dosimeter.network.model_state import copy_of
-from dosimeter.network.probing import input_of
+from dosimeter.network.probing import as_taken, input_of
 from dosimeter.network.received import received_by
 from dosimeter.randomness import generator
 from dosimeter.surfaces.luck import LARGEST_CHANCE, correct_for_attempts, luck_words
@@ -29,7 +29,6 @@ from dosimeter.surfaces.scores import (
 )
 from dosimeter.surfaces.stand_ins import STAND_INS, stand_ins_for
 from dosimeter.surfaces.verdicts import Verdict
-from dosimeter.types import NamedInputs
 
 SHARE_OF_NULL = 0.5  # an error below this share of each null's, and of the zero vector's, counts as leaked
 LARGEST_CERTIFIED_ERROR = 1e-2  # a certificate is false beyond this error, or beyond its own error bar where that is smaller
@@ -92,18 +91,11 @@ class LayerReader:
 
     def __call__(self, inputs: Any) -> Tensor:
         """The whole batch at once, as batch norm in train mode saw it."""
-        return self.arrange(input_of(self.model, self.layer, self._as_taken(inputs)), self.layer)
-
-    def _as_taken(self, inputs: Any) -> Any:
-        """Numbers in the model's own format; token ids as they are."""
-        like = next(self.model.parameters())
-        if isinstance(inputs, NamedInputs):
-            return inputs.each(lambda tensor: tensor.to(like if tensor.is_floating_point() else like.device))
-        return inputs.to(like if inputs.is_floating_point() else like.device)
+        return self.arrange(input_of(self.model, self.layer, as_taken(self.model, inputs)), self.layer)
 
     def in_pieces(self, inputs: Any) -> Tensor:
         """Many public samples, as many at once as fit."""
-        received = received_by(self.model, self.layer, self._as_taken(inputs))
+        received = received_by(self.model, self.layer, as_taken(self.model, inputs))
         return self.arrange(received, self.layer).to(torch.float64)
 
 

@@ -63,7 +63,9 @@ def _texts(exposure: Exposure, contexts: list[Level], near: Tensor, tries: int, 
     usable = [context for context in contexts if context.span.rank and not context.span.full]
     if not usable:
         return FoundTexts([], 0.0), "no layer behind the first attention has room for all contexts, so that tokens are not joined to texts"
-    context = usable[min(1, len(usable) - 1)]  # what follows the first shortcut depends on token and context by no linear map
+    most = max(context.span.rank for context in usable)  # a layer with fewer, as LoRA's second matrix, does not hold all contexts
+    whole = [context for context in usable if context.span.rank == most]
+    context = whole[min(1, len(whole) - 1)]  # what follows the first shortcut depends on token and context by no linear map
     choices = [near[:, place].nonzero().flatten() for place in range(near.shape[1])]
     if context.layer.reach == "earlier":
         return follow(context, choices, exposure.public.batch_size), ""

@@ -106,3 +106,16 @@ def test_what_reads_pixels_refuses_texts(model):
         dm.recover_maps(exposure)
     with pytest.raises(dm.Refused, match="blur changes pixels, and this batch holds token ids"):
         dm.observe(model, dm.Batch(ids, ids), defenses=(dm.defense("blur", sigma=1.0),))
+
+
+def test_an_audit_of_a_tokenizers_dictionary_measures_every_surface():
+    """What papers print about the inside of a label recovery is computed from a dictionary too."""
+    torch.manual_seed(2413)
+    model = Transformer("bert", vocabulary=60, width=32, layers=1, heads=4, positions=8, classes=3).eval()
+    ids = torch.randint(60, (2, 5))
+    batch = dm.Batch({"input_ids": ids, "attention_mask": torch.ones_like(ids)}, torch.tensor([0, 2]))
+    records = dm.audit(model, batch, labels=["ilrg", "subspace"], features=["subspace"], tokens=["embedding_rows"]).records
+    assert [record.outcome for record in records if record.verdict == "not measured"] == []
+    assert "probability_cosine" in next(record for record in records if record.method == "ilrg").details
+    with pytest.raises(TypeError, match=r"batch.inputs: expected one tensor, .* got input_ids, attention_mask"):
+        dm.inspect(model, batch=batch)

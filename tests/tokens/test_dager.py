@@ -113,6 +113,21 @@ def test_lora_gives_away_as_many_vectors_as_its_rank():
     assert few.certified <= set(ids.flatten().tolist())  # 10 vectors do not fit into two matrices of rank 2
 
 
+def test_texts_of_an_encoder_are_joined_where_adapters_hold_all_contexts():
+    """A second matrix of LoRA receives fewer directions than there are contexts, so that it does not tell texts apart."""
+    with torch.random.fork_rng():
+        torch.manual_seed(2412)
+        model = Transformer("bert", vocabulary=100, width=32, layers=3, heads=8, positions=8, classes=2).eval()
+        model.requires_grad_(False)
+        for block in model.blocks:
+            block.attention.query, block.attention.value = Adapted(block.attention.query, 16), Adapted(block.attention.value, 16)
+    for seed in range(2):
+        ids = torch.randint(100, (1, 5), generator=torch.Generator().manual_seed(seed))
+        found = dm.recover_tokens(dm.observe(model, dm.Batch(ids, torch.tensor([1]))), "dager")
+        assert found.sequences == tuple(lists(ids))
+        assert all(found.certified_sequences)
+
+
 def test_noise_takes_tokens_away_and_adds_none():
     lost = 0
     for seed in range(6):
