@@ -2,8 +2,10 @@
 
 Ours; in no paper. Two measurements use nothing but the weights that the server sent.
 
-- Weights after training lie around the weights before. A gradient lies around zero. Entry by entry, the ratio to the old weight
-  gathers near 1 or near 0, whatever the learning rate.
+- Weights after training are the weights before plus what training added, which has little to do with them. The least-squares fit of
+  the sent numbers to the old weights then has a slope near 1, whatever the learning rate. Of gradients and differences it is near 0.
+  Where training threw a part of the weights far away, the others still lie near their old values. Unrelated numbers lie near the
+  weights' negatives as often.
 - The difference of two float32 weights lies on the grid of float32 around the weight: added to the weight it gives another float32
   number, without rounding. An entry of a gradient that is much smaller than its weight has digits below that grid.
 """
@@ -21,6 +23,8 @@ from torch import Tensor
 Kind = Literal["gradient", "difference", "weights"]
 
 FEWEST_ENTRIES = 32  # that a measurement rests on
+BY_CHANCE = 4.0  # standard deviations, 1/√n each, that the cosine of unrelated numbers stays within
+MIRRORED = 2.0  # how many times as much lies near the weights as near their negatives; of unrelated numbers, as much
 SMALL_SHARE = 0.25  # of a weight: smaller entries have digits below the weight's last place
 ON_GRID = 0.999  # share of entries that a difference of weights has on the grid; computed from two numbers, it has all
 USES_GRID = 0.03  # share at odd multiples of the last place: half of a difference's entries; coarse numbers that lie on the grid have none
@@ -34,15 +38,18 @@ class Resemblance:
 
     entries: int  # with a weight that is not zero
     cosine: float
+    slope: float  # of the least-squares fit of the update to the weights
     near_weights: float  # share of the weights' mass at which the update is within half a weight of the weight
     near_zero: float  # the same of zero
+    near_negatives: float  # the same of the weight's negative
 
     @property
     def is_weights(self) -> bool:
-        return self.near_weights > self.near_zero
+        fits = self.slope > 0.5 and self.cosine * math.sqrt(self.entries) > BY_CHANCE
+        return fits or (self.near_weights > self.near_zero and self.near_weights > MIRRORED * self.near_negatives)
 
     def __str__(self) -> str:
-        return f"its cosine with the model's own weights is {self.cosine:.2g}, and {self.near_weights:.0%} of it lies within half of them"
+        return f"its cosine with the model's own weights is {self.cosine:.2g}, and it is {self.slope:.2g} times them on average"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +89,7 @@ class Grid:
 
 def resemblance(update: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> Resemblance | None:
     """How the update lies to the weights of the same names; None where too few entries can tell."""
-    product = squares = own = mass = near_weights = near_zero = 0.0
+    product = squares = own = mass = near_weights = near_zero = near_negatives = 0.0
     entries = 0
     for name, change in update.items():
         u, w = change.detach().double().flatten(), weights[name].detach().to(change.device).double().flatten()
@@ -91,10 +98,11 @@ def resemblance(update: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> 
         mass, entries = mass + float(size.sum()), entries + int(w.count_nonzero())
         near_weights += float(size[(u - w).abs() <= size / 2].sum())
         near_zero += float(size[u.abs() <= size / 2].sum())
-    if entries < FEWEST_ENTRIES or not mass > 0 or not squares > 0:
+        near_negatives += float(size[(u + w).abs() <= size / 2].sum())
+    if entries < FEWEST_ENTRIES or not own > 0 or not squares > 0:
         return None
-    cosine = product / math.sqrt(squares * own)
-    return Resemblance(entries=entries, cosine=cosine, near_weights=near_weights / mass, near_zero=near_zero / mass)
+    near = {"near_weights": near_weights / mass, "near_zero": near_zero / mass, "near_negatives": near_negatives / mass}
+    return Resemblance(entries=entries, cosine=product / math.sqrt(squares * own), slope=product / own, **near)
 
 
 def grid_of(update: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> Grid:

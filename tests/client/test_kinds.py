@@ -129,3 +129,24 @@ def test_too_few_entries_tell_nothing():
     weight = {"w": torch.ones(4)}
     assert resemblance({"w": torch.ones(4)}, weight) is None
     assert not grid_of({"w": torch.full((4,), 0.1)}, weight).is_off
+
+
+@pytest.mark.parametrize("optimizer", ["Adam", "RMSprop", "Adagrad"])
+@pytest.mark.parametrize("rate", [1e-3, 3e-2])
+def test_steps_as_large_as_the_weights_mislead_nobody(optimizer, rate, digits):
+    """After Adam's steps the weights are far away, and a gradient may be as large as they are."""
+    images, labels = digits
+    model = make("mlp")
+    client = copy.deepcopy(model)
+    steps = getattr(torch.optim, optimizer)(client.parameters(), lr=rate)
+    for first in range(0, 80, 4):
+        steps.zero_grad()
+        cross_entropy(client(images[first : first + 4]), labels[first : first + 4]).backward()
+        steps.step()
+    before = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    after = {name: parameter.detach() for name, parameter in client.named_parameters()}
+    gradient = {name: parameter.grad for name, parameter in client.named_parameters() if parameter.grad is not None}
+    assert resemblance(after, before).is_weights
+    assert not resemblance({name: after[name] - before[name] for name in after}, before).is_weights
+    for size in (0.1, 1.0, 10.0):
+        assert not resemblance({name: size * change for name, change in gradient.items()}, before).is_weights
