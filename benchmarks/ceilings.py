@@ -44,7 +44,7 @@ OTHER_DRAWS = 10**6  # between the seeds of a net's first draws and of its secon
 
 @dataclass(frozen=True)
 class Result:
-    """One net: the attacker's mean squared error and its upper end, and the bound; and its share of successes beside the largest possible."""
+    """One net: the attacker's mean squared error and its upper end beside the bound, and its share of successes beside the most."""
 
     activation: str
     defense: str
@@ -104,8 +104,8 @@ def measure_once(seed: int, draws: int, first_draw: int = 0) -> Result:
 def largest_mean(values: Tensor) -> float:
     """The upper end of the 99.9 % interval of the mean of skewed values (n,).
 
-    Hall, "On the removal of skewness by transformation", J. Royal Statistical Society B 1992: the studentised mean t has the skewness γ of the
-    values, and W + γ W²/3 + γ² W³/27 + γ/(6n) for W = t/√n has none. The cube is (1 + γ W/3)³, which is solved for W.
+    Hall, "On the removal of skewness by transformation", J. Royal Statistical Society B 1992: the studentised mean t has the skewness γ of
+    the values, and W + γ W²/3 + γ² W³/27 + γ/(6n) for W = t/√n has none. The cube is (1 + γ W/3)³, which is solved for W.
     """
     count, spread = len(values), float(values.std())
     if spread == 0:

@@ -19,8 +19,10 @@ from measured import write_measurement
 from torch import nn
 
 import dosimeter as dm
-from dosimeter.defenses.dpsgd import per_sample_gradients
-from dosimeter.engines.membership import likelihood_scores, operating_points, true_positive_bound
+from dosimeter.client.gradients import per_sample_gradients
+from dosimeter.engines.membership.estimate import true_positive_bound
+from dosimeter.engines.membership.likelihood import likelihood_scores
+from dosimeter.metrics.membership_rates import found_at
 
 CANDIDATES, DRAWS, RATES = 40, 20_000, (0.001, 0.01, 0.1)
 
@@ -70,7 +72,8 @@ def roc(noise: float, seed: int) -> dict[float, float]:
         torch.stack([likelihood_scores({"all": sent}, {"all": term}, {"all": noise}, 1)[0] for sent in drawn])
         for drawn in (updates[0], updates[1] + term)
     )
-    return operating_points(present, without, RATES)
+    scores, inside = torch.cat((present, without)), torch.arange(2 * DRAWS) < DRAWS
+    return {rate: float(found_at(rate, scores, inside, "roc")) for rate in RATES}
 
 
 def main() -> None:

@@ -18,8 +18,9 @@ from measured import write_measurement
 from torch import Tensor, nn
 
 import dosimeter as dm
+from dosimeter.client.gradients import per_sample_gradients
 from dosimeter.data.load import load_images
-from dosimeter.defenses.dpsgd import ClippedSGD, per_sample_gradients
+from dosimeter.defenses.dpsgd import ClippedSGD
 from dosimeter.engines.bounds.candidates import identify
 from dosimeter.engines.bounds.reconstruction_robustness import success_bound
 from dosimeter.engines.privacy import gaussian_epsilon

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from dosimeter.client.training import FedAvg, FedSGD
     from dosimeter.columns import Category, Columns, Number
     from dosimeter.engines.identifiability import identifiability
+    from dosimeter.engines.membership.estimate import MembershipEstimate
     from dosimeter.inspection.inspect import inspect
     from dosimeter.interfaces import Client, Exposure, Public
     from dosimeter.registry import attack, defense, feature_recovery, label_recovery, privacy
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from dosimeter.runs.ceilings import Ceilings, ceilings
     from dosimeter.runs.dose import dose
     from dosimeter.runs.dp_guarantee import DPGuarantee, dp_guarantee
-    from dosimeter.runs.membership import MembershipEstimate, test_membership
+    from dosimeter.runs.membership import test_membership
     from dosimeter.runs.server import reconstruct, recover_features, recover_labels, recover_maps, recover_targets, recover_tokens
     from dosimeter.surfaces.scoring import score
     from dosimeter.types import (
@@ -62,7 +63,8 @@ _HOMES = {
     "dosimeter.captures.store": ("read_capture", "write_capture"),
     "dosimeter.runs.audit": ("Audit", "audit", "read"),
     "dosimeter.runs.ceilings": ("Ceilings", "ceilings"),
-    "dosimeter.runs.membership": ("MembershipEstimate", "test_membership"),
+    "dosimeter.engines.membership.estimate": ("MembershipEstimate",),
+    "dosimeter.runs.membership": ("test_membership",),
     "dosimeter.registry": ("attack", "defense", "feature_recovery", "label_recovery", "privacy"),
     "dosimeter.client.observe": ("observe",),
     "dosimeter.client.receive": ("preflight", "receive"),

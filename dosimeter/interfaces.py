@@ -17,6 +17,7 @@ from dosimeter.types import (
     Ceiling,
     Distortion,
     Encoding,
+    Estimate,
     FeatureEstimate,
     Guarantee,
     Knowledge,
@@ -326,6 +327,7 @@ class Exposure:
     update: Update
     public: Public
     auxiliary: Batch | None = None
+    candidates: Batch | None = None  # samples that the server holds itself, and of which it asks whether they are in the batch
     buffers: Mapping[str, Tensor] = field(default_factory=dict)  # as the client sent them after its training, such as running statistics
 
     def without_inputs(self, outcome: Outcome, message: str) -> Reconstruction:
@@ -393,6 +395,14 @@ class TargetRecovery(Recovery):
 
     @abstractmethod
     def __call__(self, exposure: Exposure, rng: Generator) -> TargetEstimate: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class MembershipTest(Recovery):
+    """Says which candidates, samples that the server holds itself, are in a client's batch. Each is judged by itself."""
+
+    @abstractmethod
+    def __call__(self, exposure: Exposure, candidates: Batch, rng: Generator) -> Estimate: ...
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,6 +21,7 @@ from dosimeter.interfaces import (
     LabelRecovery,
     Loss,
     MapRecovery,
+    MembershipTest,
     Method,
     Metric,
     PrivacySetting,
@@ -218,6 +219,7 @@ FEATURES: Registry[FeatureRecovery] = Registry("feature recovery", "dosimeter.fe
 MAPS: Registry[MapRecovery] = Registry("map recovery", "dosimeter.maps", MapRecovery)
 TARGETS: Registry[TargetRecovery] = Registry("target recovery", "dosimeter.targets", TargetRecovery)
 TOKENS: Registry[TokenRecovery] = Registry("token recovery", "dosimeter.tokens", TokenRecovery)
+MEMBERSHIP: Registry[MembershipTest] = Registry("membership test", "dosimeter.membership", MembershipTest)
 ATTACKS: Registry[Attack] = Registry("attack", "dosimeter.attacks", Attack)
 BOUNDS: Registry[Bound] = Registry("bound", "dosimeter.bounds", Bound)
 PRIVACY: Registry[PrivacySetting] = Registry("privacy setting", "dosimeter.privacy_settings", PrivacySetting)
@@ -232,6 +234,7 @@ METHODS: tuple[Registry[Any], ...] = (
     TARGETS,
     MAPS,
     TOKENS,
+    MEMBERSHIP,
     ATTACKS,
     BOUNDS,
     DEFENSES,

@@ -66,6 +66,7 @@ class Knowledge(StrEnum):
     BATCH_SIZE = "batch size"
     LABELS = "labels"
     AUXILIARY = "auxiliary data"
+    CANDIDATES = "candidates"
     SINGLE_SAMPLE = "a batch of one"
     SOFTMAX_LOSS = "softmax cross-entropy"
     TAMPERED_MODEL = "tampered model"
@@ -371,7 +372,7 @@ class Ceiling:
     bound: str  # the method that computed it
     surface: str  # what it limits
     metric: str  # in whose units
-    values: Tensor  # (B,) float64; a larger value allows a larger leak
+    values: Tensor  # (B,) float64, all the same where the metric is of the batch; a larger value allows a larger leak
     proved: bool  # True: holds for every attacker under `assumptions`; False: an estimate
     assumptions: tuple[str, ...]  # one short sentence each
     details: Mapping[str, Any] = field(default_factory=dict)  # plain numbers and lists of them, by name

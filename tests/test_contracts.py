@@ -21,6 +21,7 @@ from dosimeter.interfaces import (
     LabelRecovery,
     Loss,
     MapRecovery,
+    MembershipTest,
     Metric,
     PrivacySetting,
     TargetRecovery,
@@ -35,6 +36,7 @@ from dosimeter.registry import (
     LABELS,
     LOSSES,
     MAPS,
+    MEMBERSHIP,
     METHODS,
     METRICS,
     PRIVACY,
@@ -238,7 +240,7 @@ def test_switching_a_defense_on_does_not_move_the_attack(name, classifier, batch
 def test_every_interface_has_its_registry():
     wanted = {LABELS: LabelRecovery, FEATURES: FeatureRecovery, MAPS: MapRecovery, TARGETS: TargetRecovery, TOKENS: TokenRecovery}
     wanted |= {ATTACKS: Attack, DEFENSES: Defense, BOUNDS: Bound, LOSSES: Loss, TRAININGS: Training, METRICS: Metric}
-    wanted |= {PRIVACY: PrivacySetting}
+    wanted |= {PRIVACY: PrivacySetting, MEMBERSHIP: MembershipTest}
     assert {registry: registry.interface for registry in METHODS} == wanted
     assert {"idlg", "ilrg"} <= set(LABELS)
     assert {"dlg", "inverting_gradients"} <= set(ATTACKS)

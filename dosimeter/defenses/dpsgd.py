@@ -10,14 +10,13 @@ from typing import ClassVar
 
 import torch
 from torch import Generator, Tensor, nn
-from torch.func import grad, vmap
 
+from dosimeter.client.gradients import per_sample_gradients, refuse_batch_norm
 from dosimeter.client.training import FedSGD
 from dosimeter.defenses.clipping import clip_factor, norm
 from dosimeter.defenses.outgoing import ONE_VARIANCE, live_entries, standard_normal, with_noise, working_dtype
 from dosimeter.engines.privacy import gaussian_epsilon
 from dosimeter.interfaces import Attack, Client, Defense, Loss, Public, Replay, Training
-from dosimeter.network.probing import copied_buffers, forward
 from dosimeter.options import FiniteFloat, OptionError, PositiveFloat
 from dosimeter.registry import DEFENSES
 from dosimeter.types import Accountant, Accounting, Distortion, Guarantee, ProtectedUnit, Refused, Update
@@ -55,7 +54,7 @@ class DPSGD(Defense):
     def __call__(self, client: Client, rng: Generator) -> Client:
         if not isinstance(client.training, FedSGD):
             raise Refused(f"dpsgd clips one gradient a sample, so it needs fedsgd training; this client runs {client.training.name}")
-        _refuse_batch_norm(client.model)
+        refuse_batch_norm(client.model, self.name)
         training = FedSGD() if math.isinf(self.max_norm) else ClippedSGD(max_norm=self.max_norm)
         std = self.noise_multiplier * self.max_norm / len(client.batch.inputs) if self.noise_multiplier else 0.0
         if std == 0:
@@ -121,27 +120,3 @@ class ClippedSGD(Training):
             return {}
         factor = clip_factor(norm(torch.stack([norm(change) for change in gradient.values()])), self.max_norm)
         return {name: change * factor.to(change) for name, change in gradient.items()}
-
-
-def per_sample_gradients(model: nn.Module, inputs: Tensor, targets: Tensor, loss: Loss) -> Update:
-    """Each sample's own gradient by parameter name: (B, *parameter shape); differentiable in inputs and targets."""
-    _refuse_batch_norm(model)
-    parameters = {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
-    buffers = copied_buffers(model)
-
-    def sample_loss(parameters: dict[str, Tensor], sample: Tensor, target: Tensor) -> Tensor:
-        return loss(forward(model, (parameters, buffers), sample[None]), target[None])
-
-    try:
-        return vmap(grad(sample_loss), in_dims=(None, 0, 0), randomness="different")(parameters, inputs, targets)
-    except RuntimeError:  # the model has an operation that cannot be batched, such as a recurrent layer
-        each = [grad(sample_loss)(parameters, sample, target) for sample, target in zip(inputs, targets)]
-        return {name: torch.stack([gradient[name] for gradient in each]) for name in parameters}
-
-
-def _refuse_batch_norm(model: nn.Module) -> None:
-    for name, module in model.named_modules():
-        if isinstance(module, nn.modules.batchnorm._BatchNorm) and (module.training or module.running_mean is None):
-            raise Refused(
-                f"dpsgd needs a gradient of each sample on its own, and batch norm {name!r} mixes the batch: use eval mode or group norm"
-            )

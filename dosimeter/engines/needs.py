@@ -105,6 +105,9 @@ def _missing(need: Knowledge, exposure: Exposure, labels: LabelEstimate | None) 
         case Knowledge.AUXILIARY:
             if exposure.auxiliary is None:
                 return "observe(..., auxiliary=dm.Batch(...)) grants it"
+        case Knowledge.CANDIDATES:
+            if exposure.candidates is None:
+                return "dm.test_membership(exposure, candidates) takes them, and an audit has them from auxiliary samples"
         case Knowledge.SINGLE_SAMPLE:
             if public.batch_size != 1:
                 return f"this batch has {public.batch_size or 'an unknown number of'} samples"

@@ -69,7 +69,8 @@ def _fitting_surfaces(records: Sequence[Record]) -> list[Surface[Any]]:
     texts = [record.threat_model.get("inputs") == "token ids" for record in records]
     kinds = {"texts", "positions"} if any(texts) else set()
     kinds |= {"numbers"} if not all(texts) or not texts else set()
-    return [surface for surface in surfaces() if kinds & set(surface.reads)]
+    measured = {record.surface for record in records}
+    return [surface for surface in surfaces() if kinds & set(surface.reads) and (not surface.optional or surface.name in measured)]
 
 
 def headline(found: Sequence[Finding]) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 from dosimeter.numbers import duration
 from dosimeter.report import plots
+from dosimeter.report.curves import CurvePlot, curve_plot
 from dosimeter.report.evidence import Piece, pieces_of
 from dosimeter.report.findings import state
 from dosimeter.report.limits import LimitsPlot, limits_plot
@@ -50,6 +51,7 @@ class Row:
     facts: list[str]
     measures: list[Measure]
     plot: plots.SamplePlot | None
+    curves: CurvePlot | None
     evidence: list[Piece]
     evidence_note: str
 
@@ -149,6 +151,7 @@ def _row(pool: list[Record], found: dict[str, list], columns: dict[str, dict[str
         facts=_facts(pool, found, surface),
         measures=[_measure(metric, values, columns, nulls) for metric, values in found.items() if values],
         plot=plot,
+        curves=curve_plot(first.method, surface.curves(first.details)),
         evidence=evidence,
         evidence_note=note,
     )

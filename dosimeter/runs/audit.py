@@ -85,7 +85,8 @@ class Suite(Protocol, Surfaced):
         return self.methods.get(surface.plural, self.default_choice(surface))
 
     def default_choice(self, surface: Surface[Any]) -> Literal["all"] | tuple[Recovery, ...]:
-        return "all"
+        """All methods; none of an optional surface where another one is left out."""
+        return () if surface.optional and () in self.methods.values() else "all"
 
 
 @dataclass(frozen=True, kw_only=True)

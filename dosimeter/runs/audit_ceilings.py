@@ -9,7 +9,7 @@ from typing import Any
 
 from dosimeter.interfaces import Bound
 from dosimeter.network.leftovers import nothing_kept
-from dosimeter.registry import BOUNDS
+from dosimeter.registry import BOUNDS, METRICS
 from dosimeter.runs.ceilings import Ceilings, ceilings
 from dosimeter.runs.measurement import AuditedClient, Measurement, Protocol
 from dosimeter.types import Ceiling, Record, Refused
@@ -27,7 +27,7 @@ class AuditCeilings:
     `seconds` limits each bound, counted in operations (`seconds_a_step`); `step` is such a count for one step on the whole batch.
     """
 
-    preferred = (("van_trees", "hidden_directions"), ("reconstruction_robustness",))
+    preferred = (("van_trees", "hidden_directions"), ("reconstruction_robustness",), ("label_robustness",), ("membership_tradeoff",))
 
     def __init__(self, client: AuditedClient, protocol: Protocol, *, seconds: float | None, step: float) -> None:
         self.client, self.protocol, self.seconds, self.step = client, protocol, seconds, step
@@ -99,8 +99,12 @@ class AuditCeilings:
 
 
 def plain_values(ceiling: Ceiling) -> list[float | None]:
-    """One number a sample. An infinite PSNR, which limits nobody, is the largest; None stands for no number at all."""
-    return [None if math.isnan(value) else min(value, LARGEST_PSNR) for value in ceiling.values.tolist()]
+    """One number a sample, or one where the metric is of the batch. An infinite PSNR, which limits nobody, is the largest; None stands for
+    no number at all.
+    """
+    of_batch = ceiling.metric in METRICS and METRICS.build(ceiling.metric).per_batch
+    values = ceiling.values[:1] if of_batch else ceiling.values
+    return [None if math.isnan(value) else min(value, LARGEST_PSNR) for value in values.tolist()]
 
 
 def _facts(ceiling: Ceiling) -> dict[str, Any]:

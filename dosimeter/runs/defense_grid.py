@@ -52,6 +52,8 @@ class DefenseGrid(AuditConfig):
     largest_ceiling: FiniteFloat = 20.0  # PSNR of an input, in dB, that no attacker may exceed: the advice looks for such a defense
 
     def default_choice(self, surface: Surface[Any]) -> tuple[Recovery, ...]:
+        if surface.optional and () in self.methods.values():
+            return ()
         return tuple(surface.methods.build(name, **options) for name, options in surface.grid_methods.items())
 
     @property

@@ -17,6 +17,7 @@ from dosimeter.network.leftovers import nothing_kept
 from dosimeter.runs.exposures import Expose, expose
 from dosimeter.runs.foreign import foreign_batches
 from dosimeter.runs.measurement import AuditedClient, Measurement, identity_of
+from dosimeter.runs.membership import with_candidates
 from dosimeter.runs.server import run_method
 from dosimeter.surfaces.limits import PROVED
 from dosimeter.surfaces.scores import Comparison, Scores
@@ -60,6 +61,8 @@ def run(
             check_possible(exposure)
             if client.has_truth:
                 surface.check_scorable(client.batch)
+            if surface.asks_about_candidates:
+                exposure = with_candidates(client, exposure, measurement.seed)
             found = _attack(exposure, measurement, client.batch.targets)
             if refusal := refusal_of(found):
                 raise refusal
@@ -82,7 +85,7 @@ def run(
         if surface.has_foreign_null:
             with nothing_kept(exposure.model, measurement.scored):
                 needed = not spare or surface.may_leak(found, score_against(found, comparison))
-            foreign, refused = _attack_foreign(client, measurement, surface, found, exposing) if needed else (None, {})
+            foreign, refused = _attack_foreign(client, measurement, surface, found, exposing, exposure.candidates) if needed else (None, {})
             comparison = replace(comparison, foreign=foreign, refused=refused)
             spared = {} if needed else {"spared_nulls": ["foreign"]}
         with nothing_kept(exposure.model, measurement.scored):  # the truth goes through the model and the method
@@ -162,7 +165,7 @@ def _attack(exposure: Exposure, measurement: Measurement, given: Tensor) -> Esti
 
 
 def _attack_foreign(
-    client: AuditedClient, measurement: Measurement, surface: Surface[Any], found: Estimate, exposing: Expose
+    client: AuditedClient, measurement: Measurement, surface: Surface[Any], found: Estimate, exposing: Expose, candidates: Batch | None
 ) -> tuple[Estimate | None, dict[str, str]]:
     """The same attack on other clients' gradients, until it has as many guesses as `found`; and why there is none.
 
@@ -174,7 +177,8 @@ def _attack_foreign(
     for draw, batch in enumerate(foreign_batches(client, measurement.seed)):
         try:
             elsewhere = replace(measurement, seed=measurement.seed + (draw + 1) * FOREIGN_SEED_OFFSET)  # others draw other noise
-            recovered = _attack(exposing(client, elsewhere, batch), measurement, batch.targets)
+            theirs = replace(exposing(client, elsewhere, batch), candidates=candidates)  # the server asks of it what it asks of the client
+            recovered = _attack(theirs, measurement, batch.targets)
         except Refused as refusal:
             refusals.append(str(refusal))
             continue

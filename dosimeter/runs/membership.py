@@ -1,140 +1,122 @@
-"""Is a known sample in the client's batch? The server's test of candidates that it holds itself."""
+"""Is a known sample in the client's batch? The server's test of candidates that it holds itself, and the candidates of an audit."""
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
+import hashlib
+from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from dosimeter.client.checks import check_exposure
-from dosimeter.defenses.dpsgd import per_sample_gradients
-from dosimeter.engines.bounds.reconstruction_robustness import SuccessBound
-from dosimeter.engines.membership import CLAIMED_SHARE, SpanTest, likelihood_scores, span_test, true_positive_bound
-from dosimeter.interfaces import Exposure, Training
-from dosimeter.network.copies import deep_copy
-from dosimeter.network.probing import record_calls
-from dosimeter.types import Batch, Refused, Update
+from dosimeter.engines.membership.estimate import MembershipEstimate
+from dosimeter.interfaces import Exposure, MembershipTest
+from dosimeter.network.token_inputs import tensors_of
+from dosimeter.randomness import generator, secret_of
+from dosimeter.registry import MEMBERSHIP
+from dosimeter.runs.measurement import AuditedClient
+from dosimeter.runs.server import run_method
+from dosimeter.runs.timing import QUICK_SECONDS, seconds_a_step
+from dosimeter.types import Batch, NamedInputs, Refused
 
-LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d)
-PREMISES = (
-    "the update is one gradient of the declared loss at the weights that were sent",
-    "the declared batch size is right",
-    "a sample outside the batch has no features in the span of the batch's, up to the error bar: a near copy of a member counts as it",
-)
+MOST_OTHERS = 1000  # samples outside the batch that an audit tests: the least number that shows a false-alarm rate of 0.1 %
+FEWEST_OTHERS = 16  # however long they take
 
 
-@dataclass(frozen=True, kw_only=True)
-class MembershipEstimate:
-    """What an update says of each candidate: in the batch, not in it, or how likely."""
-
-    scores: Tensor  # (n,) larger: more likely in the batch; in one update, comparable with one another
-    members: Tensor  # (n,) bool: proved to be in the batch, under `premises`
-    excluded: Tensor  # (n,) bool: proved not to be in it
-    error_bar: float | None  # what rounding may add to a member's distance; None where nothing is proved
-    layer: str  # whose gradient proves it; "" where nothing is proved
-    test: str  # "span" or "likelihood"
-    premises: tuple[str, ...] = ()
-    noise_multiplier: float | None = None  # of the clipped mechanism, where the client has one: `bound` needs it
-
-    def bound(self, false_positive_rate: float, *, replaced: bool = True) -> SuccessBound:
-        """The largest share of members that any test of this one update finds, at a share of false alarms."""
-        if self.noise_multiplier is None:
-            raise Refused("a bound on membership needs a clipped update with Gaussian noise for each sample, such as dpsgd")
-        return true_positive_bound(false_positive_rate, noise_multiplier=self.noise_multiplier, replaced=replaced)
-
-
-def test_membership(exposure: Exposure, candidates: Batch) -> MembershipEstimate:
+def test_membership(
+    exposure: Exposure,
+    candidates: Batch,
+    method: str | MembershipTest | None = None,  # noqa: PT028
+    *,
+    seed: int = 0,  # noqa: PT028
+    **options: Any,
+) -> MembershipEstimate:
     """Test which candidates, samples with labels that the server holds itself, are in the client's batch.
 
     Without noise, the gradient of a linear layer, a convolution or the head decides it exactly where it has more room than the batch has
-    samples: see `span_test`. Behind noise, candidates are scored by a likelihood, and nothing is proved.
+    samples (`spans`). Behind noise, candidates are scored by a likelihood, and nothing is proved. `method` names another test.
     """
+    if not isinstance(candidates, Batch) or not len(candidates.inputs) or len(candidates.inputs) != len(candidates.targets):
+        raise ValueError("candidates: expected a Batch of at least one sample with one target each")
+    noisy = any(defense.noise_floor(change, 1) > 0 for defense in exposure.public.defenses for change in exposure.update.values())
+    recovery = MEMBERSHIP.resolve(method or ("likelihood" if noisy else "spans"), **options)
     check_exposure(exposure)
-    public = exposure.public
-    if public.batch_size is None:
-        raise Refused("test_membership needs the batch size, which this client did not declare")
-    noise, multiplier = _declared_noise(exposure)
-    terms = _terms(exposure.model, candidates, public.training, public.loss)
-    sent = {name: change for name, change in exposure.update.items() if name in terms}
-    if noise:
-        floors = {name: noise[name] for name in sent if noise.get(name, 0.0) > 0}
-        scores = likelihood_scores(sent, terms, floors, public.batch_size)
-        none = torch.zeros(len(scores), dtype=torch.bool)
-        return MembershipEstimate(
-            scores=scores, members=none, excluded=none, error_bar=None, layer="", test="likelihood", noise_multiplier=multiplier
-        )
-    tests = _span_tests(exposure, candidates, sent, terms)
-    if not tests:
-        raise Refused(
-            f"test_membership: no layer has more room than a batch of {public.batch_size} fills, so that no span decides; "
-            "a smaller batch or a wider layer would, or declared noise, behind which a likelihood is computed"
-        )
-    best = min(tests, key=lambda one: one.error_bar)
-    return MembershipEstimate(
-        scores=-best.distances.clamp(min=torch.finfo(torch.float64).tiny).log10(),
-        members=best.distances <= CLAIMED_SHARE * best.error_bar,
-        excluded=best.distances > max(2 * best.error_bar, 1e-3),
-        error_bar=best.error_bar,
-        layer=best.layer,
-        test="span",
-        premises=PREMISES,
-    )
+    return run_method(replace(exposure, candidates=candidates), recovery, None, seed)
 
 
 setattr(test_membership, "__test__", False)  # noqa: B010  for pytest, which collects functions of this name
 
 
-def _declared_noise(exposure: Exposure) -> tuple[dict[str, float], float | None]:
-    """The noise on each layer, and the noise multiplier for one sample; clipping of samples is part of the declared training."""
-    public = exposure.public
-    noise: dict[str, float] = {}
-    multiplier: float | None = None
-    for defense in public.defenses:
-        if defense.side == "data" or (defense.side == "update" and not defense.adds_noise()):
-            raise Refused(f"test_membership knows noise and dpsgd, and this client has {defense.name}")
-        ratio = defense.noise_multiplier_of(None)
-        multiplier = ratio[1] if ratio and ratio[0] == "sample" else multiplier
-        for name, change in exposure.update.items():
-            noise[name] = math.hypot(noise.get(name, 0.0), defense.noise_floor(change, public.batch_size or 1))
-    return {name: floor for name, floor in noise.items() if floor > 0}, multiplier
+def with_candidates(client: AuditedClient, exposure: Exposure, seed: int) -> Exposure:
+    """The exposure to a server that also holds the client's samples, among others, and does not know which is which.
 
-
-def _terms(model: nn.Module, candidates: Batch, training: Training, loss: Any) -> Update:
-    """What each candidate adds to the sum of the update: (n, *parameter shape) by name."""
-    if training.sample_term({}) is None:
-        raise Refused(f"test_membership needs an update that is a mean over samples; {training.name} sends none")
-    gradients = per_sample_gradients(deep_copy(model), candidates.inputs, candidates.targets, loss)
-    each = [training.sample_term({name: rows[place] for name, rows in gradients.items()}) for place in range(len(candidates.inputs))]
-    return {name: torch.stack([term[name].detach() for term in each if term is not None]) for name in gradients}
-
-
-def _span_tests(exposure: Exposure, candidates: Batch, sent: Update, terms: Update) -> list[SpanTest]:
-    positions = _positions(exposure.model, candidates.inputs[:1])
-    found = []
-    for name, change in sent.items():
-        layer = name.rpartition(".")[0]
-        if not name.endswith("weight") or layer not in positions or change.ndim < 2:
-            continue
-        size = exposure.public.batch_size or 1
-        test = span_test(layer, change.flatten(1), terms[name].flatten(2), batch_size=size, positions=positions[layer])
-        found += [test] if test else []
-    return found
-
-
-def _positions(model: nn.Module, sample: Tensor) -> dict[str, int]:
-    """How many places of one sample each linear layer and convolution reads: its gradient of one sample has that rank at most.
-
-    A layer that is used twice, and a convolution in groups, are left out.
+    The others are samples that the client does not hold. The order is drawn from the client's secret.
     """
-    _, calls = record_calls(model, sample, lambda _, module: isinstance(module, LAYERS))
-    names = [call.name for call in calls]
-    found = {}
-    for call in calls:
-        grouped = getattr(call.module, "groups", 1) > 1
-        if names.count(call.name) == 1 and not grouped:
-            channels = call.given.shape[-1 if isinstance(call.module, nn.Linear) else 1]
-            found[call.name] = call.given.numel() // channels
-    return found
+    if not client.has_truth:
+        raise Refused("membership in a received update: the private samples are not at hand; dm.test_membership tests candidates of yours")
+    others = _others(client, exposure)
+    private = _distinct(client.batch)
+    joined = _join(private, others)
+    secret = secret_of(*tensors_of(client.batch.inputs), client.batch.targets)
+    order = torch.randperm(len(joined.inputs), generator=generator(seed, "order of candidates", secret=secret))
+    return replace(exposure, candidates=_part(joined, order))
+
+
+def _others(client: AuditedClient, exposure: Exposure) -> Batch:
+    """Known samples that are neither in the private batch nor in the foreign one, as many as there is time for."""
+    known = [one for one in (client.auxiliary, client.reference, client.pool) if one is not None]
+    taken = set(_names(client.batch)) | (set() if client.foreign is None else set(_names(client.foreign)))
+    found, parts = 0, []
+    each = seconds_a_step(exposure) / max(1, exposure.public.batch_size or len(client.batch.inputs))
+    most = max(FEWEST_OTHERS, min(MOST_OTHERS, int(QUICK_SECONDS / each))) if each > 0 else MOST_OTHERS
+    for batch in known:
+        kept = []
+        for place, name in enumerate(_names(batch)):
+            if name not in taken and found < most:
+                taken.add(name)
+                kept.append(place)
+                found += 1
+        parts += [_part(batch, torch.tensor(kept))] if kept else []
+    if not parts:
+        raise Refused(
+            "membership needs samples that the client does not hold, whose share of false alarms is counted: pass auxiliary=dm.Batch(...), "
+            "or data.auxiliary in a file"
+        )
+    together = parts[0]
+    for part in parts[1:]:
+        together = _join(together, part)
+    return together
+
+
+def _join(first: Batch, second: Batch) -> Batch:
+    """Both batches, the first one first."""
+    mine, theirs = first.targets, second.targets
+    if mine.shape[1:] != theirs.shape[1:] or mine.is_floating_point() != theirs.is_floating_point():
+        raise Refused("membership needs auxiliary samples with targets like those of the private ones")
+    if [tensor.shape[1:] for tensor in tensors_of(first.inputs)] != [tensor.shape[1:] for tensor in tensors_of(second.inputs)]:
+        raise Refused("membership needs auxiliary samples of the private ones' shape")
+    targets = torch.cat((mine, theirs.to(mine)))
+    if isinstance(first.inputs, NamedInputs):
+        tensors = {name: torch.cat((one, second.inputs.tensors[name].to(one))) for name, one in first.inputs.tensors.items()}
+        return Batch(NamedInputs(tensors), targets)
+    return Batch(torch.cat((first.inputs, second.inputs.to(first.inputs))), targets)
+
+
+def _distinct(batch: Batch) -> Batch:
+    places = {name: place for place, name in reversed(list(enumerate(_names(batch))))}
+    return _part(batch, torch.tensor(sorted(places.values())))
+
+
+def _part(batch: Batch, chosen: Tensor) -> Batch:
+    chosen = chosen.to(batch.targets.device)
+    return Batch(batch.inputs[chosen], batch.targets[chosen])
+
+
+def _names(batch: Batch) -> list[tuple[bytes, ...]]:
+    """A name of each sample: a hash of its tensors."""
+    columns = [tensor.detach().cpu().flatten(1) for tensor in tensors_of(batch.inputs)]
+    return [
+        tuple(hashlib.blake2b(column[place].double().numpy().tobytes()).digest() for column in columns)
+        for place in range(len(batch.targets))
+    ]

@@ -45,6 +45,8 @@ class Surface(ABC, Generic[Estimate]):
     takes_labels: ClassVar[bool] = True  # the methods build on labels, whose source is said
     has_foreign_null: ClassVar[bool] = True  # the same method is run on another client's gradient
     gate_waits: ClassVar[bool] = True  # `--fail-on leaked` gives no answer while none of its methods gave one
+    asks_about_candidates: ClassVar[bool] = False  # the server also holds the private samples, among others, and asks which they are
+    optional: ClassVar[bool] = False  # left out of an audit that leaves out another surface, unless its methods are named
     needs_head: ClassVar[bool] = False  # no method works on a model without a last linear layer
     grid_methods: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # name -> options: the strong methods that a grid of defenses tries
     headless_methods: ClassVar[tuple[str, ...]] = ()  # added to the grid where a defense hides the head
@@ -184,6 +186,10 @@ class Surface(ABC, Generic[Estimate]):
     def advice(self, details: Mapping[str, Any]) -> list[str]:
         """What a client can do where this surface leaks, in sentences, from the figures of a record's details."""
         return []
+
+    def curves(self, details: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Points (x, y) in [0, 1] of the curves that the page draws of a method, by name."""
+        return {}
 
     def share(self, record: Record) -> float:
         """The share of a record's samples that beat their nulls."""

@@ -6,8 +6,9 @@ import torch
 from torch import nn
 
 import dosimeter as dm
+from dosimeter.client.gradients import per_sample_gradients
 from dosimeter.client.losses import CrossEntropy
-from dosimeter.defenses.dpsgd import ClippedSGD, per_sample_gradients
+from dosimeter.defenses.dpsgd import ClippedSGD
 
 
 def _loop(model, batch):

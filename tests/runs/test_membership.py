@@ -8,8 +8,10 @@ from scipy.special import ndtr, ndtri
 from torch import nn
 
 import dosimeter as dm
-from dosimeter.defenses.dpsgd import per_sample_gradients
-from dosimeter.engines.membership import likelihood_scores, operating_points, true_positive_bound
+from dosimeter.client.gradients import per_sample_gradients
+from dosimeter.engines.membership.estimate import true_positive_bound
+from dosimeter.engines.membership.likelihood import likelihood_scores
+from dosimeter.metrics.membership_rates import found_at
 
 NETS = {
     "head": lambda: nn.Sequential(nn.Flatten(), nn.Linear(48, 20), nn.ReLU(), nn.Linear(20, 12)),
@@ -35,7 +37,7 @@ def test_spans_tell_every_member_from_every_other_sample(kind, seed):
     candidates = _candidates(seed, 12 if kind == "head" else 3)
     batch = 5
     found = dm.test_membership(dm.observe(model, _part(candidates, slice(batch))), candidates)
-    assert found.test == "span"
+    assert found.test == "spans"
     assert found.members.tolist() == [True] * batch + [False] * (24 - batch)
     assert found.excluded.tolist() == [False] * batch + [True] * (24 - batch)
     assert found.scores[:batch].min() > found.scores[batch:].max()
@@ -116,7 +118,9 @@ def test_no_test_finds_more_members_than_differential_privacy_allows(noise):
     noises = noise * torch.randn(2, draws, term.shape[1], generator=rng, dtype=torch.float64)
     without = torch.stack([likelihood_scores({"w": u}, {"w": term}, {"w": noise}, 1)[0] for u in noises[0]])
     present = torch.stack([likelihood_scores({"w": u + term[0]}, {"w": term}, {"w": noise}, 1)[0] for u in noises[1]])
-    for rate, found in operating_points(present, without, (0.01, 0.1)).items():
+    scores, inside = torch.cat((present, without)), torch.arange(2 * draws) < draws
+    for rate in (0.01, 0.1):
+        found = float(found_at(rate, scores, inside, "test"))
         bound = true_positive_bound(rate, noise_multiplier=noise, replaced=False).value
         slack = 4 * math.sqrt(max(bound * (1 - bound), 0.01) / draws) + 4 * math.sqrt(rate / draws) * 3
         assert found <= bound + slack
@@ -125,6 +129,8 @@ def test_no_test_finds_more_members_than_differential_privacy_allows(noise):
 
 
 def test_operating_points_by_hand():
-    others, members = torch.tensor([0.0, 1.0, 2.0, 3.0]), torch.tensor([1.5, 2.5, 3.5, 9.0])
-    assert operating_points(members, others, (0.25, 0.5)) == {0.25: 0.75, 0.5: 1.0}
-    assert operating_points(members, others, (0.01,)) == {}
+    scores = torch.tensor([0.0, 1.0, 2.0, 3.0, 1.5, 2.5, 3.5, 9.0])
+    inside = torch.arange(8) > 3
+    found = {rate: float(found_at(rate, scores, inside, "test")) for rate in (0.01, 0.25, 0.5, 1.0)}
+    assert found == {0.01: 0.5, 0.25: 0.75, 0.5: 1.0, 1.0: 1.0}
+    assert float(found_at(0.1, scores.index_fill(0, torch.tensor([7]), torch.nan), inside, "test")) == 0.25  # no trace: not found

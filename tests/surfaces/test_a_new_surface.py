@@ -175,7 +175,7 @@ def test_the_catalogue_and_the_command_line_list_its_methods(brightness, capsys)
 
 
 def test_it_is_listed_at_its_position(brightness):
-    assert surface_names() == ("labels", "brightness", "targets", "features", "maps", "inputs", "tokens")
+    assert surface_names() == ("labels", "brightness", "targets", "features", "maps", "inputs", "tokens", "membership")
 
 
 def test_its_estimate_is_scored_beside_its_null(record):
@@ -237,7 +237,7 @@ def test_a_grid_cell_counts_its_share_and_the_page_says_of_what(record):
 
 
 def test_nothing_of_it_stays():
-    assert surface_names() == ("labels", "targets", "features", "maps", "inputs", "tokens")
+    assert surface_names() == ("labels", "targets", "features", "maps", "inputs", "tokens", "membership")
     with pytest.raises(ValueError, match="expected a surface out of"):
         parse_condition("brightness.brightness_gap.min < 0.05")
     with pytest.raises(TypeError, match="got BrightnessEstimate"):

@@ -10,7 +10,7 @@ from dosimeter.surfaces.verdicts import Verdict
 def test_they_stand_in_order_and_each_position_once():
     positions = [surface.position for surface in surfaces()]
     assert positions == sorted(set(positions))
-    assert surface_names() == ("labels", "targets", "features", "maps", "inputs", "tokens")
+    assert surface_names() == ("labels", "targets", "features", "maps", "inputs", "tokens", "membership")
 
 
 @pytest.mark.parametrize("name", SURFACES.names())

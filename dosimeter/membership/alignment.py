@@ -1,0 +1,42 @@
+"""Membership by the direction of the update."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Generator
+
+from dosimeter.engines.membership.estimate import MembershipEstimate
+from dosimeter.engines.membership.terms import candidate_terms, flat
+from dosimeter.interfaces import Exposure, MembershipTest
+from dosimeter.network.copies import deep_copy
+from dosimeter.registry import MEMBERSHIP
+from dosimeter.types import Batch, Knowledge
+
+
+@MEMBERSHIP.register("alignment")
+@dataclass(frozen=True, kw_only=True)
+class Alignment(MembershipTest):
+    """Scores each candidate by how well its own gradient points along the update: in wide models, other samples' gradients do not.
+
+    Li, Li & Ribeiro, "Effective Passive Membership Inference Attacks in Federated Learning Against Overparameterized Models", ICLR 2023:
+    the cosine attack, on the update of one round. It reads any update, whatever the training and the defenses, and proves nothing.
+    Departure: candidates go through the model in eval mode, so that batch norm gives each a gradient of its own.
+    """
+
+    needs = frozenset({Knowledge.CANDIDATES})
+    reads_any_update = True
+
+    def __call__(self, exposure: Exposure, candidates: Batch, rng: Generator) -> MembershipEstimate:
+        calm = deep_copy(exposure.model).eval()
+        sent = {name: change.double() for name, change in exposure.update.items()}
+        scores = []
+        for _, terms in candidate_terms(exposure, self.name, model=calm):
+            along = sum((term.double() * sent[name]).flatten(1).sum(1) for name, term in terms.items())
+            sizes = flat(terms).double().norm(dim=1)
+            length = torch.stack([sent[name].norm() for name in terms]).norm()
+            scores.append(along / (sizes * length).clamp(min=torch.finfo(torch.float64).tiny))
+        found = torch.cat(scores)
+        nobody = torch.zeros(len(found), dtype=torch.bool, device=found.device)
+        return MembershipEstimate(scores=found, members=nobody, excluded=nobody, test=self.name)
