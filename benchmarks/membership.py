@@ -2,9 +2,10 @@
 
     python benchmarks/membership.py --nets 400 --seed 60000
 
-Random small nets without noise: of 40 candidates the first few are the batch. Some nets get samples that are nearly alike, or a near copy
-of a member outside the batch. Then DP-SGD on one net: the likelihood with all other samples known, beside the trade-off of the Gaussian
-mechanism, where the sample is left out.
+Random small nets without noise, dense ones, convolutions and nets over texts: of 40 candidates the first few are the batch. Some nets get
+samples that are nearly alike, or a near copy of a member outside the batch; some have dropout in train mode, or a loss that is a sum. Then
+DP-SGD on one net: the likelihood with all other samples known, beside the trade-off of the Gaussian mechanism, where the sample is left
+out.
 """
 
 from __future__ import annotations
@@ -27,33 +28,53 @@ from dosimeter.metrics.membership_rates import found_at
 CANDIDATES, DRAWS, RATES = 40, 20_000, (0.001, 0.01, 0.1)
 
 
+class Mean(nn.Module):
+    """Of the positions of a text."""
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        return states.mean(1)
+
+
 def count_claims(seed: int) -> Counter:
     """What is claimed of the candidates of one net, and what of it is right."""
     choice = random.Random(seed)
     torch.manual_seed(seed)
     classes, width, size = choice.choice([2, 5, 10, 20]), choice.choice([8, 16, 32]), choice.choice([1, 2, 4, 8, 12])
-    activation = choice.choice([nn.ReLU, nn.Tanh, nn.GELU, nn.Sigmoid])
-    if choice.random() < 0.5:
+    activation, kind = choice.choice([nn.ReLU, nn.Tanh, nn.GELU, nn.Sigmoid]), choice.choice(["dense", "convolution", "texts"])
+    options = {"loss": nn.CrossEntropyLoss(reduction="sum")} if choice.random() < 0.1 else {}
+    if kind == "texts":
+        layers = [
+            nn.Embedding(choice.choice([50, 500]), width),
+            nn.Linear(width, 2 * width),
+            activation(),
+            Mean(),
+            nn.Linear(2 * width, classes),
+        ]
+    elif kind == "dense":
         layers = [nn.Flatten(), nn.Linear(48, width), activation(), nn.Linear(width, width), activation(), nn.Linear(width, classes)]
     else:
         layers = [nn.Conv2d(3, width, 3, padding=1, stride=2), activation(), nn.Flatten(), nn.Linear(4 * width, classes)]
+    if choice.random() < 0.1:
+        layers.insert(-1, nn.Dropout(0.3))
     inputs, targets = torch.rand(CANDIDATES, 3, 4, 4), torch.randint(0, classes, (CANDIDATES,))
     if choice.random() < 0.3:
         inputs = 0.02 * inputs + 0.5
     if choice.random() < 0.2:
         inputs[20] = inputs[0] + 1e-3 * torch.randn(3, 4, 4)
+    if kind == "texts":
+        inputs = torch.randint(0, layers[0].num_embeddings, (CANDIDATES, choice.choice([1, 2, 5])))
     try:
-        exposure = dm.observe(nn.Sequential(*layers), dm.Batch(inputs[:size], targets[:size]))
+        exposure = dm.observe(nn.Sequential(*layers), dm.Batch(inputs[:size], targets[:size]), **options)
         found = dm.test_membership(exposure, dm.Batch(inputs, targets))
     except dm.Refused:
         return Counter({"refused": 1})
-    inside = torch.arange(CANDIDATES) < size
+    inside = torch.stack([((inputs == inputs[one]).flatten(1).all(1) & (targets == targets[one])) for one in range(size)]).any(0)
     return Counter(
         {
             "decided nets": 1,
-            "members": size,
+            "members": int(inside.sum()),
             "members found": int((found.members & inside).sum()),
-            "others": CANDIDATES - size,
+            "others": int((~inside).sum()),
             "others excluded": int((found.excluded & ~inside).sum()),
             "false claims": int((found.members & ~inside).sum() + (found.excluded & inside).sum()),
         }

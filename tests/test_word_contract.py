@@ -18,6 +18,7 @@ METHODS = [(surface.name, name) for surface in surfaces() for name in surface.me
 HARD = ["black", "duplicate", "two classes", "one too many", "one too few", "replaced"]
 EXTRA = {"one too many": 1, "one too few": -1}  # samples that are declared beside the true number
 OF_SURFACE = {"maps": ["convolutions", "perceptron"], "tokens": ["texts"], "targets": ["regression"]}  # worlds; others are tried in all
+OF_SURFACE |= {"membership": ["perceptron", "one sample", "normed", "texts", "regression", "noisy"]}
 
 
 def draw(count: int, classes: int) -> dm.Batch:
@@ -48,6 +49,7 @@ def wide(outputs: int) -> nn.Module:
 
 WORLDS = {"perceptron": perceptron, "one sample": perceptron, "convolutions": convolutions, "normed": normed, "texts": transformer}
 WORLDS |= {"several labels": wide, "regression": wide, "shuffled epochs": perceptron}
+NETWORKS = WORLDS | {"noisy": perceptron}
 
 
 def targets_of(world: str, ids: torch.Tensor, classes: int) -> tuple[torch.Tensor, str | None]:
@@ -75,6 +77,8 @@ def batch_of(world: str, hard: str) -> tuple[dm.Batch, int, dict]:
         options = {"defenses": (replacing,), "seed": 2}
     if world == "shuffled epochs":
         options["training"] = dm.FedAvg(epochs=2, mini_batch=2, shuffle=True)
+    if world == "noisy" and hard != "replaced":
+        options["defenses"] = (dm.defense("dpsgd", max_norm=1.0, noise_multiplier=0.1),)
     targets, loss = targets_of(world, batch.targets, classes)
     return dm.Batch(batch.inputs, targets), classes, options | {"loss": loss}
 
@@ -83,7 +87,7 @@ def batch_of(world: str, hard: str) -> tuple[dm.Batch, int, dict]:
 def network(world: str, classes: int) -> nn.Module:
     with torch.random.fork_rng():
         torch.manual_seed(11)
-        return WORLDS[world](classes).eval()
+        return NETWORKS[world](classes).eval()
 
 
 def refusal_in(error: ValueError, world: str) -> str:
@@ -110,13 +114,16 @@ def run_hard(surface: str, method, world: str, hard: str) -> tuple[object, dm.Ex
     exposure = dm.observe(model, batch, auxiliary=auxiliary, **options)
     declared = max(len(batch.targets) + EXTRA.get(hard, 0), 1)
     exposure = replace(exposure, public=replace(exposure.public, batch_size=declared))
+    if surface_named(surface).asks_about_candidates:
+        others = torch.randint(60, (30, 6), generator=torch.Generator().manual_seed(8)) if world == "texts" else draw(30, 30).inputs
+        exposure = replace(exposure, candidates=dm.Batch(torch.cat((batch.inputs, others)), torch.cat((batch.targets, known))))
     labels = batch.targets[:declared] if surface_named(surface).takes_labels else None
     return run_method(exposure, method, labels, 0), exposure, batch
 
 
 def claims_in(found) -> int:
     """How many samples an estimate says to have proved."""
-    certified = getattr(found, "certified", None)
+    certified = getattr(found, "certified", getattr(found, "members", None))
     if isinstance(certified, torch.Tensor):
         return int(certified.sum())
     return len(found.inputs) if certified is None and found.premises else 0

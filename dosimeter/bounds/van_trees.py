@@ -8,14 +8,18 @@ from typing import ClassVar
 import torch
 from torch import Generator, nn
 
+from dosimeter.client.losses import BinaryCrossEntropy, CrossEntropy, SquaredError
 from dosimeter.engines.bounds.pixel_prior import PixelProblem
 from dosimeter.engines.bounds.remaining_error import EXTRA_PROBES, RemainingError
-from dosimeter.interfaces import Bound, Mechanism
+from dosimeter.interfaces import Bound, Loss, Mechanism
 from dosimeter.options import PositiveInt
 from dosimeter.registry import BOUNDS
 from dosimeter.types import Ceiling, Refused
 
 SMOOTH = (nn.Tanh, nn.Sigmoid, nn.SiLU, nn.GELU, nn.Softplus, nn.Mish)
+PLAIN = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.LayerNorm, nn.GroupNorm, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+PLAIN += (nn.Flatten, nn.Unflatten, nn.Identity, nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d, nn.AdaptiveAvgPool2d, nn.Dropout)
+SMOOTH_LOSSES = (CrossEntropy, BinaryCrossEntropy, SquaredError)
 KINKED = (nn.ReLU, nn.LeakyReLU, nn.PReLU, nn.ReLU6, nn.Hardtanh, nn.Hardswish, nn.Hardsigmoid, nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d)
 
 
@@ -55,7 +59,7 @@ class VanTrees(Bound):
             surface=self.surface,
             metric=self.metric,
             values=torch.tensor([error.psnr() for error in found], dtype=torch.float64),
-            proved=not switches and _is_smooth(mechanism.client.model),
+            proved=not switches and _is_smooth(mechanism.client.model, mechanism.client.loss),
             assumptions=(
                 "Inputs are drawn from a Gaussian with the mean and covariance of the auxiliary samples.",
                 "The attacker knows the labels, the other samples and the noise.",
@@ -79,8 +83,6 @@ class VanTrees(Bound):
         return whole.less(max(half.squared - whole.squared, 0.0) * (self.points // 2) / (self.points - self.points // 2))
 
 
-def _is_smooth(model: nn.Module) -> bool:
-    """Whether every layer without parameters is a known smooth one, so that nothing can hide a switch."""
-    plain = (nn.Flatten, nn.Identity, nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d, nn.AdaptiveAvgPool2d, nn.Dropout, nn.Unflatten)
-    leaves = [module for module in model.modules() if next(module.children(), None) is None]
-    return type(model) is nn.Sequential and all(any(True for _ in leaf.parameters()) or isinstance(leaf, SMOOTH + plain) for leaf in leaves)
+def _is_smooth(model: nn.Module, loss: Loss) -> bool:
+    """Whether every layer and the loss are known smooth ones, and run one after another, so that nothing can hide a switch."""
+    return type(loss) in SMOOTH_LOSSES and all(type(module) in (nn.Sequential, *SMOOTH, *PLAIN) for module in model.modules())

@@ -75,6 +75,32 @@ def identifiability(exposure: Exposure, *, inner: bool = True) -> Identifiabilit
     return Identifiability(layers=tuple(layers), batch_size=known, separable=last.rank, sentence=last.sentence)
 
 
+def counting_sentences(exposure: Exposure) -> list[str]:
+    """How many numbers the update has, how many unknown ones the inputs, and which layer alone has enough, as sentences.
+
+    Fewer equations than unknowns leave some inputs that no attacker without a prior tells apart. Enough of them promise nothing.
+    """
+    size, shape = exposure.public.batch_size, exposure.public.input_shape
+    if size is None or exposure.public.blank is not None:
+        return []
+    unknowns = size * math.prod(shape)
+    numbers = {name: change.numel() for name, change in exposure.update.items()}
+    sent = sum(numbers.values())
+    verdict = (
+        "enough for every unknown, which promises nothing by itself"
+        if sent >= unknowns
+        else f"too few by {unknowns - sent:,}: without a prior, some inputs cannot be told apart"
+    )
+    said = [f"the update has {sent:,} numbers for {unknowns:,} unknown ones of {size} inputs: {verdict}"]
+    largest = max(numbers, key=lambda name: numbers[name])
+    alone = [name for name, count in numbers.items() if count >= unknowns]
+    if alone:
+        said.append(
+            f"{len(alone)} of {len(numbers)} parameters have enough numbers alone; the largest, {largest}, has {numbers[largest]:,}"
+        )
+    return said
+
+
 def _weight_of(name: str) -> str:
     return f"{name}.weight" if name else "weight"
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from dosimeter.numbers import THIN, power_of_ten
+from dosimeter.numbers import THIN, plain, power_of_ten
 from dosimeter.report.plots import HEIGHT, Scale, Tick, level_text, round_step
 from dosimeter.report.scores import score
 from dosimeter.report.words import higher_is_better, is_share, metric_name
 from dosimeter.surfaces.limits import CLOSED_DB, Limits
 
 WHOLE_PICTURE_DB = 60.0  # beyond it every grey level of an 8-bit picture is right; larger values stand at the edge
+MOST_RANKED = 3  # of the samples that are most exposed
 SMALLEST_POWER = -8  # of ten: smaller errors stand at the edge
 
 
@@ -62,7 +63,7 @@ def limits_plot(limits: Limits) -> LimitsPlot:
         height=HEIGHT,
         ceiling_name=_ceiling_name(limits),
         proved=any(value is not None for value in limits.proved),
-        sentence=limits_sentence(limits),
+        sentence=" ".join(filter(None, [limits_sentence(limits), exposure_sentence(limits)])),
         assumptions=" ".join(limits.assumptions),
         summary=f"Proved, shown and ceiling of {count} values of {metric_name(limits.metric)}. {limits_sentence(limits)}",
     )
@@ -82,7 +83,8 @@ def limits_sentence(limits: Limits) -> str:
         sure = sum(value is not None for value in limits.proved)
         known = f"{sure} of {count} values are proved" if sure else "nothing is proved"
         end = "All of it was recovered" if limits.closed else f"{limits.method} reaches {score(shown, metric)}"
-        return f"{end}; {known}, and no bound below exact recovery is known."
+        why = f": {'; '.join(limits.refusals)}" if limits.refusals else ""
+        return f"{end}; {known}, and no bound below exact recovery is known{why}."
     if top >= WHOLE_PICTURE_DB > shown:
         beyond = f"the ceiling is beyond {score(WHOLE_PICTURE_DB, metric)} ({_kind(limits)})"
         return f"{limits.method} reaches {score(shown, metric)}, and {beyond}: the update hides nothing of the samples."
@@ -92,9 +94,21 @@ def limits_sentence(limits: Limits) -> str:
             f"{figures}: the attack is {score(-gap, metric)} better. The ceiling is a mean over inputs like the auxiliary samples, "
             "and these samples are easier."
         )
+    if gap < 0 and is_share(metric):
+        return f"{figures}: the ceiling is a mean over the noise, about which one batch scatters."
     if limits.closed:
         return f"Nothing is left to find, within {CLOSED_DB:g}{THIN}dB: {figures}."
     return f"A better attack may gain {score(gap, metric)}: {figures}."
+
+
+def exposure_sentence(limits: Limits) -> str:
+    """Which samples the update tells most of; "" where nothing says so."""
+    if len(limits.bits) < 2:
+        return ""
+    ranked = sorted(range(len(limits.bits)), key=lambda place: -limits.bits[place])
+    said = [f"sample {place + 1} ({plain(limits.bits[place], 0)} bits)" for place in ranked]
+    first, last = said[: min(MOST_RANKED, len(said) - 1)], said[-1]
+    return f"By mutual information, as if the update were linear, it tells most of {', then '.join(first)}, and least of {last}."
 
 
 def ceiling_text(value: float | None, *, unknown: str = "none known") -> str:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from torch import nn
+from torch import Tensor, nn
 
 from dosimeter.engines.bounds.mechanism import mechanism_of
 from dosimeter.interfaces import Bound, Defense, Loss, Training
@@ -35,7 +35,7 @@ def ceilings(
     *,
     training: Training | str | None = None,
     defenses: Sequence[Defense | str] = (),
-    loss: Loss | str | None = None,
+    loss: Loss | nn.Module | Callable[..., Tensor] | str | None = None,
     normalization: Normalization | None = None,
     auxiliary: Batch | None = None,
     bounds: Literal["all"] | Sequence[Bound | str] = "all",

@@ -52,6 +52,7 @@ class Features(Surface[FeatureEstimate]):
     if_leaked = "The server can compute the model’s inner description of single private samples, and compare or match them."
     if_not_shown = "What was tried here came no closer to the private features than its nulls. That is no proof of safety."
     null_words: ClassVar = SAMPLE_NULLS | {"zero": ("zero", "a vector of zeros, which needs no knowledge at all")}
+    without_ceiling = "the bounds on inputs limit no single function of an input, which noise may leave whole"
     share_words = "the share with less than half of every null’s error"
 
     def score(self, found: FeatureEstimate, comparison: Comparison) -> Scores:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from dosimeter.columns import Columns
+from dosimeter.engines.identifiability import counting_sentences
 from dosimeter.engines.misfit import misfit
 from dosimeter.interfaces import ActiveAttack, Attack, Exposure, Recovery
 from dosimeter.normalization import to_pixels
@@ -141,7 +142,8 @@ class Inputs(Surface[Reconstruction]):
         return replace(estimates[0], inputs=inputs, labels=labels)
 
     def details(self, found: Reconstruction, exposure: Exposure, truth: Batch) -> dict[str, Any]:
-        return {"objective": found.objective, "distance": found.distance, "restarts": list(found.restarts)}
+        counted = {"identifiability": said} if (said := counting_sentences(exposure)) else {}
+        return {"objective": found.objective, "distance": found.distance, "restarts": list(found.restarts)} | counted
 
     def misfit(self, found: Reconstruction, exposure: Exposure) -> float | None:
         if not found.inputs.isfinite().all():

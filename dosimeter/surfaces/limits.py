@@ -9,7 +9,7 @@ from typing import Any
 
 from dosimeter.registry import BOUNDS, METRICS
 from dosimeter.surfaces.judging import gravity
-from dosimeter.surfaces.surface import Surface
+from dosimeter.surfaces.surface import Surface, surface_named
 from dosimeter.types import Record
 
 CEILING = "ceiling"  # what a record holds by metric under this name of its details
@@ -31,6 +31,7 @@ class Limits:
     theorem: bool  # False: the ceiling is an estimate
     assumptions: tuple[str, ...] = ()
     refusals: tuple[str, ...] = ()  # why no ceiling is known
+    bits: tuple[float, ...] = ()  # that the update tells of each sample, as if it were linear
 
     @property
     def gap(self) -> float | None:
@@ -56,7 +57,7 @@ class Limits:
     @property
     def tells(self) -> bool:
         """Whether the limits say more than the scores alone: the question is closed, or a bound is known or was refused."""
-        return self.closed or bool(self.bound or self.refusals)
+        return self.closed or bool(self.bound) or any(why != surface_named(self.surface).without_ceiling for why in self.refusals)
 
     @property
     def mean_shown(self) -> float | None:
@@ -103,7 +104,8 @@ def limits_of(surface: Surface[Any], records: Sequence[Record]) -> Limits | None
         bound=str(facts.get("bound", "")) if known else "",
         theorem=bool(facts.get("proved")),
         assumptions=tuple(map(str, facts.get("assumptions") or [])) if known else (),
-        refusals=() if known else _refusals(telling, metric),
+        refusals=() if known else _refusals(telling, metric) or tuple(filter(None, [surface.without_ceiling])),
+        bits=_bits(facts, len(shown)),
     )
 
 
@@ -161,6 +163,11 @@ def _bound_facts(record: Record, metric: str) -> dict[str, Any]:
     bounds = held.get("bounds") if isinstance(held, dict) else None
     facts = bounds.get(metric) if isinstance(bounds, dict) else None
     return facts if isinstance(facts, dict) else {}
+
+
+def _bits(facts: dict[str, Any], count: int) -> tuple[float, ...]:
+    bits = [_finite(value) for value in facts.get("bits") or []] if isinstance(facts.get("bits"), list) else []
+    return tuple(value for value in bits if value is not None) if len(bits) == count and None not in bits else ()
 
 
 def _refusals(records: Sequence[Record], metric: str) -> tuple[str, ...]:

@@ -50,6 +50,7 @@ class Maps(Surface[MapEstimate]):
     if_leaked = "The server can compute what a layer of the model saw of single private samples, position by position."
     if_not_shown = "What was tried here came no closer to the private activation maps than its nulls. That is no proof of safety."
     null_words: ClassVar = SAMPLE_NULLS | {"zero": ("zero", "maps of zeros, which need no knowledge at all")}
+    without_ceiling = "the bounds on inputs limit no single function of an input, which noise may leave whole"
     share_words = "the share with less than half of every null’s error"
 
     def score(self, found: MapEstimate, comparison: Comparison) -> Scores:

@@ -65,6 +65,7 @@ class Surface(ABC, Generic[Estimate]):
     if_impossible: ClassVar[str] = (
         "A proof shows that no method can tell this batch from random ones. Another setting may open this surface again."
     )
+    without_ceiling: ClassVar[str] = ""  # why no bound on it is known, where none is
     null_words: ClassVar[Mapping[str, tuple[str, str]]]  # null -> its name on the page, and what it means
     share_words: ClassVar[str]  # what the share of a grid cell is, after "of <surface>"
     beaten_words: ClassVar[str] = "beats every null"  # what marks a sample in plots and pictures

@@ -42,6 +42,7 @@ class Targets(Surface[TargetEstimate]):
     if_leaked = "Whoever runs the server reads private values of single samples off one update."
     if_not_shown = "What was tried here came no closer to the private values than its nulls. That is no proof of safety."
     null_words: ClassVar = SAMPLE_NULLS | {"zero": ("zero", "a target of zero, which needs no knowledge at all")}
+    without_ceiling = "no bound on targets that are numbers is built in"
     share_words = "the share with less than half of every null’s error"
 
     def check_reads(self, method: Recovery, public: Public) -> None:

@@ -56,6 +56,7 @@ class Tokens(Surface[TokenEstimate]):
         "unigram": ("common words", "tokens drawn by how common each one is in texts that the server already had, many times over"),
         "foreign": ("foreign gradient", "the same method fed another client’s update: what it invents by itself"),
     }
+    without_ceiling = "no bound on sets of tokens is built in; behind differential privacy, membership of one text has one"
     share_words = "how far recovery is from guessing to perfect"
     counting_words = "Tokens count as leaked if some are certified, or if the set of them is closer to the truth than guessing explains."
 

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import dosimeter as dm
-from dosimeter.engines.identifiability import identifiability
+from dosimeter.engines.identifiability import counting_sentences, identifiability
 
 
 def exposed(size: int, classes: int = 10, features: int = 32, **options):
@@ -68,3 +68,14 @@ def test_the_head_alone_says_the_same_of_the_batch(options):
     whole, head = identifiability(exposed(5, **options)), identifiability(exposed(5, **options), inner=False)
     assert (head.batch_size, head.separable, head.sentence) == (whole.batch_size, whole.separable, whole.sentence)
     assert head.layers == tuple(layer for layer in whole.layers if layer.kind == "head")
+
+
+def test_equations_are_counted_against_unknowns():
+    enough, alone = counting_sentences(exposed(2))  # 16 × 32 + 32 + 32 × 10 + 10 numbers for 2 × 16 pixels
+    assert (
+        enough == "the update has 874 numbers for 32 unknown ones of 2 inputs: enough for every unknown, which promises nothing by itself"
+    )
+    assert alone.startswith("3 of 4 parameters have enough numbers alone; the largest, 1.weight, has 512")
+    (few,) = counting_sentences(exposed(200))
+    assert "too few by 2,326: without a prior" in few
+    assert counting_sentences(exposed(2, declare_batch_size=False)) == []

@@ -60,14 +60,8 @@ def test_spans_claim_nothing_where_a_samples_own_gradient_is_not_what_it_adds(la
 def test_spans_claim_nothing_of_a_sum_and_refuse_batch_norm_in_train_mode():
     candidates = _candidates()
     summed = dm.observe(_built(_net()), _first(candidates, 4), loss=nn.CrossEntropyLoss(reduction="sum"))
-    found = None
-    try:
-        found = dm.test_membership(summed, candidates, "spans")
-    except dm.Refused as refusal:
-        assert "mean over samples" in str(refusal)
-    if found is not None:  # a loss that the client's training turned into a mean
-        assert not found.excluded[:4].any()
-        assert not found.members[4:].any()
+    with pytest.raises(dm.Refused, match="mean over samples"):
+        dm.test_membership(summed, candidates, "spans")
     normed = _built(_net(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))).train()
     with pytest.raises(dm.Refused, match="spans needs a gradient of each sample"):
         dm.test_membership(dm.observe(normed, _first(candidates, 4)), candidates, "spans")

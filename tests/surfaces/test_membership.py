@@ -133,5 +133,7 @@ def test_a_received_update_without_truth_has_no_members_to_score(setting):
     (record,) = dm.audit(exposure=exposure, membership=["spans"], **OTHERS).records
     assert record.verdict == "not attempted"
     assert "dm.test_membership" in record.reason
-    found = dm.test_membership(exposure, dm.Batch(torch.cat((batch.inputs, auxiliary.inputs)), torch.cat((batch.targets, auxiliary.targets))))
+    found = dm.test_membership(
+        exposure, dm.Batch(torch.cat((batch.inputs, auxiliary.inputs)), torch.cat((batch.targets, auxiliary.targets)))
+    )
     assert found.members.tolist() == [True] * 4 + [False] * 120

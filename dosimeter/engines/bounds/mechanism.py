@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from torch import Tensor, nn
 
 from dosimeter.client.checks import check_batch, check_model, defense_list
-from dosimeter.client.losses import CrossEntropy
+from dosimeter.client.observe import loss_for
 from dosimeter.client.training import FedSGD
 from dosimeter.engines.subspace.spectrum import rounding_unit
 from dosimeter.interfaces import Client, Defense, Loss, Mechanism, Training
 from dosimeter.network.copies import deep_copy
 from dosimeter.randomness import generator
-from dosimeter.registry import DEFENSES, LOSSES, TRAININGS
-from dosimeter.types import Batch, Normalization, Refused
+from dosimeter.registry import DEFENSES, TRAININGS
+from dosimeter.types import Batch, Normalization, Refused, Update
+
+LARGEST_REPETITION_ERROR = 1e-2  # relative, of the same update computed twice; rounding stays far below
 
 
 def mechanism_of(
@@ -25,7 +27,7 @@ def mechanism_of(
     *,
     training: Training | str | None = None,
     defenses: Sequence[Defense | str] = (),
-    loss: Loss | str | None = None,
+    loss: Loss | nn.Module | Callable[..., Tensor] | str | None = None,
     normalization: Normalization | None = None,
     auxiliary: Batch | None = None,
     seed: int = 0,
@@ -36,7 +38,7 @@ def mechanism_of(
     be continuous.
     """
     check_model(model)
-    loss = LOSSES.resolve(loss or CrossEntropy())
+    loss = loss_for(deep_copy(model), batch, loss)
     check_batch(deep_copy(model), batch, "batch", loss)
     _refuse_randomness(model)
     client = Client(model=deep_copy(model), batch=batch, training=TRAININGS.resolve(training or FedSGD()), loss=loss)
@@ -53,15 +55,17 @@ def mechanism_of(
             break
         transforms += client.outgoing[before:]
         previous = defense if defense.side == "update" else previous
-    sent = client.training(deep_copy(client.model), batch.inputs, batch.targets, client.loss)
+    sent, again = (client.training(deep_copy(client.model), client.batch.inputs, client.batch.targets, client.loss) for _ in range(2))
+    _refuse_random_updates(sent, again)
     for transform in transforms:
         sent = transform(sent)
-    floors = {name: noisy.noise_floor(change, len(batch.inputs)) if noisy else _rounding(change) for name, change in sent.items()}
+    noise = {name: noisy.noise_floor(change, len(batch.inputs)) if noisy else 0.0 for name, change in sent.items()}
+    floors = {name: noise[name] or _rounding(change) for name, change in sent.items()}  # a layer without noise is rounded all the same
     return Mechanism(
         client=replace(client, outgoing=()),
         transforms=tuple(transforms),
         floors={name: floor for name, floor in floors.items() if floor > 0},
-        declared=noisy is not None,
+        declared=noisy is not None and all(floor > 0 for floor in noise.values()),
         noise_multipliers=multipliers,
         normalization=normalization or Normalization(),
         auxiliary=auxiliary,
@@ -84,3 +88,10 @@ def _refuse_randomness(model: nn.Module) -> None:
     for name, module in model.named_modules():
         if isinstance(module, nn.modules.dropout._DropoutNd) and module.training and module.p > 0:
             raise Refused(f"no ceiling is known for dropout in train mode ({name!r}), whose masks are random")
+
+
+def _refuse_random_updates(sent: Update, again: Update) -> None:
+    """Refuse a client whose update of the same batch is another one each time, beyond rounding."""
+    for name, change in sent.items():
+        if float((change - again[name]).double().norm()) > LARGEST_REPETITION_ERROR * float(change.double().norm()):
+            raise Refused(f"no ceiling is known for an update that is drawn at random before the noise ({name!r} differs each time)")
