@@ -27,6 +27,7 @@ MOST_UNKNOWNS = 6000  # positions of one class
 INVERSE_STEPS = 12  # of the power iterations for the condition
 DEAD = 1e-12  # of the largest column: positions that no slope reaches
 BALANCED = 1e-5  # sum of a class's slopes, relative to their norm, below which they sum to zero
+LEAST = 1e-2  # over the least entry of a channel, in units of all entries' deviation, up to which a rectifier's zeros begin
 FLOOR_SHARE = 16  # one entry in so many, and four at least, must be a rectifier's zeros to show where zero is
 
 
@@ -212,12 +213,17 @@ def _centred(matrix: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _floor(maps: Tensor) -> tuple[Tensor, float]:
-    """Where zero is in each channel of (n, C): the middle of the narrowest range with enough entries; and the widest of these ranges."""
+    """Where zero is in each channel of (n, C), and the widest of the ranges of entries that show it.
+
+    A rectifier's zeros are the narrowest range with enough entries among the least. Narrower ranges elsewhere are chance.
+    """
     count = max(4, len(maps) // FLOOR_SHARE)
     if len(maps) < count:
         return maps.new_zeros(maps.shape[1]), torch.inf
     ordered = maps.sort(0).values
-    widths = ordered[count - 1 :] - ordered[: len(maps) - count + 1]
+    starts = ordered[: len(maps) - count + 1]
+    least = starts - ordered[0] <= LEAST * maps.std()
+    widths = torch.where(least, ordered[count - 1 :] - starts, torch.inf)
     first = widths.argmin(0)
     chosen = first + torch.arange(count, device=maps.device)[:, None]
     return ordered.gather(0, chosen).mean(0), float(widths.amin(0).max() / maps.std())

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import dosimeter as dm
-from dosimeter.engines.downward.equations import solve_input
+from dosimeter.engines.downward.equations import _floor, solve_input
 from dosimeter.engines.downward.layers import Layer, find_layers
 from dosimeter.engines.downward.slopes import Backward, Gate
 from dosimeter.engines.downward.walk import KnownMap, walk_down
@@ -114,3 +114,14 @@ def test_a_map_without_zeros_does_not_show_it() -> None:
     inputs = 1 + torch.rand(4, 5, 6, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     layer, slopes = balanced(inputs)
     assert solve_input([layer], {1: slopes}, (4, 5, 6, 6), rectified=True).floor_spread > 1e-2
+
+
+def test_zero_is_among_the_least_entries() -> None:
+    """Four entries that chance brought closer together than the noise of the zeros do not show zero."""
+    generator = torch.Generator().manual_seed(0)
+    maps = 0.2 + torch.rand(64, 1, generator=generator, dtype=torch.float64)
+    maps[:8] = 1e-6 * torch.randn(8, 1, generator=generator, dtype=torch.float64)
+    maps[20:24] = 0.5
+    floor, spread = _floor(maps - 3)
+    assert abs(float(floor) + 3) < 3e-6
+    assert spread < 1e-4
