@@ -5,6 +5,9 @@ converge fast where the maps determine the inputs. Each step solves (JᵀJ + dam
 and Jᵀ alone. Samples do not meet in eval mode, and each has its own step lengths and damping (Levenberg 1944; Marquardt 1963). Behind
 batch norm in train mode they do, and the batch is one problem.
 
+Far from the inputs, rectifiers are soft (`softening`), as soft as the maps are off. Conjugate gradients have the spectrum of pictures as
+their preconditioner: the first products find the coarse shapes.
+
 A norm behind the first convolution makes the inputs' own direction flat: a multiple of them leads to the same maps, up to the ε of the
 norm. Near the end, steps are stretched along it by as much as the maps change less there than elsewhere.
 """
@@ -13,24 +16,29 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from dosimeter.engines.downward.norms import Freedom
+from dosimeter.engines.downward.softening import SOFTNESS, soften
+from dosimeter.engines.downward.tangents import Tangents
 from dosimeter.engines.downward.walk import KnownMap
+from dosimeter.engines.downward.waves import picture_spectrum
 from dosimeter.network.tape import Tape
 from dosimeter.progress import advance
 
 FIRST_DAMPING = 1e-4
 DAMPING_DOWN, DAMPING_UP = 1 / 3, 4.0
-INEXACT = 1e-3  # squared share of the right side at which conjugate gradients stop
+INEXACT = (1e-3, 3e-2)  # squared share of the right side at which conjugate gradients stop: near the end, and far from it
 SMALL_STEP = 3e-5  # root mean square, as a share of the range, below which a sample is done
 SMALL_LOSS = 1e-12  # of the maps' squared norm
 LARGEST_STRETCH = 1e5
 NEAR = 1e-5  # of the maps' squared norm, below which steps are stretched
 ROUGHNESS = 1e-2  # of the smoothed total variation, as a share of the range
+SOFT = 0.6  # softness of the rectifiers, in units of the maps' relative error
+HARD = 0.02  # softness below which they are hard
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,9 +58,19 @@ class MapTargets:
     tensors: Mapping[str, Tensor]  # in the precision of the passes
     maps: Sequence[KnownMap]
 
+    @property
+    def values(self) -> list[int]:
+        return [one.value for one in self.maps]
+
+    def softened(self, softness: Tensor) -> MapTargets:
+        """The same with soft rectifiers, softness (B,)."""
+        if not bool(softness.any()):
+            return self
+        return replace(self, tape=soften(self.tape), tensors={**self.tensors, SOFTNESS: softness})
+
     def residuals(self, inputs: Tensor) -> Tensor:
         """(B, *shape) -> (B, entries of all maps)"""
-        return self.compare(self.tape.run({0: inputs}, self.tensors, [one.value for one in self.maps]))
+        return self.compare(self.tape.run({0: inputs}, self.tensors, self.values))
 
     def compare(self, reached: Sequence[Tensor]) -> Tensor:
         """What the inputs lead to, one tensor a map -> (B, entries of all maps)"""
@@ -63,7 +81,7 @@ class MapTargets:
             if one.freedom is None:
                 parts.append((found - wanted) / _norm(wanted, "sample"))
             else:  # only the direction of the map is known
-                even = len(wanted) ** 0.5 if one.freedom == "batch" else 1.0
+                even = _even(one.freedom, wanted)
                 parts.append(even * (found / _norm(found, one.freedom) - wanted / _norm(wanted, one.freedom)))
         return torch.cat(parts, 1)
 
@@ -79,7 +97,7 @@ def narrowest(tape: Tape, known: Sequence[KnownMap], head: int) -> list[KnownMap
 
 
 def invert(
-    residuals: Callable[[Tensor], Tensor],
+    targets: MapTargets,
     start: Tensor,
     bounds: tuple[Tensor, Tensor],
     *,
@@ -89,17 +107,20 @@ def invert(
     joint: bool = False,
     seconds: float | None = None,
 ) -> Inversion:
-    """Inputs within bounds whose residuals (B, m) vanish; `products` by the Gauss-Newton matrix a step at most.
+    """Inputs within bounds that lead to the maps; `products` by the Gauss-Newton matrix a step at most.
 
     `variation` weighs smoothed total variation at the first step. Its weight falls with the residuals' squared norm.
     """
     low, high = (bound.expand_as(start) for bound in bounds)
     width = (high - low).amax()
     here, damping = start, torch.full((len(start),), FIRST_DAMPING, dtype=start.dtype, device=start.device)
+    softness = torch.ones_like(damping)
+    smoothing = _spectral(start)
     began, first, step = time.monotonic(), None, 0
     losses = torch.full((len(start),), torch.inf)
     for step in range(1, steps + 1):
-        linear = _Linear.at(residuals, here)
+        softened = targets.softened(softness)
+        linear = _Linear(softened, here)
         losses = _total(linear.value, linear.value, joint)
         first = losses if first is None else first
         smooth = _Smoothness.at(here, variation * losses / first, ROUGHNESS * width)
@@ -111,14 +132,16 @@ def invert(
                 lambda way, linear=linear, smooth=smooth, free=free, damping=damping, stretch=stretch: (
                     stretch(free * (linear.transposed(linear(stretch(way))) + smooth(stretch(way)))) + _wide(damping, way) * way
                 ),
+                lambda way, free=free: free * smoothing(free * way),
                 stretch(-slope * free),
+                losses.clamp(*INEXACT),
                 products,
                 joint,
             )
         )
         moved = torch.minimum(torch.maximum(here + move, low), high)
         with torch.no_grad():
-            after = residuals(moved)
+            after = softened.residuals(moved)
         reached = _total(after, after, joint)
         better = reached + smooth.height(moved, joint) < losses + smooth.height(here, joint)
         length = (moved - here).flatten(1).square().mean(1).sqrt() / width
@@ -126,36 +149,50 @@ def invert(
         losses = torch.where(better, reached, losses)
         damping = torch.where(better, damping * DAMPING_DOWN, damping * DAMPING_UP)
         advance(step, steps, f"maps' misfit {float(losses.max()):.2g}")
-        done = (losses < SMALL_LOSS) | (length < SMALL_STEP)
+        done = (softness == 0) & ((losses < SMALL_LOSS) | (length < SMALL_STEP))
+        left = torch.where(_wide(better, after), after, linear.value).square().sum(1) / len(targets.maps)
+        softness = _harder(softness, left.sqrt(), better)
         if bool(done.all()) or (seconds is not None and time.monotonic() - began > seconds):
             break
     return Inversion(inputs=here, losses=losses, steps=step)
 
 
+def _harder(softness: Tensor, misfits: Tensor, better: Tensor) -> Tensor:
+    """As soft as a share of a sample's misfit (B,), and never softer than before; half as soft where a step failed."""
+    wanted = torch.minimum(torch.where(better, softness, softness / 2), SOFT * misfits.to(softness))
+    return torch.where(wanted < HARD, 0.0, wanted)
+
+
 class _Linear:
-    """The residuals near one point: their value, and products by their Jacobian J and its transpose.
+    """The residuals near one point: their value, and products by their Jacobian J and its transpose."""
 
-    J v is the derivative of ⟨Jᵀu, v⟩ by u, so that both products reuse one graph.
-    """
-
-    def __init__(self, inputs: Tensor, value: Tensor, weights: Tensor, back: Tensor) -> None:
-        self._inputs, self._value, self._weights, self._back = inputs, value, weights, back
-        self.value = value.detach()
-
-    @classmethod
-    def at(cls, residuals: Callable[[Tensor], Tensor], inputs: Tensor) -> _Linear:
-        with torch.enable_grad():
-            inputs = inputs.detach().requires_grad_()
-            value = residuals(inputs)
-            weights = torch.zeros_like(value, requires_grad=True)
-            (back,) = torch.autograd.grad(value, inputs, weights, create_graph=True)
-        return cls(inputs, value, weights, back)
+    def __init__(self, targets: MapTargets, inputs: Tensor) -> None:
+        self._targets, self._tangents = targets, Tangents(targets.tape, targets.tensors, inputs, targets.values)
+        self.value = targets.compare(self._tangents.values)
+        self._sizes = [one[0].numel() for one in self._tangents.values]
 
     def __call__(self, way: Tensor) -> Tensor:
-        return torch.autograd.grad(self._back, self._weights, way, retain_graph=True)[0]
+        return torch.cat(self._compared([one.flatten(1) for one in self._tangents.along(way)]), 1)
 
     def transposed(self, weights: Tensor) -> Tensor:
-        return torch.autograd.grad(self._value, self._inputs, weights, retain_graph=True)[0]
+        each = self._compared(weights.split(self._sizes, 1))
+        return self._tangents.back([one.view_as(like) for one, like in zip(each, self._tangents.values)])
+
+    def _compared(self, changes: Sequence[Tensor]) -> list[Tensor]:
+        """The derivative of `MapTargets.compare`, which is symmetric."""
+        parts = []
+        for one, reached, change in zip(self._targets.maps, self._tangents.values, changes):
+            known = one.known.flatten(1)
+            change = change * known
+            if one.freedom is None:
+                parts.append(change / _norm(torch.where(one.known, one.maps, 0).to(change).flatten(1), "sample"))
+                continue
+            found = reached.flatten(1) * known
+            size = _norm(found, one.freedom)
+            along = (found * change).sum(1, keepdim=True)
+            along = along.sum(0, keepdim=True) if one.freedom == "batch" else along
+            parts.append(_even(one.freedom, found) * (change - found * along / size**2) / size)
+        return parts
 
 
 class _Stretch:
@@ -214,21 +251,46 @@ def _norm(values: Tensor, of: Freedom) -> Tensor:
     return (squares if of == "sample" else squares.sum(0, keepdim=True)).clamp_min(torch.finfo(values.dtype).tiny).sqrt()
 
 
+def _even(freedom: Freedom, like: Tensor) -> float:
+    """The weight of a map whose factor is free, so that a batch counts as much as its samples one by one."""
+    return len(like) ** 0.5 if freedom == "batch" else 1.0
+
+
 def _differences(inputs: Tensor) -> tuple[Tensor, Tensor]:
     return inputs[:, :, 1:] - inputs[:, :, :-1], inputs[:, :, :, 1:] - inputs[:, :, :, :-1]
 
 
-def _conjugate_gradients(matrix: Callable[[Tensor], Tensor], right: Tensor, most: int, joint: bool) -> Tensor:
-    found, left, way = torch.zeros_like(right), right, right
-    size = first = _total(right, right, joint)
+def _spectral(like: Tensor) -> Callable[[Tensor], Tensor]:
+    """Multiplies each wave of a picture by the size that it has in pictures; inputs without a grid stay as they are."""
+    if like.ndim != 4:
+        return lambda way: way
+    sides = like.shape[2:]
+    sizes = picture_spectrum(*sides).to(like)
+    return lambda way: torch.fft.irfft2(torch.fft.rfft2(way) * sizes, s=sides)
+
+
+def _conjugate_gradients(
+    matrix: Callable[[Tensor], Tensor],
+    precondition: Callable[[Tensor], Tensor],
+    right: Tensor,
+    inexact: Tensor,
+    most: int,
+    joint: bool,
+) -> Tensor:
+    """The solution up to an `inexact` share (B,) of the right side's square."""
+    tiny = torch.finfo(right.dtype).tiny
+    found, left = torch.zeros_like(right), right
+    way = precondition(left)
+    size = first = _total(left, way, joint)
     for _ in range(most):
         product = matrix(way)
-        length = size / _total(way, product, joint).clamp_min(torch.finfo(size.dtype).tiny)
+        length = size / _total(way, product, joint).clamp_min(tiny)
         found, left = found + _wide(length, way) * way, left - _wide(length, way) * product
-        after = _total(left, left, joint)
-        way = left + _wide(after / size.clamp_min(torch.finfo(size.dtype).tiny), way) * way
+        better = precondition(left)
+        after = _total(left, better, joint)
+        way = better + _wide(after / size.clamp_min(tiny), way) * way
         size = after
-        if bool((size <= INEXACT * first).all()):
+        if bool((size <= inexact * first).all()):
             break
     return found
 

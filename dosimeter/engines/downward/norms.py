@@ -74,7 +74,7 @@ def replace_norms(tape: Tape, outputs: Sequence[int]) -> Tape:
     for output in outputs:
         old = tape.operation(output)
         arguments = (Value(old.sources[0]), *(Named(name) for name in affine_names(output)))
-        operations[output - 1] = replace(old, function=_multiply_and_add, arguments=arguments, options={})
+        operations[output - 1] = replace(old, function=multiply_and_add, arguments=arguments, options={})
     return replace(tape, operations=tuple(operations))
 
 
@@ -82,7 +82,7 @@ def affine_names(output: int) -> tuple[str, str]:
     return f"scale of value {output}", f"shift of value {output}"
 
 
-def _multiply_and_add(maps: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+def multiply_and_add(maps: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
     wide = (1, -1, *([1] * (maps.ndim - 2)))
     return maps * scale.reshape(wide) + shift.reshape(wide)
 

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 import torch
 from torch import Generator, Tensor
 
+from dosimeter.engines.downward.decoding import decode
 from dosimeter.engines.downward.equations import read_slopes
 from dosimeter.engines.downward.inversion import Inversion, MapTargets, invert, narrowest
 from dosimeter.engines.downward.layers import Layer, as_grid, find_layers
-from dosimeter.engines.downward.norms import keeps_statistics
+from dosimeter.engines.downward.norms import fix_norms, keeps_statistics
 from dosimeter.engines.downward.slopes import Backward, Gate
-from dosimeter.engines.downward.statistics import start_in_train_mode
 from dosimeter.engines.downward.walk import LARGEST_MISFIT, KnownMap, Walk, walk_down
 from dosimeter.engines.shifts.convolutions import ConvolutionLayer, find_convolutions
 from dosimeter.engines.shifts.layout import NoLayout
@@ -95,26 +95,20 @@ def draw(
     seconds: float | None = None,
 ) -> Inversion:
     """The inputs whose maps are those of the descent."""
-    tape = descent.tape
-    targets = MapTargets(tape=tape, tensors=tensors_of(exposure.model), maps=narrowest(tape, descent.known, descent.head))
+    tape, tensors = fix_norms(descent.tape, tensors_of(exposure.model))
+    targets = MapTargets(tape=tape, tensors=tensors, maps=narrowest(tape, descent.known, descent.head))
     like = next(exposure.model.parameters())
     noise = torch.randn(tape.inputs, generator=rng, device=rng.device, dtype=like.dtype).to(like)
-    start = from_pixels((0.5 + START_SPREAD * noise).clamp(0, 1), exposure.public.normalization)
-    bounds = input_bounds(exposure.public.normalization, start)
-    together = _samples_meet(targets, start)
-    if together:
-        seconds = None if seconds is None else seconds / 2
-        start = start_in_train_mode(
-            targets, start, bounds, exposure.public.normalization, rng, steps=steps, products=products, seconds=seconds
-        )
+    grey = from_pixels((0.5 + START_SPREAD * noise).clamp(0, 1), exposure.public.normalization)
+    guess = decode(targets, tape.inputs[1:], exposure.public.normalization, rng)
     return invert(
-        targets.residuals,
-        start,
-        bounds,
+        targets,
+        grey if guess is None else guess,
+        input_bounds(exposure.public.normalization, grey),
         steps=steps,
         products=products,
         variation=variation,
-        joint=together,
+        joint=_samples_meet(targets, grey),
         seconds=seconds,
     )
 

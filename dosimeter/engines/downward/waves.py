@@ -29,9 +29,7 @@ class Waves:
     def of(cls, shape: tuple[int, ...], low: Tensor, high: Tensor) -> Waves:
         if len(shape) != 4:
             return cls(shape=shape, low=low, high=high, sizes=None)
-        down, right = torch.fft.fftfreq(shape[2])[:, None], torch.fft.rfftfreq(shape[3])[None]
-        sizes = 1 / (down.square() + right.square()).sqrt().clamp_min(1 / max(shape[2:]))
-        return cls(shape=shape, low=low, high=high, sizes=(sizes / sizes.square().mean().sqrt()).to(low))
+        return cls(shape=shape, low=low, high=high, sizes=picture_spectrum(*shape[2:]).to(low))
 
     def faint(self, rng: Generator) -> Tensor:
         """Unknowns of a grey batch with a little of each wave."""
@@ -55,3 +53,10 @@ class Waves:
         if self.sizes is None:
             return flat.flatten(1)
         return torch.view_as_real(torch.fft.rfft2(flat, norm="ortho") / self.sizes).flatten(1)
+
+
+def picture_spectrum(height: int, width: int) -> Tensor:
+    """How large each wave (H, W // 2 + 1) is in pictures, 1 / f."""
+    down, right = torch.fft.fftfreq(height)[:, None], torch.fft.rfftfreq(width)[None]
+    sizes = 1 / (down.square() + right.square()).sqrt().clamp_min(1 / max(height, width))
+    return sizes / sizes.square().mean().sqrt()
