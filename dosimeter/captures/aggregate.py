@@ -10,15 +10,29 @@ from torch import Tensor
 
 from dosimeter.captures.capture import Capture, Facts
 from dosimeter.client.training import FedSGD
+from dosimeter.registry import DEFENSES
 
-SHARED = ("kind", "before", "round", "training", "loss", "defenses", "input_shape", "normalization", "mode")  # of all clients alike
+# The facts of all clients alike.
+SHARED = (
+    "kind",
+    "before",
+    "round",
+    "training",
+    "loss",
+    "defenses",
+    "privacy",
+    "input_shape",
+    "normalization",
+    "mode",
+)  # of all clients alike
 
 
 def aggregate(captures: Sequence[Capture]) -> Capture:
     """The mean of several clients' updates of one round, weighted by their numbers of samples, as FedAvg's server has it.
 
     McMahan et al., AISTATS 2017: Algorithm 1. Bonawitz et al., CCS 2017, hide the single updates and show their sum. Clients with different
-    facts, or with different numbers of steps, have no common unit and are refused.
+    facts, or with different numbers of steps, have no common unit and are refused. What defenses did to each update, such as clipping by
+    a factor of its own, is no such defense of the mean: it is declared as `unmodelled`, and nothing is proved.
     """
     if len(captures) < 2 or not all(isinstance(one, Capture) for one in captures):
         raise ValueError(f"captures: expected those of at least two clients, got {len(captures)}")
@@ -37,7 +51,11 @@ def aggregate(captures: Sequence[Capture]) -> Capture:
     shares = [size / sum(sizes) for size in sizes]
     update = {name: _mean([one.update[name] for one in captures], shares) for name in first.update}
     known = {each.name: getattr(first, each.name) for each in fields(Facts)}
+    alone = first.privacy is not None and first.privacy.declared(1.0)
+    if alone or any(defense.side == "update" for defense in first.defenses):
+        known["defenses"] = (*first.defenses, DEFENSES.build("unmodelled"))
     together = {
+        "privacy": None,  # of a single client
         "client": "+".join(one.client for one in captures)[:128],
         "clients": len(captures),
         "sizes": sizes,

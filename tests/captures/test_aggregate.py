@@ -88,3 +88,14 @@ def test_different_numbers_of_steps_have_no_common_unit(classifier, batches):
     uneven = dm.FedAvg(learning_rate=0.1, mini_batch=2)
     with pytest.raises(ValueError, match=r"clients took \[1, 2\] steps"):
         dm.aggregate([replace(sent_by(classifier, one, "x"), training=uneven) for one in batches])
+
+
+def test_what_clients_did_alone_is_no_defense_of_the_mean():
+    """Each client clips by a factor of its own, so that the mean is no clipped gradient."""
+    clipping = dm.defense("clipping", max_norm=0.1)
+    facts = {"kind": "gradient", "training": dm.FedSGD(), "batch_size": 2}
+    clipped = [dm.Capture(update={"w": torch.ones(3)}, defenses=(clipping,), client=name, **facts) for name in "ab"]
+    assert [defense.name for defense in dm.aggregate(clipped).defenses] == ["clipping", "unmodelled"]
+    setting = dm.privacy("flower_local_dp", clipping_norm=1.0, sensitivity=2.0, epsilon=0.5, delta=1e-5)
+    noisy = dm.aggregate([dm.Capture(update={"w": torch.ones(3)}, privacy=setting, client=name, **facts) for name in "ab"])
+    assert ([defense.name for defense in noisy.defenses], noisy.privacy) == (["unmodelled"], None)
