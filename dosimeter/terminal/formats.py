@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 from xml.etree import ElementTree
 
 from dosimeter.report.findings import findings, headline
@@ -62,7 +63,7 @@ def junit(result: Audit, checks: Sequence[Check], report: Path, source: str) -> 
 
 def sarif(result: Audit, checks: Sequence[Check], report: Path, source: str) -> str:
     """One result a leaked surface and one a condition that is met or was not measured; all point to the file that was audited."""
-    place = {"physicalLocation": {"artifactLocation": {"uri": source}, "region": {"startLine": 1}}}
+    place = {"physicalLocation": {"artifactLocation": {"uri": quote(source)}, "region": {"startLine": 1}}}
     gated = any(one.failure for one in checks)
     leaked = [verdict for verdict in result.verdicts if verdict.verdict in LEAKS]
     rules = [

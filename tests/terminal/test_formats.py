@@ -35,7 +35,7 @@ CONDITIONS = ["inputs.psnr.median > 20", "inputs.psnr.median > 40", "labels.verd
 
 def written(name: str) -> str:
     checks = check([parse_condition(text) for text in CONDITIONS], RESULT.records)
-    return FORMATS[name](RESULT, checks, Path("out/report.html"), "audit.toml")
+    return FORMATS[name](RESULT, checks, Path("out/report.html"), "my audit.toml")
 
 
 def test_junit_has_a_failure_an_error_and_a_pass():
@@ -54,7 +54,7 @@ def test_sarif_points_to_the_file_and_has_a_rule_for_every_result():
     assert {one["ruleId"] for one in run["results"]} == rules
     levels = {one["ruleId"]: one["level"] for one in run["results"]}
     assert levels == {"leaked/inputs": "warning", f"gate/{CONDITIONS[0]}": "error", "gate/labels.verdict == leaked": "error"}
-    assert all(one["locations"][0]["physicalLocation"]["artifactLocation"]["uri"] == "audit.toml" for one in run["results"])
+    assert all(one["locations"][0]["physicalLocation"]["artifactLocation"]["uri"] == "my%20audit.toml" for one in run["results"])
 
 
 def test_markdown_has_verdicts_gate_and_cuts():
