@@ -6,7 +6,7 @@ import base64
 import binascii
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from dosimeter.report.findings import LEAK_STATES, Finding
@@ -17,6 +17,7 @@ from dosimeter.surfaces.surface import Surface, surface_named
 from dosimeter.types import Outcome, Record
 
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+PAIR = ("private", "recovered")
 MOST_SHOWN = 4  # pieces of evidence of a surface at the top of the page
 
 
@@ -43,7 +44,14 @@ class Piece:
     @property
     def pair(self) -> list[Shown]:
         """Private and recovered, without the nulls."""
-        return [thing for thing in self.shown if thing.name in ("private", "recovered")]
+        return [thing for thing in self.shown if thing.name in PAIR]
+
+    def without_nulls(self) -> Piece:
+        """A table with the columns private and recovered alone."""
+        kept = [at for at, name in enumerate(self.columns) if name in PAIR]
+        return replace(
+            self, columns=[self.columns[at] for at in kept], rows=[(row, [values[at] for at in kept]) for row, values in self.rows]
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +86,7 @@ def _exhibit(finding: Finding, records: Sequence[Record]) -> Exhibit | None:
     per_sample = telling.evidence[0].get("sample") is not None or len(pieces) > 1
     most = "what leaked most" if finding.state in LEAK_STATES else "what came closest"
     note = f"{most} of {scored} samples" if telling.metrics else f"the first of {scored} samples"
-    return Exhibit(finding=finding, pieces=[pieces[i] for i in worst], note=note if per_sample and scored > 1 else "")
+    return Exhibit(finding=finding, pieces=[pieces[i].without_nulls() for i in worst], note=note if per_sample and scored > 1 else "")
 
 
 def _rank(i: int, record: Record) -> float:

@@ -17,7 +17,7 @@ from dosimeter.metrics.map_error import MapError
 from dosimeter.numbers import significant
 from dosimeter.registry import MAPS
 from dosimeter.surfaces.layer_inputs import LARGEST_CERTIFIED_ERROR, beats_nulls, can_refute, judge_errors, may_leak, reader_of, score_layer
-from dosimeter.surfaces.pictures import MOST_PICTURES, png, score_of
+from dosimeter.surfaces.pictures import MOST_PICTURES, png, score_of, strips
 from dosimeter.surfaces.scores import SAMPLE_NULLS, Comparison, Scores, Values, in_truths_order, keep_finite
 from dosimeter.surfaces.surface import SURFACES, Surface
 from dosimeter.surfaces.verdicts import Verdict
@@ -223,9 +223,15 @@ def false_certificates(found: MapEstimate, true: Tensor, assignment: Tensor) -> 
 
 
 def _show_map(recovered: Tensor | None, true: Tensor | None, sample: int, score: float | None = None) -> Evidence:
-    """The channels with the largest entries, true and recovered, on the true scale; without the truth, on their own."""
+    """The channels with the largest entries, true and recovered, on the true scale; without the truth, on their own.
+
+    One number a channel is drawn as a strip, as features are.
+    """
     scale = true if true is not None else recovered
     assert scale is not None
+    if scale[0].numel() == 1:  # one number a channel, as linear layers receive
+        known, drawn = strips([true, recovered]) if true is not None else (None, *strips([recovered]))
+        return Evidence(kind="tiles", private=known, recovered=drawn, sample=sample, score=score)
     channels = scale.flatten(1).amax(1).topk(min(SHOWN_CHANNELS, len(scale))).indices
     brightest = scale[channels].amax((1, 2), keepdim=True).clamp(min=torch.finfo(scale.dtype).tiny)
 

@@ -93,3 +93,12 @@ def test_the_gravest_verdict_is_the_headline_and_the_others_follow(single_settin
     assert first == "Labels, features and inputs leaked."
     assert others.endswith("maps not measured.") or others == "Maps not measured."
     assert headline(found) == f"{first[:-1]}; {others[0].lower()}{others[1:]}"
+
+
+def test_the_top_of_the_page_shows_private_beside_recovered_and_the_details_the_nulls_too(make_record):
+    table = {"kind": "table", "private": {"age": "31"}, "recovered": {"age": "30"}, "nulls": {"foreign": {"age": "52"}}, "sample": 0}
+    record = make_record("inputs", "dlg", metrics={"psnr": [30.0]}, nulls={"foreign": {"psnr": [9.0]}}, evidence=[table])
+    (exhibit,) = exhibits(findings([record]), [record])
+    assert exhibit.pieces[0].columns == ["private", "recovered"]
+    assert exhibit.pieces[0].rows == [("age", ["31", "30"])]
+    assert pieces_of(record)[0].rows == [("age", ["31", "30", "52"])]

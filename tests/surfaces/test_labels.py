@@ -230,3 +230,20 @@ def test_several_labels_a_sample_are_counted_and_soft_ones_are_taken():
     assert dm.score(found, dm.Batch(inputs, torch.tensor([[0.9, 0.1, 0.0], [0.2, 0.8, 0.0]])))["insacc"][0] == 1
     assert has_one_label(torch.tensor([2, 0]))
     assert not has_one_label(torch.tensor([[1.0], [1.0]]))
+
+
+def test_every_label_recovery_of_a_text_is_scored_without_a_crash():
+    class Bag(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.words, self.head = torch.nn.Embedding(50, 8), torch.nn.Linear(8, 4)
+
+        def forward(self, ids):
+            return self.head(torch.tanh(self.words(ids)).mean(1))
+
+    torch.manual_seed(0)
+    batch = dm.Batch(torch.randint(0, 50, (2, 6)), torch.tensor([1, 3]))
+    report = dm.audit(Bag().eval(), batch, features=[], maps=[], tokens=[], attacks=[], ceilings=False, progress=None)
+    assert [(record.method, record.reason) for record in report.records if record.outcome == "crashed"] == []
+    (ilrg,) = (record for record in report.records if record.method == "ilrg")
+    assert -1 <= ilrg.details["probability_cosine"] <= 1
