@@ -50,6 +50,7 @@ def kinds(data: Path | None) -> list[Kind]:
         _kind("a black image", partial(small, change="black")),
         _kind("an image twice", partial(small, change="twice")),
         _kind("an image nearly twice", partial(small, change="nearly twice"), breaks="smallest batch"),
+        _kind("signed activations, an image twice", partial(small, activation=nn.SiLU, change="twice")),
         _kind("too many samples", partial(small, crowded=True)),
         _kind("declared one too many", partial(misdeclared, 1), breaks="batch size"),
         _kind("declared one too few", partial(misdeclared, -1), breaks="batch size"),

@@ -8,7 +8,7 @@ batch norm in train mode ties the samples together, all are solved for at once (
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -144,7 +144,12 @@ class _Problem:
 
 
 def _proved_features(exposure: Exposure, samples: int, seed: int) -> tuple[Tensor, Tensor] | None:
-    """The head's features (B, H) and their error bars (B,), where every sample is certified, else None."""
+    """The head's features (B, H) and their error bars (B,), where every sample is certified, else None.
+
+    The layer's spectrum has told the number of samples, which the head takes as declared. Samples that merged into one would share a
+    weight that no equal shares fit, or be as many in each.
+    """
+    exposure = replace(exposure, public=replace(exposure.public, batch_size=samples))
     try:
         head = find_head(exposure)
         if head.weight_gradient is None:

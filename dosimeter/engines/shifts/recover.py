@@ -19,7 +19,7 @@ from dosimeter.engines.shifts.joining import find_trunk, join, pair
 from dosimeter.engines.shifts.judging import LARGEST_MISFIT, LARGEST_NOISE_SHARE, MISFIT_SLACK, LayerMaps, error_bars, judge
 from dosimeter.engines.shifts.layout import Layout, NoLayout, Rank, read_layout, read_rank
 from dosimeter.engines.shifts.scales import find_scales, slopes_of
-from dosimeter.engines.shifts.unmixing import NEGATIVE_NOISES, one_sample, unmix
+from dosimeter.engines.shifts.unmixing import NEGATIVE_NOISES, Samples, one_sample, unmix
 from dosimeter.engines.subspace.distortion import distortion_of
 from dosimeter.engines.subspace.spectrum import noise_edge, rounding_unit
 from dosimeter.engines.weight_rounding import rounding_of_weights
@@ -235,13 +235,26 @@ def recover_layer(exposure: Exposure, layer: ConvolutionLayer, *, batch_size: in
     mixtures, errors = layout.maps.flatten(1), layout.disagreement.flatten(1)
     samples = unmix(mixtures, errors, seed) if layer.non_negative else one_sample(mixtures)
     if len(samples.mixing) < len(mixtures):
-        raise NoLayout(f"{len(samples.mixing)} of {len(mixtures)} samples come out of the mixture, and the rest leaves them undetermined")
+        raise NoLayout(
+            f"{len(samples.mixing)} of {len(mixtures)} samples come out of the mixture, and the rest leaves them undetermined"
+            + _why_doubtful(samples)
+        )
     maps = (samples.mixing @ mixtures).reshape(layout.maps.shape)
     errors = (samples.mixing @ errors).reshape(layout.maps.shape)
     if layer.non_negative:
         noise = errors.square().mean((1, 2), keepdim=True).sqrt()
         maps = torch.where(maps > ZERO_NOISES * noise, maps, 0)
     return _scaled(exposure, layer, layout, maps, errors, samples.errors, samples.certain, batch_size=batch_size)
+
+
+def _why_doubtful(samples: Samples) -> str:
+    """Samples that hardly differ are zero in the same entries, and few of these tell one from a mixture."""
+    if samples.doubtful is None:
+        return ""
+    witnesses, wanted = samples.doubtful
+    return (
+        f": {witnesses} zeros beyond the noise tell the next one from its mixtures, and a proof takes {wanted:.0f}, so alike are the maps"
+    )
 
 
 def _scaled(

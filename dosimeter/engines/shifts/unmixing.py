@@ -41,6 +41,7 @@ class Samples:
     witnesses: Tensor  # (m,) zeros that fix the direction where it is weakest
     certain: Tensor  # (m,) bool: enough of both, and nowhere negative
     errors: Tensor  # (m,) of each direction where it is weakest, relative
+    doubtful: tuple[int, float] | None = None  # witnesses of the clearest direction that was left out for too few, and how many it takes
 
 
 def unmix(mixtures: Tensor, errors: Tensor, seed: int = 0) -> Samples:
@@ -49,7 +50,8 @@ def unmix(mixtures: Tensor, errors: Tensor, seed: int = 0) -> Samples:
     orthonormal, triangle = np.linalg.qr(mixtures.cpu().numpy().T)  # (entries, B), (B, B)
     back = np.linalg.inv(triangle / np.sqrt(entries))  # (B, B)
     mixed = _Mixed(rows=orthonormal * np.sqrt(entries), errors=errors.cpu().numpy().T @ back)
-    directions = [np.sign(mixed.rows.sum(0))] if samples == 1 else _Search(mixed, np.random.default_rng(seed)).edges()
+    search = None if samples == 1 else _Search(mixed, np.random.default_rng(seed))
+    directions = [np.sign(mixed.rows.sum(0))] if search is None else search.edges()
     found = [mixed.describe(direction) for direction in directions]
     return Samples(
         mixing=torch.from_numpy(np.array(directions).reshape(-1, samples) @ back.T).to(mixtures),
@@ -57,6 +59,7 @@ def unmix(mixtures: Tensor, errors: Tensor, seed: int = 0) -> Samples:
         witnesses=torch.tensor([one.witnesses for one in found], dtype=torch.int64),
         certain=torch.tensor([one.certain for one in found], dtype=torch.bool),
         errors=torch.tensor([one.error for one in found], dtype=torch.float64),
+        doubtful=None if search is None or search.doubtful is None else (search.doubtful.witnesses, search.doubtful.wanted),
     )
 
 
@@ -75,6 +78,7 @@ class _Direction:
     witnesses: int  # zeros that speak where the others say least
     certain: bool
     error: float = 0.0  # by which the direction may be off there, relative
+    wanted: float = 0.0  # witnesses that it takes; 0 where more of them would not help
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,14 +107,15 @@ class _Mixed:
         witnesses = int((says & (away < TIGHT_NOISES)).sum())
         beside = int((says & (away >= TIGHT_NOISES) & (away < ZERO_NOISES)).sum()) * TIGHT_NOISES / (ZERO_NOISES - TIGHT_NOISES)
         speaking = int((np.linalg.norm(zero, axis=1) > VISIBLE_NOISES * noise).sum())
-        enough = speaking >= LEAST_ZEROS * samples and witnesses >= samples + LEAST_WITNESSES + CHANCE_SLACK * beside
-        enough = enough and not self._hinges(zero @ vectors[:, 1:], noise)
+        wanted, many = samples + LEAST_WITNESSES + CHANCE_SLACK * beside, speaking >= LEAST_ZEROS * samples
+        enough = many and witnesses >= wanted and not self._hinges(zero @ vectors[:, 1:], noise)
         near = says & (away < ZERO_NOISES)
         weights = _weights(heights[near], noise)  # as they held the direction in place
         leaning = (
             np.sqrt(np.sum(weights * heights[near] ** 2) / np.sum(weights * (self.rows[near] @ weakest) ** 2)) if near.any() else np.inf
         )
-        return _Direction(zeros=speaking, witnesses=witnesses, certain=fair and enough, error=ERROR_SLACK * float(leaning))
+        wanted = wanted if fair and many and witnesses < wanted else 0.0
+        return _Direction(zeros=speaking, witnesses=witnesses, certain=fair and enough, error=ERROR_SLACK * float(leaning), wanted=wanted)
 
     def _hinges(self, zero: Array, noise: float) -> bool:
         """Whether single zeros (k, B − 1) hold the direction in place, as those do that an edge between samples meets by being an edge.
@@ -143,6 +148,7 @@ class _Search:
 
     def __init__(self, mixed: _Mixed, rng: np.random.Generator) -> None:
         self.mixed, self.rng = mixed, rng
+        self.doubtful: _Direction | None = None
         middle = mixed.rows.mean(0)
         self.noise = mixed.noise(middle / np.linalg.norm(middle))
         size = np.linalg.norm(mixed.rows, axis=1)
@@ -165,8 +171,11 @@ class _Search:
             if start is None:
                 continue
             direction = self.mixed.sharpen(start)
-            if self.mixed.describe(direction).certain and all(abs(direction @ other) < 1 - 1e-6 for other in found):
+            told = self.mixed.describe(direction)
+            if told.certain and all(abs(direction @ other) < 1 - 1e-6 for other in found):
                 found.append(direction)
+            elif told.wanted and (self.doubtful is None or told.witnesses > self.doubtful.witnesses):
+                self.doubtful = told
         return found
 
     def _new_edge(self, found: list[Array]) -> Array | None:
