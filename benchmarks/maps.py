@@ -30,6 +30,7 @@ from torch import nn
 import dosimeter as dm
 from dosimeter.network.probing import input_of
 from dosimeter.normalization import from_pixels
+from dosimeter.registry import DEFENSES
 
 BATCH_SIZES, CHANNELS, SIDES = (2, 4, 8, 16, 28), (72, 144, 288, 512), (2, 3, 5, 7)
 GROWTHS = {
@@ -43,9 +44,9 @@ DEFENSES_TRIED: dict[str, list[dict[str, Any]]] = {
     "gaussian_noise": [{"std": 10.0**power} for power in (-7, -6, -5, -4)],
     "pruning": [{"ratio": ratio} for ratio in (0.1, 0.5, 0.9)],
     "quantisation": [{"bits": bits} for bits in (24, 16, 8)],
+    "laplace_noise": [{"scale": 10.0**power} for power in (-7, -6)],
     "clipping": [{"max_norm": 0.05}, {"max_norm": 0.05, "mode": "layer"}],
     "dpsgd": [{"max_norm": 1.0, "noise_multiplier": 0.01}, {"max_norm": 1.0, "noise_multiplier": 1e-4}],
-    "soteria": [{"ratio": 0.5}],
 }
 
 
@@ -165,7 +166,10 @@ def _switched_off(options: argparse.Namespace, normalised: bool, samples: int, l
 
 
 def defenses(options: argparse.Namespace) -> dict[str, Any]:
-    """A net of 64 channels on a grid of 3 by 3, batches of 4: samples certified, recovered to 1e-2, and the median error."""
+    """A net of 64 channels on a grid of 3 by 3, batches of 4: samples certified, recovered to 1e-2, and the median error.
+
+    The price is the median change of the update by the defense, as a share of the update's norm.
+    """
     settings = {
         "no norm": {},
         "batch norm, eval": {"norm": "batch"},
@@ -178,17 +182,20 @@ def defenses(options: argparse.Namespace) -> dict[str, Any]:
         "FedAvg, two local steps of 1e-4": {"training": dm.FedAvg(steps=2, learning_rate=1e-4)},
         "FedAvg, two local steps of .01": {"training": dm.FedAvg(steps=2, learning_rate=0.01)},
     }
-    for name, strengths in DEFENSES_TRIED.items():
+    for name in sorted(DEFENSES):
+        strengths = [*DEFENSES_TRIED.get(name, []), *getattr(DEFENSES.entry(name), "strengths", ())]
         settings |= {f"`{name}`, {_spelt(one)}": {"defenses": (dm.defense(name, **one),)} for one in strengths}
+    settings = {name: setting for name, setting in settings.items() if options.only in name}
     table: dict[str, Any] = {}
-    print("| setting | certified | within 1e-2 | of | median error |\n|---|---|---|---|---|")
+    print("| setting | certified | within 1e-2 | of | median error | change of the update |\n|---|---|---|---|---|---|")
     for name, setting in settings.items():
         draws = [_behind(options.seed + draw, **setting) for draw in range(4 * options.draws)]
         certified, near, of = (sum(one[index] for one in draws) for index in range(3))
         errors = sorted(error for one in draws for error in one[3])
         middle = f"{statistics.median(errors):.1e}" if errors else "–"
-        table[name] = {"certified": certified, "near": near, "of": of, "median": middle}
-        print(f"| {name} | {certified} | {near} | {of} | {middle} |", flush=True)
+        change = f"{statistics.median(one[4] for one in draws):.1e}" if "defenses" in setting else "–"
+        table[name] = {"certified": certified, "near": near, "of": of, "median": middle, "change": change}
+        print(f"| {name} | {certified} | {near} | {of} | {middle} | {change} |", flush=True)
     return table
 
 
@@ -198,7 +205,7 @@ def _spelt(options: dict[str, Any]) -> str:
 
 def _behind(
     seed: int, *, norm: str = "none", train: bool = False, activation: type[nn.Module] = nn.ReLU, samples: int = 4, **options: Any
-) -> tuple[int, int, int, list[float]]:
+) -> tuple[int, int, int, list[float], float]:
     torch.manual_seed(seed)
 
     def block(inputs: int, stride: int) -> list[nn.Module]:
@@ -208,15 +215,24 @@ def _behind(
     body = [*block(1, 2), *block(64, 1), *block(64, 1)]
     model = nn.Sequential(*body, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10)).train(train)
     inputs = torch.nn.functional.interpolate(torch.rand(samples, 1, 4, 4), (6, 6), mode="bilinear")
-    exposure = dm.observe(model, dm.Batch(inputs, torch.randint(0, 10, (samples,))), seed=seed, **options)
+    batch = dm.Batch(inputs, torch.randint(0, 10, (samples,)))
+    exposure = dm.observe(model, batch, seed=seed, **options)
+    change = _change(dm.observe(model, batch, seed=seed).update, exposure.update) if "defenses" in options else 0.0
     try:
         found = dm.recover_maps(exposure, seed=seed)
     except dm.Refused:
-        return 0, 0, samples, []
-    truth = input_of(model, found.layer, inputs).double().flatten(1)
+        return 0, 0, samples, [], change
+    truth = input_of(exposure.model, found.layer, inputs).double().flatten(1)
     distance, partner = torch.cdist(found.maps.flatten(1), truth).min(1)
     error = distance / truth.norm(dim=1)[partner]
-    return int(found.certified.sum()), int((error < 1e-2).sum()), samples, error.tolist()
+    return int(found.certified.sum()), int((error < 1e-2).sum()), samples, error.tolist(), change
+
+
+def _change(before: dict[str, torch.Tensor], after: dict[str, torch.Tensor]) -> float:
+    """‖after − before‖ / ‖before‖ over the parameters that both have in one shape."""
+    both = [name for name in before if name in after and before[name].shape == after[name].shape]
+    size, off = (torch.stack([part.norm() for part in parts]).norm() for parts in zip(*((before[n], after[n] - before[n]) for n in both)))
+    return float(off / size)
 
 
 def main() -> None:
@@ -225,6 +241,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--draws", type=int, default=2, help="of each size")
     parser.add_argument("--data", type=Path, help="folder of the shared data")
+    parser.add_argument("--only", default="", help="defenses: settings whose name holds this")
     parser.add_argument("--out", type=Path, help="the table as JSON")
     options = parser.parse_args()
     table = {"growth": growth, "linear": linear, "spear": spear, "defenses": defenses}[options.what](options)

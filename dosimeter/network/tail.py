@@ -52,7 +52,8 @@ def find_tail(model: nn.Module, layer: str, wanted: str, probes: Tensor) -> Tail
     parameters = {name: parameter.detach().double() for name, parameter in model.named_parameters()}
     buffers = {name: _in_double(buffer) for name, buffer in model.named_buffers()}
     probes = probes.double()
-    record = _Record(parameters[f"{layer}.weight" if layer else "weight"])
+    pads = getattr(model.get_submodule(layer), "padding_mode", "zeros") != "zeros"
+    record = _Record(parameters[f"{layer}.weight" if layer else "weight"], pads=pads)
     tensors = parameters | {name: buffer.clone() for name, buffer in buffers.items()}
     with torch.no_grad(), record:
         forward(model, tensors, probes)
@@ -74,19 +75,29 @@ def _placeholder(value: Any) -> Any:
 
 
 class _Record(TorchFunctionMode):
-    """Counts operations and finds the one that gives what a layer with this weight receives."""
+    """Counts operations and finds the one that gives what a layer with this weight receives.
 
-    def __init__(self, weight: Tensor) -> None:
+    A layer that `pads` calls an operation for it, before its own.
+    """
+
+    def __init__(self, weight: Tensor, *, pads: bool) -> None:
         super().__init__()
-        self.weight, self.returned, self.maps = weight, [], None
+        self.weight, self.pads, self.maps = weight, pads, None
+        self.returned: list[Any] = []
+        self.firsts: list[Any] = []  # what each operation got first
 
     def __torch_function__(self, function: Callable[..., Any], types: Any, arguments: Sequence[Any] = (), options: Any = None) -> Any:
         if self.maps is None and len(arguments) > 1 and arguments[1] is self.weight:
-            given = [index for index, value in enumerate(self.returned) if value is arguments[0]]
-            self.maps = given[-1] if given else None
+            given = self._position(arguments[0])
+            self.maps = self._position(self.firsts[given]) if self.pads and given is not None else given
         value = function(*arguments, **(options or {}))
         self.returned.append(value)
+        self.firsts.append(arguments[0] if arguments else None)
         return value
+
+    def _position(self, wanted: Any) -> int | None:
+        given = [index for index, value in enumerate(self.returned) if value is wanted]
+        return given[-1] if given else None
 
 
 class _Replay(TorchFunctionMode):

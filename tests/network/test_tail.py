@@ -36,3 +36,16 @@ def test_an_activation_in_place_and_a_first_layer():
     whole = find_tail(model, "0", "4", torch.zeros_like(inputs))
     assert whole is not None
     assert torch.allclose(whole(inputs), input_of(model, "4", inputs))
+
+
+@pytest.mark.parametrize("mode", ["reflect", "replicate", "circular"])
+def test_a_layer_that_pads_by_an_operation_of_its_own_receives_what_is_not_padded_yet(mode):
+    padding = nn.Conv2d(4, 4, 3, padding=1, padding_mode=mode)
+    explicit = (nn.ReplicationPad2d(1), nn.Conv2d(4, 4, 3))
+    for read, place in (([padding], "2"), (explicit, "3")):
+        model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), *read, nn.ReLU(), nn.Flatten(), nn.Linear(144, 2)).double()
+        inputs = torch.rand(2, 1, 8, 8, dtype=torch.float64)
+        head = str(len(model) - 1)
+        tail = find_tail(model, place, head, torch.zeros_like(inputs))
+        assert tail is not None
+        assert torch.allclose(tail(input_of(model, place, inputs)), input_of(model, head, inputs))
