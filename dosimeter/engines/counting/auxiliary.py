@@ -11,6 +11,7 @@ from torch import Generator, Tensor
 
 from dosimeter.interfaces import Exposure, Loss
 from dosimeter.network.head import Head
+from dosimeter.network.operations import forward_flops
 from dosimeter.network.received import received_by
 from dosimeter.network.token_inputs import random_texts
 from dosimeter.normalization import from_pixels
@@ -19,7 +20,8 @@ from dosimeter.types import Refused
 Source = Literal["available", "auxiliary", "dummy"]
 """"available" means auxiliary samples where the threat model grants them, else dummies."""
 
-DUMMIES = 256  # random samples where there are no auxiliary ones
+DUMMIES, FEWEST_DUMMIES = 256, 32  # random samples where there are no auxiliary ones
+DUMMY_FLOPS = 3e11  # of all their passes; a model that takes more for one sees fewer of them
 CHUNK = 2**22  # logits held at once
 
 
@@ -96,5 +98,13 @@ def _data(exposure: Exposure, source: Source, rng: Generator) -> tuple[Any, Tens
     if exposure.public.blank is not None:
         return random_texts(exposure.model, exposure.public.blank, DUMMIES, rng), None
     parameter = next(exposure.model.parameters())
-    pixels = torch.rand((DUMMIES, *exposure.public.input_shape), generator=rng, device=rng.device)
+    pixels = torch.rand((_dummies(exposure), *exposure.public.input_shape), generator=rng, device=rng.device)
     return from_pixels(pixels, exposure.public.normalization).to(parameter), None
+
+
+def _dummies(exposure: Exposure) -> int:
+    """How many random samples go through the model: as many as the operations allow, and no fewer than the client's batch."""
+    parameter = next(exposure.model.parameters())
+    flops = forward_flops(exposure.model, parameter.new_zeros(1, *exposure.public.input_shape))
+    allowed = int(DUMMY_FLOPS / flops) if flops else DUMMIES
+    return max(min(DUMMIES, allowed), FEWEST_DUMMIES, min(DUMMIES, exposure.public.batch_size or 1))

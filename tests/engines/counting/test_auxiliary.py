@@ -10,6 +10,7 @@ from dosimeter.engines.counting import auxiliary
 from dosimeter.engines.counting.auxiliary import DUMMIES, Reference, class_gradients, logits_in_chunks, reference_at
 from dosimeter.network import received
 from dosimeter.network.head import Head, find_head
+from dosimeter.network.operations import forward_flops
 
 
 @pytest.fixture
@@ -33,6 +34,14 @@ def test_without_auxiliary_data_there_are_dummies_or_a_refusal(exposure, rng):
         assert reference.labels is None
     with pytest.raises(dm.Refused, match="auxiliary data are not granted"):
         reference_at(bare, "5", "auxiliary", rng)
+
+
+def test_a_model_of_many_operations_sees_fewer_dummies_but_a_batch_at_least(exposure, rng, monkeypatch):
+    flops = forward_flops(exposure.model, torch.zeros(1, *exposure.public.input_shape))
+    for passes, batch_size, expected in ((100.5, 6, 100), (1, 6, auxiliary.FEWEST_DUMMIES), (1, 50, 50), (1, 10**6, DUMMIES)):
+        monkeypatch.setattr(auxiliary, "DUMMY_FLOPS", passes * flops)
+        bare = replace(exposure, auxiliary=None, public=replace(exposure.public, batch_size=batch_size))
+        assert len(reference_at(bare, "5", "dummy", rng).features) == expected
 
 
 def test_in_train_mode_the_pieces_have_the_clients_batch_size(normed_classifier, batch, rng):
