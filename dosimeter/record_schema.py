@@ -60,8 +60,16 @@ DETAILS: dict[str, Any] = {
     "unavailable": dict[str, str],
 }
 GUARANTEE: dict[str, Any] = {"epsilon": Number, "delta": Number, "unit": str, "source": str}
-READING: dict[str, Any] = {"setting": str, "rounds": NonNegativeInt, "unit": str, "change": str, "against": str, "reason": str}
-READING |= dict.fromkeys(("stated", "proved", "shown", "delta", "found"), Number)
+READING: dict[str, Any] = {
+    "setting": str,
+    "rounds": NonNegativeInt,
+    "unit": str,
+    "change": str,
+    "against": str,
+    "reason": str,
+    "behind": bool,
+}
+READING |= {"reason": str, "behind": bool} | dict.fromkeys(("stated", "proved", "shown", "delta", "found"), Number)
 EVIDENCE: dict[str, Any] = field_types(Evidence)
 EXACT: dict[str, Any] = {"outcome": Outcome, "seconds": FiniteFloat}  # narrower than the type of the record's field
 

@@ -50,7 +50,7 @@ def _promise(reading: dict, shown: str) -> Promise:
         stated="none" if reading.get("stated") is None else significant(reading["stated"]),
         proved=(INFINITE if reading.get("proved") is None else significant(reading["proved"])) + delta,
         trial="–" if trial is None else f"≥ {significant(trial)}",
-        attacks=shown if against == SERVER else "–",
+        attacks="–" if against != SERVER else shown if reading.get("behind", True) else "not run behind it",
         reason=f"{reading.get('setting', '')}, {rounds} round{'s' if rounds != 1 else ''}: {reading.get('reason', '')}{left}",
     )
 

@@ -32,7 +32,7 @@ from dosimeter.runs.audit_ceilings import AuditCeilings
 from dosimeter.runs.audited_client import DataConfig, client_from
 from dosimeter.runs.choosing import Budget, choose_methods, resolve_methods
 from dosimeter.runs.devices import choose_device, model_on, to_device
-from dosimeter.runs.dp_guarantee import with_guarantee
+from dosimeter.runs.dp_guarantee import defenses_of, with_guarantee
 from dosimeter.runs.experiment import failure_record, run
 from dosimeter.runs.exposures import Expose, Exposures
 from dosimeter.runs.measurement import AuditedClient, Measurement, Protocol, key_of
@@ -179,6 +179,7 @@ def audit(
     resumes from there.
     With `ceilings`, each record of a surface with a known bound says what no attacker can exceed (`details["ceiling"]`).
     With `privacy`, what `dm.privacy` takes, the records and the report set the ε that was typed beside the ε that holds after `rounds`.
+    A simulated client without other defenses then sends its update behind it, where there is a model of it.
     `max_seconds` limits the whole audit: its attacks share the time, and `cuts` of the result says what was cut or left out.
     `device` is where the audit runs: by default a GPU where there is one, else where the model is. The caller's objects stay
     where they are. `progress` is called with every step; "auto" shows a bar in terminals and notebooks and logs lines elsewhere.
@@ -250,6 +251,7 @@ def run_suite(
     if suite.attack_labels == "given" and not client.has_truth:
         raise ValueError("attack_labels: 'given' needs the private labels, which are not at hand; choose 'recovered'")
     client = with_guarantee(client, suite.privacy, suite.rounds)
+    suite = replace(suite, defenses=defenses_of(suite.privacy, client, suite))
     timetable = Timetable(max_seconds)
     exposing = Exposures()
     exposure = exposing(client, suite, client.batch)  # a client that cannot be audited is refused here, before anything is written

@@ -51,6 +51,11 @@ class DefenseGrid(AuditConfig):
     federation: Federation = field(default_factory=Federation)
     largest_ceiling: FiniteFloat = 20.0  # PSNR of an input, in dB, that no attacker may exceed: the advice looks for such a defense
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.privacy is not None:
+            raise OptionError("privacy", "expected no grid of defenses beside it; audit behind the setting alone")
+
     def default_choice(self, surface: Surface[Any]) -> tuple[Recovery, ...]:
         if surface.optional and () in self.methods.values():
             return ()

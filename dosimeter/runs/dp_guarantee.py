@@ -7,16 +7,17 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from dosimeter.engines.privacy_trial import shown_epsilon
-from dosimeter.interfaces import PrivacySetting
+from dosimeter.interfaces import Defense, PrivacySetting
 from dosimeter.numbers import THIN, significant
 from dosimeter.options import PositiveInt, check_value, mismatch
 from dosimeter.randomness import generator
-from dosimeter.registry import privacy
-from dosimeter.runs.measurement import AuditedClient
-from dosimeter.types import PrivacyReading
+from dosimeter.registry import DEFENSES, privacy
+from dosimeter.runs.measurement import AuditedClient, Protocol
+from dosimeter.types import PrivacyReading, Refused
 
 TRIALS = 20_000
 INFINITE = "∞"
+UNMODELLED = "unmodelled"  # the defense of which there is no model
 HEADINGS = ("for", "stated ε", "proved ε", "shown ε")
 
 
@@ -104,4 +105,17 @@ def with_guarantee(client: AuditedClient, setting: PrivacySetting | None, rounds
     """The client, whose description holds what the setting states, what is proved and what a trial shows."""
     if setting is None or "privacy" in client.description:
         return client
-    return replace(client, description=client.description | {"privacy": dp_guarantee(setting, rounds=rounds).as_table()})
+    behind = client.received is not None or UNMODELLED not in (name for name, _ in setting.declared(1.0))
+    readings = [told | {"behind": behind} for told in dp_guarantee(setting, rounds=rounds).as_table()]
+    return replace(client, description=client.description | {"privacy": readings})
+
+
+def defenses_of(setting: PrivacySetting | None, client: AuditedClient, protocol: Protocol) -> tuple[Defense, ...]:
+    """The protocol's defenses; where a client is simulated without any, what the setting does to its update, as far as there is a model."""
+    if setting is None or client.received is not None or protocol.defenses:
+        return protocol.defenses
+    try:
+        unit = protocol.training.unit(len(client.batch.inputs))
+    except Refused:
+        unit = 1.0  # a gradient is sent
+    return tuple(DEFENSES.build(name, **options) for name, options in setting.declared(unit) if name != UNMODELLED)

@@ -38,6 +38,7 @@ def test_an_audit_sets_each_epsilon_beside_the_attacks(classifier, batch, tmp_pa
     client, sample = record.threat_model["privacy"]
     assert (client["stated"], client["rounds"], client["unit"], sample["unit"]) == (1.0, 3, "client", "sample")
     assert client["proved"] == setting.readings(3)[0].proved > 1
+    assert [one["name"] for one in record.threat_model["defenses"]] == ["clipping", "gaussian_noise"]
     page = report.save(tmp_path).read_text(encoding="utf-8")
     assert "The ε that was typed, and the ε that holds" in page
     again = dm.audit(classifier, batch, privacy=setting, rounds=3, out=tmp_path, **NONE)
@@ -96,4 +97,12 @@ def test_in_a_file(tmp_path, capsys):
     words += ["privacy=nvflare_svt", "privacy.parameters=1000", "--out", str(tmp_path)]
     assert main(["audit", *words]) == 0
     assert "ε of a client exchanged, against the server: stated 0.100" in capsys.readouterr().out
-    assert read_records(tmp_path)[0].threat_model["privacy"][0]["rounds"] == 2
+    (record,) = read_records(tmp_path)
+    reading = record.threat_model["privacy"][0]
+    assert (reading["rounds"], reading["behind"], record.threat_model["defenses"]) == (2, False, [])
+    assert "not run behind it" in (tmp_path / "report.html").read_text(encoding="utf-8")
+
+
+def test_a_grid_of_defenses_takes_no_setting(capsys):
+    assert main(["audit", "--defenses", "gaussian_noise", "privacy=nvflare_percentile"]) == 2
+    assert "privacy: expected no grid of defenses beside it" in capsys.readouterr().err
