@@ -150,7 +150,9 @@ def actions(kind: str, count: int, seed: int) -> Iterator[tuple[str, dict[str, b
         yield from file_inputs(count, seed, "" if kind == "files" else "capture")
         return
     from fuzz_calls import CALLS, command_line, run_command
+    from fuzz_inputs import small_records
 
+    small_records()  # an audit of its own makes them, before anything is watched
     for number in range(count):
         rng = random.Random(f"{kind} {seed} {number}")
         if kind == "commands":

@@ -29,6 +29,7 @@ from fuzz_inputs import (
     small_weights,
 )
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 METHOD_CRASHED = 3  # exit code of `run`
 QUESTIONS = (
@@ -369,7 +370,8 @@ def _preflight(rng: random.Random, _: Path) -> None:
 
     net = _net(rng)
     scale = rng.choice([0.0, 1e-3, 1e30, float("nan")])
-    update: Any = {name: torch.rand_like(tensor.float()) * scale for name, tensor in net.state_dict().items()}
+    known = {name: tensor for name, tensor in net.state_dict().items() if not is_lazy(tensor)}
+    update: Any = {name: torch.rand_like(tensor.float()) * scale for name, tensor in known.items()}
     update = rng.choice([update, update, update, {}, 3, dict(list(update.items())[:1])])
     options = {"kind": rng.choice(["weights", "gradient", "difference", "x"]), "input_shape": rng.choice([(3, 4, 4), None, "x", (-1,)])}
     options |= {"batch_size": rng.choice([None, 2, 0, "x"]), "training": rng.choice([None, dm.FedAvg(steps=2), "x"])}

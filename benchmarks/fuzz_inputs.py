@@ -465,6 +465,7 @@ def _records() -> bytes:
         return (Path(folder) / FILE_NAME).read_bytes()
 
 
+@cache
 def small_records() -> list[dict[str, bytes]]:
     return [{"records.jsonl": _records()}]
 

@@ -35,7 +35,7 @@ def write_capture(folder: str | Path, update: Tensors, *, before: Tensors | str 
     written once, however many clients got it. A kill loses no capture that was written, and leaves no half of one.
     """
     folder = Path(folder)
-    tensors = {str(name): _as_tensor(value) for name, value in update.items()}
+    tensors = _as_tensors(update, "update")
     if before is not None:
         facts["before"] = before if isinstance(before, str) else write_model(folder, before)
     capture = Capture(update=tensors, **facts)
@@ -77,7 +77,7 @@ def read_model(path: str | Path, capture: Capture) -> dict[str, Tensor] | None:
 def captures_in(folder: str | Path) -> list[Path]:
     """The captures of a folder by round, client and name."""
     found = [path for path in Path(folder).glob(f"round-*-client-*{SUFFIX}") if path.is_file()]
-    return sorted(found, key=lambda path: [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", path.name)])
+    return sorted(found, key=lambda path: [int(part) if at % 2 else part for at, part in enumerate(re.split(r"(\d+)", path.name))])
 
 
 def check_header(path: Path) -> dict[str, str]:
@@ -120,13 +120,19 @@ def _bytes_of(entry: Any, name: str, path: Path) -> int:
 
 def write_model(folder: str | Path, state: Tensors) -> str:
     """Write a model that was sent to clients, unless the folder has it. Returns its hash, for a capture's `before`."""
-    folder, state = Path(folder), {str(name): _as_tensor(value) for name, value in state.items()}
+    folder, state = Path(folder), _as_tensors(state, "before")
     name = hash_of(state)
     path = folder / _model_name(name)
     refuse_link(path)
     if not path.exists():
         write_tensors(path, state, durable=True)
     return name
+
+
+def _as_tensors(state: Tensors, name: str) -> dict[str, Tensor]:
+    if not isinstance(state, Mapping):
+        raise TypeError(f"{name}: expected tensors by name, as a state dict has them, got {type(state).__name__}")
+    return {str(key): _as_tensor(value) for key, value in state.items()}
 
 
 def _model_name(before: str) -> str:

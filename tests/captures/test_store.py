@@ -145,3 +145,18 @@ def test_a_folder_is_shown(tmp_path, capsys):
     ]
     assert main(["capture", "show", str(tmp_path)]) == 0
     assert "batch size: 8" in capsys.readouterr().out
+
+
+def test_what_is_no_state_dict_is_refused_in_a_sentence(tmp_path):
+    state = {"w": torch.zeros(2)}
+    with pytest.raises(TypeError, match="update: expected tensors by name"):
+        dm.write_capture(tmp_path, 3, kind="weights")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(TypeError, match="before: expected tensors by name"):
+        dm.write_capture(tmp_path, state, before=3, kind="weights")  # pyright: ignore[reportArgumentType]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_digits_of_other_scripts_in_names_are_sorted(tmp_path):
+    for name in ("round-1\u00b21-client-a-1", "round-11-client-a-1", "round-2-client-a-1"):
+        (tmp_path / f"{name}.safetensors").write_bytes(b"")
+    assert captures_in(tmp_path)[-1].name.startswith("round-11")
