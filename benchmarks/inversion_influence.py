@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from measured import write_measurement
 from torch import Tensor, nn
-from torch.func import functional_call, grad, jacrev
+from torch.func import functional_call, grad, jacfwd
 
 import dosimeter as dm
 from dosimeter.bounds.inversion_influence import InversionInfluence
@@ -25,7 +25,7 @@ from dosimeter.data.load import load_images
 from dosimeter.engines.bounds.mechanism import mechanism_of
 
 SIZES = (1e-5, 1e-4, 1e-3, 3e-3, 1e-2)  # of the noise
-DRAWS, ITERATIONS = 8, 30
+DRAWS, ITERATIONS = 6, 30
 WIDTHS = (80, 160)
 
 
@@ -59,7 +59,7 @@ def measure(sample: Tensor, label: Tensor, width: int, seed: int) -> list[list[f
 
         return torch.cat([change.flatten() for change in grad(loss)(parameters).values()])
 
-    jacobian, truth = jacrev(update), sample.flatten()
+    jacobian, truth = jacfwd(update), sample.flatten()
     information = jacobian(truth).T @ jacobian(truth)
     rows, rng = [], torch.Generator().manual_seed(seed)
     auxiliary = dm.Batch(torch.rand(40, *sample.shape, generator=rng).double(), torch.zeros(40, dtype=torch.int64))

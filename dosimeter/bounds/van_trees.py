@@ -11,7 +11,7 @@ from torch import Generator, nn
 from dosimeter.client.losses import BinaryCrossEntropy, CrossEntropy, SquaredError
 from dosimeter.engines.bounds.pixel_prior import PixelProblem
 from dosimeter.engines.bounds.remaining_error import EXTRA_PROBES, RemainingError
-from dosimeter.interfaces import Bound, Loss, Mechanism
+from dosimeter.interfaces import Bound, Client, Mechanism
 from dosimeter.options import PositiveInt
 from dosimeter.registry import BOUNDS
 from dosimeter.types import Ceiling, Refused
@@ -59,7 +59,7 @@ class VanTrees(Bound):
             surface=self.surface,
             metric=self.metric,
             values=torch.tensor([error.psnr() for error in found], dtype=torch.float64),
-            proved=not switches and _is_smooth(mechanism.client.model, mechanism.client.loss),
+            proved=not switches and _is_smooth(mechanism.client),
             assumptions=(
                 "Inputs are drawn from a Gaussian with the mean and covariance of the auxiliary samples.",
                 "The attacker knows the labels, the other samples and the noise.",
@@ -83,6 +83,11 @@ class VanTrees(Bound):
         return whole.less(max(half.squared - whole.squared, 0.0) * (self.points // 2) / (self.points - self.points // 2))
 
 
-def _is_smooth(model: nn.Module, loss: Loss) -> bool:
-    """Whether every layer and the loss are known smooth ones, and run one after another, so that nothing can hide a switch."""
-    return type(loss) in SMOOTH_LOSSES and all(type(module) in (nn.Sequential, *SMOOTH, *PLAIN) for module in model.modules())
+def _is_smooth(client: Client) -> bool:
+    """Whether the layers, the loss and the training are known smooth ones, and the layers run one after another.
+
+    So nothing can hide a switch. An optimiser that divides by the gradient's own size is nearly its sign.
+    """
+    if type(client.loss) not in SMOOTH_LOSSES or client.training.preconditioning():
+        return False
+    return all(type(module) in (nn.Sequential, *SMOOTH, *PLAIN) for module in client.model.modules())

@@ -1,5 +1,6 @@
 """Limits on every attacker: what each needs, how it moves with the noise, and what it refuses."""
 
+import itertools
 import math
 
 import pytest
@@ -8,6 +9,8 @@ from scipy.special import ndtr, ndtri
 from torch import nn
 
 import dosimeter as dm
+from dosimeter.bounds.van_trees import VanTrees
+from dosimeter.engines.bounds.label_chance import best_blind_agreement
 from dosimeter.engines.bounds.mechanism import mechanism_of
 from dosimeter.engines.bounds.pixel_prior import PixelProblem
 from dosimeter.registry import BOUNDS
@@ -184,3 +187,91 @@ def test_the_bits_of_a_linear_update_are_its_mutual_information(setting):
     )
     assert all(0 < low < high for low, high in zip(few, many))
     assert max(_found(dm.ceilings(model, batch, defenses=_noise(1e3), auxiliary=auxiliary), "hidden_directions").details["bits"]) < 1e-4
+
+
+class HiddenSwitch(nn.Module):
+    """A layer with parameters of its own and a switch that no module shows."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(64, 24) / 8)
+
+    def forward(self, x):
+        return torch.relu(x @ self.weight)
+
+
+class HiddenContainer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(64, 24)
+
+    def forward(self, x):
+        return self.inner(x).abs()
+
+
+@pytest.mark.parametrize(
+    ("layer", "loss", "proved"),
+    [
+        (nn.Linear(64, 24), None, True),
+        (nn.Linear(64, 24), nn.CrossEntropyLoss(), True),
+        (HiddenSwitch(), None, False),
+        (HiddenContainer(), None, False),
+        (nn.Linear(64, 24), lambda logits, targets: (logits - targets[:, None]).abs().mean(), False),
+    ],
+)
+def test_van_trees_is_proved_of_nothing_that_may_jump(setting, layer, loss, proved):
+    _, batch, auxiliary = setting
+    model = nn.Sequential(nn.Flatten(), layer, nn.Tanh(), nn.Linear(24, 10))
+    options = {"loss": loss, "defenses": _noise(0.05), "auxiliary": auxiliary, "bounds": [VanTrees(points=1)]}
+    assert dm.ceilings(model, batch, **options).found[0].proved is proved
+
+
+def test_noise_on_some_layers_hides_nothing_of_the_others(setting):
+    model, batch, auxiliary = setting
+    ceilings = dm.ceilings(
+        model, batch, auxiliary=auxiliary, defenses=(dm.defense("head_row_noise", std=0.5),), bounds=["van_trees", "hidden_directions"]
+    )
+    assert "needs noise" in ceilings.refused["van_trees"]
+    assert float(_found(ceilings, "hidden_directions").values.min()) > 60
+
+
+def test_an_update_that_is_drawn_at_random_has_no_ceiling(setting):
+    model, batch, auxiliary = setting
+    for defense in (dm.defense("dropout", rate=0.3), dm.defense("precode")):
+        found = dm.ceilings(model, batch, auxiliary=auxiliary, defenses=(defense, *_noise(0.05)))
+        assert not found.found
+        assert all("drawn at random" in reason for reason in found.refused.values())
+
+
+def test_the_labels_ceiling_is_the_chance_of_a_guess_moved_by_the_noise(setting):
+    """Of one sample InsAcc is success, so that the bound is that of reconstruction robustness with a class's chance."""
+    model, batch, _ = setting
+    one = dm.Batch(batch.inputs[:1], batch.targets[:1])
+    private = (dm.defense("dpsgd", max_norm=1.0, noise_multiplier=2.0),)
+    found = _found(dm.ceilings(model, one, defenses=private, bounds=["label_robustness"]), "label_robustness")
+    assert found.details["chance"] == pytest.approx(0.1)
+    assert found.values.tolist() == pytest.approx([float(ndtr(ndtri(0.1) + 1 / 2))])
+    two = _found(dm.ceilings(model, batch, defenses=private, bounds=["label_robustness"]), "label_robustness")
+    assert two.values.tolist() == pytest.approx([float(ndtr(ndtri(two.details["chance"]) + 2 / 2))] * 2)
+    soft = dm.Batch(batch.inputs, nn.functional.one_hot(batch.targets, 10).float())
+    assert "one class a sample" in dm.ceilings(model, soft, defenses=private, bounds=["label_robustness"]).refused["label_robustness"]
+
+
+@pytest.mark.parametrize("frequencies", [[0.5, 0.5], [0.7, 0.2, 0.1], [0.25] * 4])
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_no_guess_agrees_more_than_the_bound_on_blind_agreement(frequencies, size):
+    """Every guess of up to two labels too many, against all label batches, by brute force."""
+    classes = range(len(frequencies))
+    weights = {}
+    for labels in itertools.product(classes, repeat=size):
+        counts = tuple(labels.count(one) for one in classes)
+        weights[counts] = weights.get(counts, 0.0) + math.prod(frequencies[label] for label in labels)
+    best = 0.0
+    for guess in itertools.product(range(size + 3), repeat=len(frequencies)):
+        if 0 < sum(guess) <= size + 2:
+            agreement = sum(weight * sum(map(min, guess, counts)) / sum(map(max, guess, counts)) for counts, weight in weights.items())
+            best = max(best, agreement)
+    bound = best_blind_agreement(torch.tensor(frequencies, dtype=torch.float64), size)
+    assert best <= bound + 1e-12
+    if size == 1:
+        assert best == pytest.approx(bound)
