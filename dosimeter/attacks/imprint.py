@@ -172,6 +172,6 @@ def _blur(exposure: Exposure, layer: InsertedLayer) -> Blur:
     """What the client's rounding and its defenses may have changed. Nothing but levels is believed where a row's scale is unknown."""
     public = exposure.public
     errors = [row_errors(exposure.update[f"rows.{name}"], layer.rows.get_parameter(name), public) for name in ("weight", "bias")]
-    norm = math.hypot(*(float(one.norms.max()) for one in errors))
+    norms, entries = torch.hypot(*(one.norms for one in errors)), errors[0].entries + errors[1].entries  # (k,)
     unsure = takes_local_steps(public.training) or not quotients_keep_their_scale(public, exposure.update, LAYER_NAMES)
-    return Blur(norm=math.inf if unsure else norm, entry=sum(float(one.entries.max()) for one in errors))
+    return Blur(norms=torch.full_like(norms, math.inf) if unsure else norms, entries=entries)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from dosimeter.engines.bins.contents import SAME_SAMPLE, bin_gradients
+from dosimeter.engines.bins.contents import SAME_SAMPLE, bin_gradients, reach_of_bins
 from dosimeter.engines.bins.inserted_layer import LAYER_NAMES, InsertedLayer
 from dosimeter.engines.recursion.black_and_white import Rows, black_and_white, reach_of
 from dosimeter.engines.row_errors import quotients_keep_their_scale
@@ -22,16 +22,8 @@ def black_and_white_bins(exposure: Exposure, layer: InsertedLayer, found: Tensor
     gradients = tuple(sent[name].double() for name in ("rows.weight", "rows.bias"))
     reaches = tuple(reach_of(sent[name], public) for name in ("rows.weight", "rows.bias"))
     weight, bias = (torch.cat(pair) for pair in zip(gradients, bin_gradients(layer, *gradients), strict=True))
-    weight_reach, bias_reach = (torch.cat([reach, _of_bins(layer, reach)]) for reach in reaches)
+    weight_reach, bias_reach = (torch.cat([reach, reach_of_bins(layer, reach)]) for reach in reaches)
     rows = Rows(weight=weight, bias=bias, weight_reach=weight_reach, bias_reach=bias_reach)
     pictures = black_and_white(rows, public.input_shape, public.normalization)[1].to(found)
     known = torch.cdist(pictures, found) <= SAME_SAMPLE * pictures.norm(dim=1, keepdim=True)
     return pictures[~known.any(1)]
-
-
-def _of_bins(layer: InsertedLayer, reach: Tensor) -> Tensor:
-    """By how much the differences of neighbouring rows may be off, where the rows are off by `reach` (k, ...)."""
-    if layer.sparse:
-        return reach
-    ended = (torch.cat([part, torch.zeros_like(part[:1])]) for part in reach.split(layer.bins))
-    return torch.cat([part[:-1] + part[1:] for part in ended])

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dosimeter.engines.bins.inserted_layer import InsertedLayer
 from dosimeter.engines.bins.replay import Replayer
-from dosimeter.engines.bins.shared import null_vectors, possible_places, separate_shared_bins
+from dosimeter.engines.bins.shared import dependences, possible_places, separate_shared_bins
 from dosimeter.engines.recursion.levels import LARGEST_LEVEL, are_near_levels, are_single_pictures, have_few_levels, levels_are_visible
 from dosimeter.normalization import input_bounds
 from dosimeter.types import Normalization
@@ -18,7 +18,6 @@ from dosimeter.types import Normalization
 SAME_CONTENT = 2e-3  # relative difference up to which two bins hold the same sample
 CLAIM_MARGIN = 300.0  # times the rounding noise that a claimed sample must exceed: some 50 dB
 WEIGHT_ROUNDINGS = 3.0  # times the rounding noise that the weight of one sample may miss the model's; mixtures miss it by hundreds
-CLEAR_RANK = 30.0  # times the rounding noise that a direction of the contents must exceed to count
 SAME_SAMPLE = 0.01  # relative distance up to which two recovered samples are one
 EMPTY_BIN = 8.0  # times the rounding noise below which a bin counts as empty
 LEVEL_REACH = 0.5  # levels by which a defense may have moved a pixel: with more, another level is shown
@@ -27,13 +26,21 @@ RANGE_SLACK = 0.02  # of the pixel range: how far outside it a recovered pixel m
 
 @dataclass(frozen=True, kw_only=True)
 class Blur:
-    """By how much the client's rounding and its defenses may have changed a row's gradient."""
+    """By how much the client's rounding and its defenses may have changed each row's gradient, or what each bin holds."""
 
-    norm: float  # of the change of one row
-    entry: float  # of the change of one entry, at most
+    norms: Tensor  # (k,) of the change of one row, root mean square
+    entries: Tensor  # (k,) of the change of one entry, at most
 
+    def of_bins(self, layer: InsertedLayer) -> Blur:
+        """A bin is the difference of two rows."""
+        return Blur(norms=reach_of_bins(layer, self.norms.square()).sqrt(), entries=reach_of_bins(layer, self.entries))
 
-SHARP = Blur(norm=0.0, entry=0.0)
+    def at(self, places: Tensor) -> Blur:
+        return Blur(norms=self.norms[places], entries=self.entries[places])
+
+    def largest(self, count: int) -> Blur:
+        """The largest of all, for each of `count` contents that come of any bins."""
+        return Blur(norms=self.norms.amax().expand(count), entries=self.entries.amax().expand(count))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +61,7 @@ def decode_bins(
     normalization: Normalization,
     shape: tuple[int, ...],
     replay: Replayer | None,
-    blur: Blur = SHARP,
+    blur: Blur | None = None,
     samples: int | None = None,
 ) -> DecodedBins:
     """Read samples off the layer's gradient. A sample is claimed only if something besides its own bin confirms it.
@@ -105,12 +112,11 @@ class _Bins:
         bias_gradient: Tensor,
         normalization: Normalization,
         shape: tuple[int, ...],
-        blur: Blur,
+        blur: Blur | None,
         samples: int | None,
     ) -> None:
         self.samples = samples
-        self.layer, self.shape, self.normalization, self.blur = layer, shape, normalization, blur
-        self.agreement_counts = blur.norm < math.inf
+        self.layer, self.shape, self.normalization = layer, shape, normalization
         self.few_levels = False  # whether the pictures are seen to use few levels
         self.pictures = False  # whether any content is seen to lie on levels
         inner, outer = bin_gradients(layer, weight_gradient, bias_gradient)
@@ -119,10 +125,10 @@ class _Bins:
         sizes = torch.hypot(inner.norm(dim=1).double(), outer.double())  # a black sample shows in the bias alone
         occupied = (sizes > self.noise).nonzero().flatten()
         self.contents = torch.cat([inner[occupied].double(), outer[occupied, None].double()], 1)  # (m, d + 1)
-        self.null = null_vectors(self.contents, self.noise)
-        self.rank = (
-            int((torch.linalg.svdvals(self.contents) > CLEAR_RANK * self.noise).sum()) if len(self.contents) else 0
-        )  # at most the number of samples
+        sharp = torch.zeros_like(self.contents[:, 0])
+        self.blur = Blur(norms=sharp, entries=sharp) if blur is None else blur.of_bins(layer).at(occupied)  # (m,)
+        self.agreement_counts = not bool(self.blur.norms.isinf().any())
+        self.rank, self.null = dependences(self.contents, self.noise, math.sqrt(2) * float(self.blur.norms.norm()), samples)
         self.row_of = torch.full((sum(layer.bins),), -1, device=occupied.device)
         self.row_of[occupied] = torch.arange(len(occupied), device=occupied.device)
         starts = torch.tensor([0, *layer.bins], device=occupied.device).cumsum(0)
@@ -141,24 +147,26 @@ class _Bins:
     def confirm_lone_samples(self, replay: Replayer | None) -> tuple[Tensor, Tensor, Tensor]:
         """Contents (n, d + 1) that may be one sample each, their places (n, F), and which of them are confirmed (n,)."""
         rows, places = self._candidates()
-        contents = self.contents[rows]
-        confirmed = self._are_single_pictures(contents)
+        contents, blur = self.contents[rows], self.blur.at(rows)
+        confirmed = self._are_single_pictures(contents, blur)
         self.pictures |= bool(self._are_near_levels(contents).any())
         if not bool(confirmed.any()) and len(rows):
             alike = self._count_agreeing_functionals(rows, places) == places.shape[1] - 1
-            confirmed = alike & self._is_shared_by_none() & self._confirmable(contents)
+            confirmed = alike & self._is_shared_by_none() & self._confirmable(contents, blur)
             if replay is not None and not replay.labels_can_cancel():
                 if not replay.shares:
-                    self._calibrate(replay, contents, alike)
-                confirmed |= self._have_replayed_weights(contents, possible_places(self.null, places), replay)
+                    self._calibrate(replay, contents, blur, alike)
+                confirmed |= self._have_replayed_weights(contents, blur, possible_places(self.null, places), replay)
         return contents, places, confirmed
 
     def confirm_shared_samples(self, replay: Replayer | None) -> tuple[Tensor, Tensor, Tensor]:
         """The same of samples that share all their bins with others."""
         contents, places = self._separate_shared()
-        confirmed = self._are_single_pictures(contents)
+        blur = self.blur.largest(len(contents))
+        confirmed = self._are_single_pictures(contents, blur)
         if replay is not None and not replay.labels_can_cancel() and not bool(confirmed.any()):
-            confirmed = self._have_replayed_weights(contents, torch.zeros(len(contents), dtype=torch.bool, device=contents.device), replay)
+            unknown = torch.zeros(len(contents), dtype=torch.bool, device=contents.device)
+            confirmed = self._have_replayed_weights(contents, blur, unknown, replay)
         return contents, places, confirmed
 
     def subtract(self, contents: Tensor, places: Tensor) -> Tensor:
@@ -225,19 +233,20 @@ class _Bins:
         """
         return self.agreement_counts and self.samples is not None and self.rank >= self.samples
 
-    def _calibrate(self, replay: Replayer, contents: Tensor, alike: Tensor) -> None:
+    def _calibrate(self, replay: Replayer, contents: Tensor, blur: Blur, alike: Tensor) -> None:
         """Let the replay find its unknown share: in samples that are proved by their bins, which are `alike` (n,); or a size in any."""
-        chosen = self._are_clear(contents) & (alike | (replay.batch_size is None))
+        chosen = self._are_clear(contents, blur) & (alike | (replay.batch_size is None))
         if bool(chosen.any()) and (self._is_shared_by_none() or (self.agreement_counts and replay.batch_size is None)):
-            candidates = contents[chosen]
-            first = candidates[_are_first_copies(_quotients(candidates))]
-            replay.calibrate(_quotients(first), first[:, -1], self._rounding(first).clamp_min(replay.least))
+            first = chosen.nonzero().flatten()
+            first = first[_are_first_copies(_quotients(contents[first]))]
+            rounding = self._rounding(contents[first], blur.at(first)).clamp_min(replay.least)
+            replay.calibrate(_quotients(contents[first]), contents[first, -1], rounding)
 
-    def _are_single_pictures(self, contents: Tensor) -> Tensor:
+    def _are_single_pictures(self, contents: Tensor, blur: Blur) -> Tensor:
         """Whether the quotients of contents (n, d + 1) are pictures by their levels: (n,)."""
         inputs = _quotients(contents).reshape(-1, *self.shape)
         self.few_levels |= have_few_levels(inputs, self.normalization)
-        sharp = 2 * self.blur.entry < LEVEL_REACH * self.level * contents[:, -1].abs()
+        sharp = blur.entries < LEVEL_REACH * self.level * contents[:, -1].abs()
         return sharp & are_single_pictures(inputs, self.normalization, self._errors(contents), few=self.few_levels)
 
     def _are_near_levels(self, contents: Tensor) -> Tensor:
@@ -248,29 +257,29 @@ class _Bins:
         """Whether the quotients of contents (n, d + 1) lie off levels that their rounding noise cannot hide: (n,)."""
         return ~self._are_near_levels(contents) & levels_are_visible(self._errors(contents), self.low, self.high)
 
-    def _rounding(self, contents: Tensor) -> Tensor:
+    def _rounding(self, contents: Tensor, blur: Blur) -> Tensor:
         """By how much, relatively, the weights of contents (n, d + 1) may be off: (n,)."""
-        return WEIGHT_ROUNDINGS * (self.noise + self.blur.norm) / contents[:, -1].abs()
+        return WEIGHT_ROUNDINGS * (self.noise + blur.norms) / contents[:, -1].abs()
 
-    def _confirmable(self, contents: Tensor) -> Tensor:
+    def _confirmable(self, contents: Tensor, blur: Blur) -> Tensor:
         """Which contents (n, d + 1) something besides levels may confirm: all that no defense blurs, or among pictures those on levels."""
-        return (self._are_near_levels(contents) | (not self.pictures)) & self._are_clear(contents)
+        return (self._are_near_levels(contents) | (not self.pictures)) & self._are_clear(contents, blur)
 
-    def _are_clear(self, contents: Tensor) -> Tensor:
+    def _are_clear(self, contents: Tensor, blur: Blur) -> Tensor:
         """Which contents (n, d + 1) stand far above what the client's rounding and its defenses may have changed."""
-        return contents.norm(dim=1) > CLAIM_MARGIN * self.blur.norm
+        return contents.norm(dim=1) > CLAIM_MARGIN * blur.norms
 
-    def _have_replayed_weights(self, contents: Tensor, possible: Tensor, replay: Replayer) -> Tensor:
+    def _have_replayed_weights(self, contents: Tensor, blur: Blur, possible: Tensor, replay: Replayer) -> Tensor:
         """Which contents (n, d + 1) have the weight that the model gives their inputs, but for rounding: (n,).
 
         Where dependences between bins do not show the places to be `possible` (n,), the weight must fit so well that no label fits a
         mixture by chance.
         """
-        confirmed, chosen = torch.zeros_like(possible), self._confirmable(contents)
+        confirmed, chosen = torch.zeros_like(possible), self._confirmable(contents, blur)
         if replay.shares and bool(chosen.any()):
             weights = contents[chosen, -1]
             rounding, exact, surest = (
-                self._rounding(contents[chosen]),
+                self._rounding(contents[chosen], blur.at(chosen)),
                 replay.exact / len(replay.shares),
                 replay.surest / len(replay.shares),
             )
@@ -292,6 +301,14 @@ def bin_gradients(layer: InsertedLayer, weight_gradient: Tensor, bias_gradient: 
         ended = (torch.cat([part, torch.zeros_like(part[:1])]) for part in gradient.split(layer.bins))
         parts.append(torch.cat([part[:-1] - part[1:] for part in ended]))
     return parts[0], parts[1]
+
+
+def reach_of_bins(layer: InsertedLayer, reach: Tensor) -> Tensor:
+    """By how much bins (k, ...) may be off, where the rows are off by `reach` (k, ...)."""
+    if layer.sparse:
+        return reach
+    ended = (torch.cat([part, torch.zeros_like(part[:1])]) for part in reach.split(layer.bins))
+    return torch.cat([part[:-1] + part[1:] for part in ended])
 
 
 def _quotients(contents: Tensor) -> Tensor:

@@ -7,10 +7,12 @@ import math
 import torch
 from torch import Tensor
 
+CLEAR_RANK = 30.0  # times the rounding noise that a direction of the contents must exceed to count
 ZERO_SUM = 0.01  # how near to zero the null vectors of a sample's bins add up; those of other choices miss zero by about 1
 MOST_CHOICES_A_BIN = 4  # above this many candidate choices a bin, the null vectors rule hardly any out
 MOST_CHOICES = 40_000_000  # choices of one bin a functional, beyond which none is searched
 CHOICES_AT_ONCE = 4096  # for each bin of the last functional
+LARGEST_TURN = 0.1  # of the dependences, by errors
 SETTLED_SHARE = 1e-6  # largest part of a sample that the equations may leave open
 
 
@@ -42,6 +44,20 @@ def null_vectors(contents: Tensor, noise: float) -> Tensor:
     """The linear dependences between the bins' contents (m, d + 1), but for noise: (m, q), orthonormal."""
     left, sizes, _ = torch.linalg.svd(contents, full_matrices=False)
     return left[:, sizes <= noise]
+
+
+def dependences(contents: Tensor, noise: float, blur: float, samples: int | None) -> tuple[int, Tensor]:
+    """The least rank that contents (m, d + 1) have without what blurs them, at most the number of samples, and their `null_vectors`.
+
+    Errors of spectral norm `blur` move no singular value by more (Weyl). So where as many exceed it as there are samples, all other
+    directions are dependences. Errors turn these by the share that they have of the smallest such value (Wedin).
+    """
+    left, sizes, _ = torch.linalg.svd(contents, full_matrices=False)
+    rank = int((sizes > max(blur, CLEAR_RANK * noise)).sum())
+    if blur <= noise:
+        return rank, left[:, sizes <= noise]
+    whole = 0 < rank == samples and rank < len(sizes) and float(sizes[rank]) <= LARGEST_TURN * float(sizes[rank - 1])
+    return rank, left[:, rank if whole else len(sizes) :]
 
 
 def possible_places(null: Tensor, places: Tensor) -> Tensor:

@@ -99,14 +99,19 @@ def test_a_replay_confirms_or_refutes(functionals, rng, tolerated):
     assert len(found.inputs) == (2 if tolerated else 0)
 
 
+def blur_of(layer: InsertedLayer, norm: float, entry: float) -> Blur:
+    ones = torch.ones(sum(layer.bins), dtype=torch.float64)
+    return Blur(norms=norm * ones, entries=entry * ones)
+
+
 def test_what_a_defense_may_have_changed_confirms_nothing(functionals, rng):
     """Pictures and floats that are confirmed without blur, by levels and by another functional, are not behind it."""
     for inputs in (pictures(rng, 4), torch.rand(4, SIZE, generator=rng, dtype=torch.float64)):
         layer = layer_with(edges_of(functionals, inputs, 12), functionals)
         sent = gradients(layer, inputs, torch.ones(4, dtype=torch.float64))
         assert len(decode_bins(layer, *sent, PIXELS, SHAPE, None, samples=4).inputs) == 4
-        assert len(decode_bins(layer, *sent, PIXELS, SHAPE, None, Blur(norm=0.1, entry=0.01), samples=4).inputs) == 0
-        mild = decode_bins(layer, *sent, PIXELS, SHAPE, None, Blur(norm=1e-6, entry=1e-6), samples=4)
+        assert len(decode_bins(layer, *sent, PIXELS, SHAPE, None, blur_of(layer, 0.1, 0.01), samples=4).inputs) == 0
+        mild = decode_bins(layer, *sent, PIXELS, SHAPE, None, blur_of(layer, 1e-6, 1e-6), samples=4)
         assert len(mild.inputs) == 4
 
 
