@@ -145,6 +145,21 @@ def test_a_sample_without_a_copy_of_its_label_has_no_such_rival(campaign):
     assert split_copies(model, dm.Batch(inputs.round(), torch.tensor([2, 2, 1])), 0, 1e-3) is None  # black and white leave no room
 
 
+def test_two_classes_let_copies_under_both_labels_part_and_single_precision_hides_small_steps(campaign):
+    from certificate_kinds.rivals import split_copies
+
+    inputs = two_copies()[1]
+    for activation, targets in ((nn.ReLU(), [1, 0, 1]), (nn.Tanh(), [1, 1, 0])):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Flatten(), nn.Linear(64, 30), activation, nn.Linear(30, 2))
+        rival = split_copies(model, dm.Batch(inputs, torch.tensor(targets)), 0, 1e-3)
+        assert rival is not None
+        assert float((rival.inputs[0].float() - inputs[0]).norm() / inputs[0].norm()) > 1e-3
+        mine, other = (dm.observe(model, dm.Batch(one, torch.tensor(targets))).update for one in (inputs, rival.inputs.float()))
+        for name, gradient in mine.items():
+            assert float((other[name] - gradient).norm()) < 3e-6 * float(gradient.norm())
+
+
 @pytest.mark.usefixtures("campaign")
 def test_an_edge_between_samples_that_single_zeros_hold_is_no_sample():
     """Two edges of this batch's cone mix three samples. They have a hundred zeros in common, and two more by being edges."""

@@ -55,8 +55,8 @@ def kinds(data: Path | None) -> list[Kind]:
 
 
 def settings() -> dict[str, Setting]:
-    def behind(name: str, **options: Any) -> Setting:
-        return Setting(protocol=(("defenses", (dm.defense(name, **options),)),))
+    def behind(name: str, *, twist: str = "", **options: Any) -> Setting:
+        return Setting(protocol=(("defenses", (dm.defense(name, **options),)),), twist=twist)
 
     return {
         "two classes": Setting(classes=(2,)),
@@ -89,6 +89,9 @@ def settings() -> dict[str, Setting]:
         "local mini-batches": Setting(protocol=(("training", dm.FedAvg(learning_rate=0.1, epochs=2, mini_batch=2)),)),
         "one step of FedAvg at a small rate": Setting(protocol=(("training", dm.FedAvg(learning_rate=1e-3)),)),
         "behind stochastic 16-bit quantisation": behind("quantisation", bits=16, stochastic=True),
+        "alike samples behind 16-bit quantisation": behind("quantisation", bits=16, twist="alike"),
+        "a duplicate behind 16-bit quantisation": behind("quantisation", bits=16, twist="duplicate"),
+        "alike samples behind pruning": behind("pruning", ratio=0.1, twist="alike"),
         "one sample too many declared": Setting(wrong_size=1, breaks="batch size"),
         "one sample too few declared": Setting(wrong_size=-1, breaks="batch size"),
     }

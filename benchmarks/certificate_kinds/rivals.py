@@ -13,34 +13,48 @@ from torch import Generator, Tensor, nn
 
 import dosimeter as dm
 
-SAME_UPDATE = 1e-9  # relative, in float64
+SINGLE_PRECISION = 1e-6  # relative, within which two machines give the same update
 TRIES = 6  # directions
 FREE = 6  # dimensions in which a direction is drawn
 INSIDE = 0.9  # of the way to the border of the linear region, or of the data range
 
 
 def split_copies(model: nn.Module, batch: dm.Batch, sample: int, distance: float) -> dm.Batch | None:
-    """The batch with two copies of a sample moved apart by opposite steps of at least this relative distance; None where none is found.
+    """The batch with two copies of a sample moved apart, by at least this relative distance; None where none is found.
 
-    Within a linear region, and along directions that no logit sees, two copies and two samples around them have the same gradient.
+    Within a linear region, and along directions that no logit sees, two copies and two samples around them have the same gradient. Outside
+    of it the gradients differ by the square of a small step, which single precision hides. Copies under the two labels of two classes have
+    parallel gradients, so that steps in the inverse ratio cancel.
     """
+    exact, inputs = copy.deepcopy(model).double(), batch.inputs.double()
+    centre, label = inputs[sample], int(batch.targets[sample])
+    odds = exact(centre[None])[0].softmax(0).detach()
     copies = [
         other
-        for other in range(len(batch.inputs))
-        if other != sample and torch.equal(batch.inputs[other], batch.inputs[sample]) and batch.targets[other] == batch.targets[sample]
+        for other in range(len(inputs))
+        if other != sample and torch.equal(inputs[other], centre) and (int(batch.targets[other]) == label or len(odds) == 2)
     ]
     if not copies:
         return None
-    exact, inputs = copy.deepcopy(model).double(), batch.inputs.double()
+    other = int(batch.targets[copies[0]])
+    ratio = -1.0 if other == label else float(odds[other] / odds[label])  # of the copy's step to the sample's
     wanted = dm.observe(exact, dm.Batch(inputs, batch.targets)).update
-    centre = inputs[sample]
-    for direction in _unseen_directions(exact, centre, Generator().manual_seed(sample)):
+    rng, least = Generator().manual_seed(sample), distance * float(centre.norm())
+    steps = [step / max(1.0, abs(ratio)) for step in _unseen_directions(exact, centre, rng)]
+    steps += [step for step in _small_steps(centre, 1.01 * least, rng) if float(_range(centre, step.flatten())) >= max(1.0, abs(ratio))]
+    for step in steps:
         moved = inputs.clone()
-        moved[sample], moved[copies[0]] = centre + direction, centre - direction
-        far = float(direction.norm()) > distance * float(centre.norm())
-        if far and _same(dm.observe(exact, dm.Batch(moved, batch.targets)).update, wanted):
+        moved[sample], moved[copies[0]] = centre + step, centre + ratio * step
+        if float(step.norm()) > least and _same(dm.observe(exact, dm.Batch(moved, batch.targets)).update, wanted):
             return dm.Batch(moved, batch.targets)
     return None
+
+
+def _small_steps(inputs: Tensor, size: float, rng: Generator) -> list[Tensor]:
+    """Steps of this size, in pixels that lie between the ends of the data range."""
+    room = torch.minimum(inputs, 1 - inputs).clamp_min(0)
+    drawn = [torch.randn(inputs.shape, generator=rng, dtype=torch.float64).sign() * room for _ in range(TRIES)]
+    return [size / float(step.norm()) * step for step in drawn if bool(step.any())]
 
 
 def _unseen_directions(model: nn.Module, inputs: Tensor, rng: Generator) -> list[Tensor]:
@@ -80,4 +94,4 @@ def _range(inputs: Tensor, step: Tensor) -> Tensor:
 
 
 def _same(update: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> bool:
-    return all(float((update[name] - wanted[name]).norm()) <= SAME_UPDATE * float(wanted[name].norm()) for name in wanted)
+    return all(float((update[name] - wanted[name]).norm()) <= SINGLE_PRECISION * float(wanted[name].norm()) for name in wanted)

@@ -215,3 +215,16 @@ def test_refusals(model, batch, classifier) -> None:
     rigged = dm.attack("imprint", input_shape=(3, 16, 16)).tamper(model)
     with pytest.raises(ValueError, match="inserted for 768 inputs"):
         rigged(torch.zeros(1, 3, 8, 8))
+
+
+def test_rounding_at_random_leaves_all_samples_that_bins_prove() -> None:
+    """The contents' rank is the number of samples above what rounding may add, so that the bins of every sample are known."""
+    torch.manual_seed(5)
+    body = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 30), torch.nn.Tanh(), torch.nn.Linear(30, 100)).eval()
+    batch = dm.Batch(torch.rand(6, 1, 8, 8), torch.arange(6))
+    attack = dm.attack("imprint", input_shape=(1, 8, 8), bins=60)
+    rounding = dm.defense("quantisation", bits=16, stochastic=True)
+    found = dm.reconstruct(dm.observe(attack.tamper(body), batch, defenses=(rounding,)), attack)
+    distance = torch.cdist(found.inputs.flatten(1), batch.inputs.flatten(1)) / batch.inputs.flatten(1).norm(dim=1)
+    assert sorted(distance.argmin(1).tolist()) == [0, 1, 2, 3, 4, 5]
+    assert float(distance.min(1).values.max()) < 2e-3

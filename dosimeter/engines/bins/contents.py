@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dosimeter.engines.bins.inserted_layer import InsertedLayer
 from dosimeter.engines.bins.replay import Replayer
-from dosimeter.engines.bins.shared import dependences, possible_places, separate_shared_bins
+from dosimeter.engines.bins.shared import dependences, possible_places, separate_all, separate_shared_bins
 from dosimeter.engines.recursion.levels import LARGEST_LEVEL, are_near_levels, are_single_pictures, have_few_levels, levels_are_visible
 from dosimeter.normalization import input_bounds
 from dosimeter.types import Normalization
@@ -71,6 +71,7 @@ def decode_bins(
     - Its pixels lie on many of a picture's 256 levels, unlike mixtures.
     - Bins of all functionals have the same content, so that their samples share all bins; and there are as many independent contents as
       `samples`, so that no two samples do.
+    - The dependences between bins leave no other choice of bins for all samples together (`separate_all`).
     - The model gives x exactly the weight S (`replay`), and x lies in bins that one sample can lie in (`possible_places`), or the weight
       fits better still. Where the labels of several samples can cancel, the weight confirms nothing: a mixture of them and one more has
       the weight of one sample too.
@@ -82,6 +83,9 @@ def decode_bins(
     bins = _Bins(layer, weight_gradient, bias_gradient, normalization, shape, blur, samples)
     whole = float(bins.contents.norm())
     found: list[Tensor] = []
+    contents, places = bins.separate_all()
+    if len(contents):
+        found.append(bins.subtract(contents, places))
     while True:
         contents, places, confirmed = bins.confirm_lone_samples(replay)
         if not bool(confirmed.any()):
@@ -143,6 +147,20 @@ class _Bins:
         self.level = float((high - low).min()) / LARGEST_LEVEL
         self.low = (low - RANGE_SLACK * (high - low)).expand(1, *shape).flatten()
         self.high = (high + RANGE_SLACK * (high - low)).expand(1, *shape).flatten()
+
+    def separate_all(self) -> tuple[Tensor, Tensor]:
+        """What all samples of the batch add (n, d + 1), and their places (n, F); none unless the bins prove all of them."""
+        nothing = self.contents[:0], self.row_of.new_zeros(0, len(self.layer.bins))
+        if not self._is_shared_by_none() or self.samples is None or len(self.functional_of.unique()) < len(self.layer.bins):
+            return nothing
+        given = separate_all(self.contents, self.functional_of, self.null, self.samples)
+        if given is None:
+            return nothing
+        contents, places = given
+        inside, fitting = self._places_of(contents)
+        sound = inside & (places == fitting).all(1) & self._are_clear(contents, self.blur.largest(len(contents)))
+        sound &= contents.norm(dim=1) > CLAIM_MARGIN * self.noise
+        return (contents, places) if bool(sound.all()) else nothing
 
     def confirm_lone_samples(self, replay: Replayer | None) -> tuple[Tensor, Tensor, Tensor]:
         """Contents (n, d + 1) that may be one sample each, their places (n, F), and which of them are confirmed (n,)."""

@@ -31,13 +31,35 @@ def separate_shared_bins(contents: Tensor, functional: Tensor, noise: float) -> 
     choices = _choices_adding_to_zero(null, functional)  # (n, F)
     if choices is None or not 0 < len(choices) <= MOST_CHOICES_A_BIN * len(contents):
         return nothing
-    marks = torch.zeros(len(contents), len(choices), dtype=contents.dtype, device=contents.device)  # A
-    marks.scatter_(0, choices.T, 1.0)
+    marks = _marks(choices, contents)
     _, weights, right = torch.linalg.svd(marks, full_matrices=False)
     free = 1 - right[weights > SETTLED_SHARE * weights.max()].square().sum(0)  # (n,) the part of each column that the equations leave open
     found = torch.linalg.pinv(marks, rtol=SETTLED_SHARE) @ contents
     settled = free < SETTLED_SHARE
     return found[settled], choices[settled]
+
+
+def separate_all(contents: Tensor, functional: Tensor, null: Tensor, samples: int) -> tuple[Tensor, Tensor] | None:
+    """What each of all samples adds to the bins (B, d + 1) of full rank B, and its bin of each functional (B, F); None where several fit.
+
+    The bins of every sample are a choice that adds to zero (`separate_shared_bins`). Where no more choices do than there are samples, these
+    are the samples' bins. So A is known, and M with it, whatever weights the samples have.
+    """
+    if not 0 < samples <= len(contents) or len(functional.unique()) < 2:
+        return None
+    choices = _choices_adding_to_zero(null, functional)
+    if choices is None or len(choices) != samples:
+        return None
+    marks = _marks(choices, contents)
+    if int(torch.linalg.matrix_rank(marks)) < samples:
+        return None
+    return torch.linalg.pinv(marks) @ contents, choices
+
+
+def _marks(choices: Tensor, contents: Tensor) -> Tensor:
+    """The bins of each choice (n, F), as columns of ones: (m, n)."""
+    marks = torch.zeros(len(contents), len(choices), dtype=contents.dtype, device=contents.device)
+    return marks.scatter_(0, choices.T, 1.0)
 
 
 def null_vectors(contents: Tensor, noise: float) -> Tensor:
@@ -54,10 +76,9 @@ def dependences(contents: Tensor, noise: float, blur: float, samples: int | None
     """
     left, sizes, _ = torch.linalg.svd(contents, full_matrices=False)
     rank = int((sizes > max(blur, CLEAR_RANK * noise)).sum())
-    if blur <= noise:
-        return rank, left[:, sizes <= noise]
-    whole = 0 < rank == samples and rank < len(sizes) and float(sizes[rank]) <= LARGEST_TURN * float(sizes[rank - 1])
-    return rank, left[:, rank if whole else len(sizes) :]
+    if 0 < rank == samples and rank < len(sizes) and float(sizes[rank]) <= LARGEST_TURN * float(sizes[rank - 1]):
+        return rank, left[:, rank:]
+    return rank, left[:, sizes <= noise] if blur <= noise else left[:, :0]
 
 
 def possible_places(null: Tensor, places: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ import torch
 
 import dosimeter as dm
 from dosimeter.engines.bins.inserted_layer import measure_moments
-from dosimeter.engines.bins.shared import null_vectors, possible_places, separate_shared_bins
+from dosimeter.engines.bins.shared import dependences, null_vectors, possible_places, separate_all, separate_shared_bins
 from dosimeter.models.loading import load_model
 
 
@@ -42,6 +42,31 @@ def test_two_samples_with_all_bins_in_common_are_one_to_the_equations() -> None:
     same = (where == rows[0]).all(1).nonzero().flatten()
     assert len(same) == 1
     assert torch.allclose(found[same[0]], added[0] + added[1])
+
+
+@pytest.mark.parametrize("noise", [0.0, 1e-4])
+def test_as_many_choices_as_samples_show_all_samples_whatever_they_weigh(noise) -> None:
+    places = torch.tensor([[0, 1, 2], [1, 1, 0], [2, 0, 1], [0, 2, 0]])
+    contents, functional, added, rows = filled(places, [3, 3, 3], 5)
+    contents = contents + noise * torch.randn(contents.shape, generator=torch.Generator().manual_seed(6), dtype=torch.float64)
+    rank, null = dependences(contents, 1e-10, 2 * noise * contents.numel() ** 0.5, 4)
+    assert rank == 4
+    found = separate_all(contents, functional, null, 4)
+    assert found is not None
+    for content, place in zip(*found):
+        sample = int((rows == place).all(1).nonzero()[0])
+        assert torch.allclose(content, added[sample], atol=1e-8 + 10 * noise)
+    assert separate_all(contents, functional, null, 3) is None
+
+
+def test_noise_is_no_sample_and_samples_that_share_all_bins_are_one_direction() -> None:
+    places = torch.tensor([[0, 0, 0], [0, 0, 0], [1, 1, 1], [2, 1, 2]])
+    contents, functional, _, _ = filled(places, [3, 3, 3], 3)
+    contents = contents + 1e-4 * torch.randn(contents.shape, generator=torch.Generator().manual_seed(6), dtype=torch.float64)
+    assert dependences(contents, 1e-10, 0.0, 4)[0] > 4
+    rank, null = dependences(contents, 1e-10, 2e-4 * contents.numel() ** 0.5, 4)
+    assert (rank, null.shape[1]) == (3, 0)
+    assert separate_all(contents, functional, null, 4) is None
 
 
 @pytest.mark.parametrize("functionals", [1, 2])
