@@ -5,6 +5,7 @@ from __future__ import annotations
 from dosimeter.client.training import MeanOfClients
 from dosimeter.interfaces import Public
 
+COPIES = "samples that count as copies are equal: two samples of one label whose logits are equal have the gradient of their mean"
 OF_THE_AUDIT = "the client trained on the batch of the audit"
 
 

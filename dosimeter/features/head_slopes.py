@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Generator
 
-from dosimeter.engines.head_slopes.samples import separate
-from dosimeter.engines.premises import premises_of
-from dosimeter.interfaces import Exposure, FeatureRecovery
+from dosimeter.engines.head_slopes.samples import HeadSamples, separate
+from dosimeter.engines.premises import COPIES, premises_of
+from dosimeter.interfaces import Exposure, FeatureRecovery, Public
 from dosimeter.network.head import find_head
 from dosimeter.options import NonNegativeInt
 from dosimeter.registry import FEATURES
@@ -46,7 +46,14 @@ class HeadSlopes(FeatureRecovery):
             soft=None if found.vectors is None else found.vectors[each].to(dtype),
             batch_size=found.size,
             complete=found.complete,
-            premises=premises_of(exposure.public) if bool(found.certified.any()) else (),
+            premises=_premises(found, exposure.public),
             outcome=Outcome.COMPLETED if found.complete else Outcome.PARTIAL,
             message=found.message,
         )
+
+
+def _premises(found: HeadSamples, public: Public) -> tuple[str, ...]:
+    if not bool(found.certified.any()):
+        return ()
+    several = bool((found.times > 1).any()) or public.batch_size is None
+    return (*premises_of(public), *((COPIES,) if several else ()))

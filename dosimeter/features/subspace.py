@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Generator
 
-from dosimeter.engines.premises import premises_of
+from dosimeter.engines.premises import COPIES, premises_of
 from dosimeter.engines.subspace.guesses import add_likely_guesses
 from dosimeter.engines.subspace.problem import Targets, counter_of, separate_head
 from dosimeter.engines.subspace.verdict import Separation
@@ -16,8 +16,6 @@ from dosimeter.network.head import Head, find_head
 from dosimeter.options import NonNegativeInt, PositiveInt
 from dosimeter.registry import FEATURES
 from dosimeter.types import FeatureEstimate, Knowledge, LabelEstimate, Outcome
-
-COPIES = "samples that count as copies are equal: two samples of one label whose logits are equal have the gradient of their mean"
 
 
 @FEATURES.register("subspace")

@@ -19,6 +19,7 @@ import torch
 from torch import Generator, Tensor
 
 from dosimeter.engines.subspace.spectrum import noise_edge
+from dosimeter.engines.subspace.verdict import least_lever
 from dosimeter.engines.tokens.span import span_of
 
 STARTS = 1024  # at once
@@ -189,8 +190,8 @@ def _certify(equations: _Equations, x: Tensor, y: Tensor, size: int | None) -> _
     """The sample, where noise explains its residual, its error bar is small, and its share is that of a whole number of samples.
 
     A vector of the column space is d = G V S⁻¹ c, so noise of size σ leaves σ ‖S⁻¹ c‖ √(C − r) of it outside; likewise for the
-    row space. C − 2r equations that hold to a relative precision ρ have less than 2^C ρ^(C − 2r) accidental solutions; the share is one
-    more equation where the batch size is declared.
+    row space. Samples that count as one may differ by what noise hides (`_hidden_difference`). C − 2r equations that hold to a relative
+    precision ρ have less than 2^C ρ^(C − 2r) accidental solutions; the share is one more equation where the batch size is declared.
     """
     residual, probability, inside = (part[0] for part in equations.residual(x[None], y[None]))
     error, rank = probability - y, equations.rank
@@ -205,6 +206,7 @@ def _certify(equations: _Equations, x: Tensor, y: Tensor, size: int | None) -> _
     beside = DEVIATIONS * equations.noise * float((x / equations.values).norm()) * math.sqrt(features - rank)
     bar = math.hypot(outside / max(smallest, 1e-300), beside) / feature_length
     share = 1 / float((inside / equations.values) @ x)
+    whole = 1
     if size is not None:
         times, slack = share * size * equations.head.scale, min(SHARE_BARS * (bar + outside / length), SHARE_SLACK)
         whole = round(times)
@@ -212,10 +214,25 @@ def _certify(equations: _Equations, x: Tensor, y: Tensor, size: int | None) -> _
             return None
         bits -= math.log2(slack)  # one more equation
         share = whole / (size * equations.head.scale)
+    if (size is None or whole > 1) and share > 0:
+        bar = math.hypot(bar, _hidden_difference(equations, probability, share) / feature_length)
     if bits < SPARE_BITS or bar > LARGEST_BAR or share <= 0:
         return None
     relative = float(residual.norm()) / length
     return _Sample(feature=x @ equations.right, vector=y, error=error, share=share, bar=bar, residual=relative)
+
+
+def _hidden_difference(equations: _Equations, probability: Tensor, share: float) -> float:
+    """The largest distance at which samples with the same labels, of this share together, still look like one that occurs several times.
+
+    Features f ± δ give the gradient of their mean, plus `share` · (M δ) δᵀ with M = σ′ W, which noise hides below its edge.
+    """
+    head = equations.head
+    classes, features = head.weight.shape
+    each = (probability * (1 - probability)).square() * head.weight.square().mean(1)  # (C,)
+    lever = float(least_lever(each[None]))
+    edge = DEVIATIONS * noise_edge(equations.noise, classes, features)
+    return math.sqrt(edge / (share * math.sqrt(max(lever, 1e-300))))
 
 
 def _differ(one: Tensor, other: Tensor) -> bool:

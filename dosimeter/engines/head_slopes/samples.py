@@ -68,7 +68,7 @@ def _by_vectors(exposure: Exposure, head: Head, rng: Generator) -> HeadSamples:
         model_unit=head.precision,
     )
     found = find_label_vectors(equations, None if may_be_scaled(public) else public.batch_size, rng)
-    doubt = doubt_of_maps(public)
+    doubt = doubt_of_maps(public) or _doubt_of_count(int(found.times.sum()), public.batch_size)
     device, count = gradient.device, len(found.features)
     declared = public.batch_size
     complete = found.complete and not doubt and declared in (None, int(found.times.sum()))
@@ -86,6 +86,12 @@ def _by_vectors(exposure: Exposure, head: Head, rng: Generator) -> HeadSamples:
         size=declared or found.samples,
         message=doubt or why or ("" if complete else left),
     )
+
+
+def _doubt_of_count(count: int, declared: int | None) -> str:
+    if declared is None or count <= declared:
+        return ""
+    return f"guesses only: the shares of the gradient are those of {count} samples, more than the declared {declared}: a premise is wrong"
 
 
 def _by_factors(exposure: Exposure, head: Head, seed: int) -> HeadSamples:

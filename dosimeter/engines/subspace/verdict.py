@@ -148,19 +148,27 @@ def hidden_difference(equations: Equations, t: Tensor, size: float) -> Tensor:
     """The largest distance at which two samples of one label still look like one sample that occurs twice: (n,).
 
     Features f ± δ give the gradient of their mean twice, plus (M δ)(δᵀ)/B with M = w∘∂p/∂f and B the batch's `size`. That part is lost in
-    the noise if it is below the smallest signal of the spectrum, ‖M δ‖ ‖δ‖ ≤ B · threshold. For a δ of random direction, ‖M δ‖²/‖δ‖² is a
-    sum of as many squared Gaussians as M has directions of weight; all but `UNLIKELY_DIRECTIONS` exceed the quantile that is used. No
-    difference shows along which all logits are equal.
+    the noise if it is below the smallest signal of the spectrum, ‖M δ‖ ‖δ‖ ≤ B · threshold. No difference shows along which all logits
+    are equal.
     """
     spectrum = equations.spectrum
     p = probabilities(equations, whole_span(equations), t)
     each = (spectrum.weights * p).square() * equations.weight.square().mean(1)  # (n, C)
+    lever = least_lever(each)
+    return (size * ROUNDING_SLACK * spectrum.edge / lever.sqrt().clamp_min(1e-30)).sqrt()
+
+
+def least_lever(each: Tensor) -> Tensor:
+    """The ‖M δ‖²/‖δ‖² (n,) that hardly any direction of δ falls short of, for matrices whose rows have these mean squares (n, C).
+
+    For a random direction it is a sum of as many squared Gaussians as M has directions of weight; all but `UNLIKELY_DIRECTIONS` exceed
+    the quantile that is used.
+    """
     mean = each.sum(1)
     directions = mean.square() / each.square().sum(1).clamp_min(torch.finfo(mean.dtype).tiny)  # (n,) that have weight
     half = directions.clamp_min(1) / 2
     lowest = torch.exp((torch.lgamma(half + 1) + math.log(UNLIKELY_DIRECTIONS)) / half) / half  # P(χ²ₖ < x) ≤ (x/2)^(k/2) / Γ(k/2 + 1)
-    lever = mean * lowest.clamp_max(1)
-    return (size * ROUNDING_SLACK * spectrum.edge / lever.sqrt().clamp_min(1e-30)).sqrt()
+    return mean * lowest.clamp_max(1)
 
 
 def label_blends(equations: Equations, result: Separation, labels: Tensor, single: Assessment, facts: BatchFacts) -> Separation:

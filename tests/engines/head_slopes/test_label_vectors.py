@@ -1,8 +1,12 @@
 """Label vectors out of the head's gradient: exact over seeds, silent where the equations do not determine them."""
 
+from dataclasses import replace
+
 import pytest
 import torch
+from torch import nn
 
+import dosimeter as dm
 from dosimeter.engines.head_slopes.label_vectors import Head64, find_label_vectors
 
 
@@ -52,3 +56,31 @@ def test_nothing_is_claimed_of_a_gradient_of_other_labels():
         errors = (torch.sigmoid(inputs @ head.weight.float().T + head.bias.float()) - 0.2 - 0.6 * vectors) / 80
         soft = Head64(**{**vars(head), "gradient": (errors.T @ inputs).double()})
         assert len(find_label_vectors(soft, 4, torch.Generator().manual_seed(seed)).features) == 0
+
+
+@pytest.mark.parametrize("distance", [1e-5, 2e-4, 1e-3])
+def test_the_bar_of_two_alike_samples_with_the_same_labels_holds_their_distance(distance):
+    """They look like one that occurs twice, whose feature is their mean."""
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 50))
+    inputs, targets = torch.rand(2, 1, 8, 8), (torch.rand(1, 50) > 0.5).float().expand(2, -1)
+    inputs[1] = inputs[0] + distance * torch.randn(1, 8, 8)
+    batch = dm.Batch(inputs, targets)
+    found = dm.recover_features(dm.observe(model, batch, loss="binary_cross_entropy"), "head_slopes")
+    true = model[:-1](inputs).detach().double()
+    error = torch.cdist(found.features.double(), true).amin(1) / true.norm(dim=1)
+    assert bool((error[found.certified] <= found.error_bar[found.certified]).all())
+    if bool(found.certified.any()):
+        assert any("copies are equal" in premise for premise in found.premises)
+
+
+def test_more_samples_than_declared_prove_nothing():
+    """A loss that sums over classes, where the declared one takes the mean, makes every share some ten samples large."""
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 12))
+    batch = dm.Batch(torch.rand(3, 1, 8, 8), (torch.rand(3, 12) > 0.5).float())
+    exposure = dm.observe(model, batch, loss=dm.BinaryCrossEntropy(over_classes="sum"))
+    told = replace(exposure, public=replace(exposure.public, loss=dm.BinaryCrossEntropy()))
+    assert bool(dm.recover_features(exposure, "head_slopes").certified.all())
+    assert not bool(dm.recover_features(told, "head_slopes").certified.any())
+    assert not dm.recover_labels(told, "head_slopes").certified
