@@ -126,7 +126,7 @@ def certified_features(setting: Setting, seed: int) -> list[Row]:
     apart = apart / draw.features.norm(dim=1).clamp_min(torch.finfo(torch.float64).tiny)
     if found.soft is not None or bool((found.labels >= 0).any()):
         wanted, single = _one_hot(draw), found.soft is None or found.soft.shape[1] == 1
-        given = nn.functional.one_hot(found.labels.clamp_min(0), wanted.shape[1]) if single else found.soft.cpu().long()
+        given = nn.functional.one_hot(found.labels.clamp_min(0), wanted.shape[1]) if single or found.soft is None else found.soft.long()
         agree = (given[:, None] == wanted).all(2) | ((found.labels < 0) & single)[:, None]
         apart = torch.where(agree, apart, torch.inf)
     assert found.error_bar is not None
@@ -169,7 +169,7 @@ def _draw(setting: Setting, seed: int) -> Draw:
         model = nn.Sequential(*body, nn.Linear(width, classes)).to(dtype).eval()
         if setting.twist == "confident":
             with torch.no_grad():
-                model[-1].weight.mul_(8)
+                model[-1].weight.mul_(8)  # pyright: ignore[reportCallIssue]
     inputs = torch.rand(size, *PIXELS, generator=rng)
     targets = _targets(loss, size, classes, rng)
     if setting.twist == "black":

@@ -16,6 +16,7 @@ from dosimeter.types import Batch, Impossible, Knowledge, LabelEstimate, Refused
 ZERO_UPDATE = "the update is zero in every layer"
 ZERO_THEOREM = "random samples with random labels give the same zero, so no method can tell the private batch from random ones"
 ZERO_TELLS = "random samples with random labels do not give zero, so the zero tells something of the batch, and no method here reads it"
+ZERO_OPEN = "no random samples are known that this protocol takes, so it is open whether the zero tells anything of the batch"
 RANDOM_SAMPLES = 16  # whose update is compared with a zero update
 NEEDS_WITH_ARTICLE = {Knowledge.HEAD_GRADIENT, Knowledge.BIAS_GRADIENT, Knowledge.BATCH_SIZE}
 
@@ -34,22 +35,30 @@ def refusal_of_zero(exposure: Exposure) -> Refused | None:
     """
     if any(bool(change.any()) for change in exposure.update.values()):
         return None
-    return Impossible(ZERO_UPDATE, theorem=ZERO_THEOREM) if _random_update_is_zero(exposure) else Refused(f"{ZERO_UPDATE}: {ZERO_TELLS}")
+    zero = _random_update_is_zero(exposure)
+    if zero:
+        return Impossible(ZERO_UPDATE, theorem=ZERO_THEOREM)
+    return Refused(f"{ZERO_UPDATE}: {ZERO_OPEN if zero is None else ZERO_TELLS}")
 
 
-def _random_update_is_zero(exposure: Exposure) -> bool:
-    """Whether a batch of noise, with labels of all classes as far as they go, gives a zero update under the same protocol."""
+def _random_update_is_zero(exposure: Exposure) -> bool | None:
+    """Whether a batch of noise, with labels of all classes as far as they go, gives a zero update under the same protocol.
+
+    None where the protocol takes no such batch.
+    """
     public, weight = exposure.public, next(exposure.model.parameters())
     rng = generator(0, "random samples for a zero update")
     pixels = torch.rand((RANDOM_SAMPLES, *public.input_shape), generator=rng)
     labels = torch.randperm(max(public.classes, 2, RANDOM_SAMPLES), generator=rng)[:RANDOM_SAMPLES] % max(public.classes, 2)
+    if public.loss.target_kind() == "numbers":
+        labels = torch.randn(RANDOM_SAMPLES, *(public.output_shape or (public.classes,)), generator=rng).to(weight)
     batch = Batch(from_pixels(pixels, public.normalization).to(weight), labels.to(weight.device))
     options = {"training": public.training, "loss": public.loss, "normalization": public.normalization}
     defenses = [defense for defense in public.defenses if defense.side != "model"]  # the exposure's model bears the others already
     try:
         update = observe(exposure.model, batch, defenses=defenses, **options).update
-    except ValueError:  # the protocol takes no such batch, so nothing is proved
-        return False
+    except ValueError:
+        return None
     return not any(bool(change.any()) for change in update.values())
 
 

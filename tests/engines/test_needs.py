@@ -133,3 +133,19 @@ def test_a_frozen_layer_is_not_called_withheld(name):
     whole.update.pop(f"{layer}.weight")
     with pytest.raises(dm.Refused, match="withholds"):
         dm.reconstruct(whole, attack)
+
+
+def test_a_zero_update_of_a_regression_has_its_theorem_and_of_a_text_stays_open():
+    """Random targets of a regression are numbers. No random texts are drawn, so nothing is said of them."""
+    dead = nn.Sequential(nn.Flatten(), nn.Linear(64, 20), nn.ReLU(), nn.Linear(20, 3, bias=False))
+    with torch.no_grad():
+        dead[1].bias.fill_(-100)
+    regression = dm.observe(dead, dm.Batch(torch.rand(2, 1, 8, 8), torch.randn(2, 3)), loss=nn.MSELoss())
+    with pytest.raises(Impossible, match="random samples with random labels give the same zero"):
+        check_possible(regression)
+    text = nn.Sequential(nn.Embedding(50, 8), nn.Linear(8, 50, bias=False))
+    for parameter in text.parameters():
+        nn.init.zeros_(parameter)
+    exposure = dm.observe(text, dm.Batch(torch.randint(50, (2, 5)), torch.randint(50, (2, 5))))
+    with pytest.raises(dm.Refused, match="it is open whether the zero tells anything"):
+        check_possible(exposure)

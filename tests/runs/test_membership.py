@@ -1,6 +1,7 @@
 """Is a known sample in the batch: exactly by spans, by a likelihood behind noise, and never better than differential privacy allows."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -134,3 +135,15 @@ def test_operating_points_by_hand():
     found = {rate: float(found_at(rate, scores, inside, "test")) for rate in (0.01, 0.25, 0.5, 1.0)}
     assert found == {0.01: 0.5, 0.25: 0.75, 0.5: 1.0, 1.0: 1.0}
     assert float(found_at(0.1, scores.index_fill(0, torch.tensor([7]), torch.nan), inside, "test")) == 0.25  # no trace: not found
+
+
+def test_a_gradient_with_more_directions_than_the_declared_size_gives_refutes_the_size():
+    """The head of two classes shows one direction of any batch; the layer before it shows three."""
+    torch.manual_seed(2)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(48, 16), nn.Tanh(), nn.Linear(16, 2))
+    batch = dm.Batch(torch.rand(3, 3, 4, 4), torch.tensor([0, 1, 1]))
+    exposure = dm.observe(model, batch)
+    assert bool(dm.test_membership(exposure, batch).members.all())
+    told = replace(exposure, public=replace(exposure.public, batch_size=1))
+    with pytest.raises(dm.Refused, match="more directions than 1 samples give it"):
+        dm.test_membership(told, batch)

@@ -7,7 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from dosimeter.types import Refused
+
 ROUNDING_SLACK = 64.0  # how many roundings of an entry the errors of a long sum may reach
+REFUTED_SLACK = 16.0  # times that, from which a direction of the gradient refutes the declared size
 CLAIMED_SHARE = 1 / 16  # of the error bar, within which a candidate is claimed: far above what rounding does, below what others reach
 LARGEST_ERROR_BAR = 0.01  # a layer whose rounding may move a residual further decides nothing
 SMALLEST_EXCLUSION = 1e-3  # distance from the span from which on a candidate is excluded
@@ -40,14 +43,20 @@ class SpanTest:
 def span_of(layer: str, sent: Tensor, *, batch_size: int, positions: int) -> Span | None:
     """The span of a layer's gradient `sent` (m, n), where it decides; each sample adds a matrix of rank `positions`.
 
-    `sent` is G = (1/B) Σ gᵢ. If it has rank B·P for P positions, then the gᵢ are independent. The layer must have room for one more.
+    `sent` is G = (1/B) Σ gᵢ. If it has rank B·P for P positions, then the gᵢ are independent. The layer must have room for one more. A
+    higher rank refutes the declared size, whatever other layers show.
     """
     room, rank = min(sent.shape), batch_size * positions
     if rank >= room:
         return None
     left, values, right = torch.linalg.svd(sent.double(), full_matrices=False)
     rounding = ROUNDING_SLACK * torch.finfo(sent.dtype).eps * float(values[0])
-    if values[rank - 1] <= 0 or float(values[rank]) > rounding:  # more samples than declared, or an update that is no sum of such terms
+    if float(values[rank]) > REFUTED_SLACK * rounding:
+        raise Refused(
+            f"the gradient of {layer} has more directions than {batch_size} samples give it: the declared batch size is wrong, "
+            "or the update is no sum of their gradients"
+        )
+    if values[rank - 1] <= 0 or float(values[rank]) > rounding:
         return None
     error_bar = 2 * rounding / float(values[rank - 1])
     if error_bar > LARGEST_ERROR_BAR:
