@@ -15,7 +15,7 @@ from dosimeter.records import read_cells, read_records
 from dosimeter.report import words
 from dosimeter.report.decision import in_plain_words, what_to_do
 from dosimeter.report.evidence import exhibits
-from dosimeter.report.findings import findings, headline_parts, verdict_matrix, warnings
+from dosimeter.report.findings import LEAK_STATES, findings, headline_parts, verdict_matrix, warnings
 from dosimeter.report.limits import ceiling_text
 from dosimeter.report.promises import promises
 from dosimeter.report.sections import sections
@@ -43,6 +43,7 @@ def render(records: Sequence[Record], title: str | None = None) -> str:
     records = [record for record in records if record.surface != UTILITY]
     found = findings(records)
     shown = exhibits(found, records)
+    unseen = [finding for finding in found if finding.surface not in {exhibit.finding.surface for exhibit in shown}]
     matrix = verdict_matrix(records)
     metrics = dict.fromkeys(metric for record in records for metric in record.metrics)
     nulls = dict.fromkeys(null for record in records for null in record.nulls)
@@ -55,11 +56,11 @@ def render(records: Sequence[Record], title: str | None = None) -> str:
             headline=headline_parts(found),
             findings=found,
             exhibits=shown,
-            unseen=[finding for finding in found if finding.surface not in {exhibit.finding.surface for exhibit in shown}],
+            unseen=sorted(unseen, key=lambda finding: finding.state not in LEAK_STATES),
             plain_words=in_plain_words(found, records),
             advice=what_to_do(found, records, costs),
             matrix=matrix if len(matrix) > 1 and costs is None else [],
-            surfaces=surfaces(),
+            surfaces=[surface for surface in surfaces() if surface.name in {record.surface for record in records}],
             tradeoff=costs,
             timelines=timelines(records),
             promises=promises(records),

@@ -96,6 +96,9 @@ def test_the_page_shows_it_and_lists_no_cost_as_a_method(grid_records):
     assert "Every defense that was tried" in page
     assert page.count('class="cell on-front') == 4  # three cells and the key
     assert "federated training" not in page
+    assert "Inputs leaked</th>" in page
+    assert "Tokens leaked</th>" not in page, "no record looks at tokens"
+    assert page.index('class="finding leaked') < page.index('class="finding not-measured')
     assert "Every defense that was tried" not in render(grid_records[::2])
     with pytest.raises(ValueError, match="got only what the defenses cost"):
         render(grid_records[1::2])
