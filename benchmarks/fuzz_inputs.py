@@ -415,14 +415,17 @@ def small_captures() -> list[dict[str, bytes]]:
     with tempfile.TemporaryDirectory() as folder:
         first = {"round": 3, "client": "7", "training": training, "batch_size": 4, "input_shape": (3, 2, 2), "framework": "by hand"}
         written = dm.write_capture(folder, client.state_dict(), before=model().state_dict(), kind="weights", **first)
-        other = dm.write_capture(Path(folder) / "other", model().state_dict(), kind="gradient")
+        setting = dm.privacy("flower_local_dp", clipping_norm=1.0, sensitivity=2.0, epsilon=1.0, delta=1e-5)
+        other = dm.write_capture(Path(folder) / "other", model().state_dict(), kind="gradient", privacy=setting)
         beside = next(Path(folder).glob("model-*"))
         return [{path.name: path.read_bytes(), beside.name: beside.read_bytes()} for path in (written, other)]
 
 
 def hostile_captures() -> list[dict[str, bytes]]:
     facts = (
-        '{"format": 2, "kind": "weights"}',
+        '{"format": 3, "kind": "weights"}',
+        '{"format": 2, "kind": "weights", "privacy": {"name": "flower_local_dp", "clipping_norm": -1}}',
+        '{"format": 2, "kind": "weights", "privacy": {"name": "os:system"}}',
         '{"format": 1}',
         "[" * 9999,
         '{"format": 1, "kind": "weights", "round": 1' + "0" * 5000 + "}",

@@ -8,6 +8,8 @@ from scipy.special import log_ndtr, ndtr, ndtri
 
 ROUNDING = 1e-12  # relative to a probability: what its computation may lose
 BISECTIONS = 200
+LARGEST_MOVED = 1e100  # in deviations of the noise; its square is a number still
+LEAST_DELTA = 1e-300
 
 
 def exact_delta(epsilon: float, moved: float) -> float:
@@ -28,7 +30,7 @@ def exact_delta(epsilon: float, moved: float) -> float:
 
 def exact_epsilon(moved: float, delta: float) -> float:
     """The smallest ε at this δ, rounded up; see `exact_delta`."""
-    if math.isinf(moved):
+    if moved > LARGEST_MOVED or delta < LEAST_DELTA:
         return math.inf
     if exact_delta(0.0, moved) <= delta:
         return 0.0

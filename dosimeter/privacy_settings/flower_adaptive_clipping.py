@@ -8,8 +8,9 @@ from typing import Any, ClassVar, Literal
 
 from dosimeter.engines.gaussian_mechanism import exact_epsilon, found_members
 from dosimeter.interfaces import PrivacySetting
-from dosimeter.options import FiniteFloat, Fraction, OptionError, PositiveFloat, PositiveInt
+from dosimeter.options import Fraction, OptionError
 from dosimeter.privacy_settings.flower_fixed_clipping import FALSE_ALARMS, caveats_of, open_to_server
+from dosimeter.privacy_settings.ranges import Count, Positive, PositiveOrZero
 from dosimeter.registry import PRIVACY
 from dosimeter.types import PrivacyReading, ProtectedUnit
 
@@ -36,11 +37,11 @@ class FlowerAdaptiveClipping(PrivacySetting):
     framework: ClassVar[str] = "flwr 1.41.0"
     strengths: ClassVar = ({"noise_multiplier": 1.0, "num_sampled_clients": 100, "largest_share": 0.01},)
 
-    noise_multiplier: FiniteFloat
-    num_sampled_clients: PositiveInt
-    clip_norm_lr: PositiveFloat = 0.2
+    noise_multiplier: PositiveOrZero
+    num_sampled_clients: Count
+    clip_norm_lr: Positive = 0.2
     target_clipped_quantile: Fraction = 0.5
-    clipped_count_stddev: FiniteFloat | None = None
+    clipped_count_stddev: PositiveOrZero | None = None
     clipped_by: Literal["server", "client"] = "server"
     largest_share: Fraction | None = None  # the most that one client weighs in the mean; None: nobody knows, so all of it
 

@@ -11,7 +11,8 @@ from torch import Generator, Tensor
 
 from dosimeter.engines.gaussian_mechanism import exact_epsilon, found_members
 from dosimeter.interfaces import PrivacySetting
-from dosimeter.options import FiniteFloat, Fraction, PositiveFloat, PositiveInt
+from dosimeter.options import Fraction
+from dosimeter.privacy_settings.ranges import Count, Positive, PositiveOrZero
 from dosimeter.registry import PRIVACY
 from dosimeter.types import PrivacyReading, ProtectedUnit
 
@@ -58,12 +59,12 @@ class FlowerFixedClipping(PrivacySetting):
     framework: ClassVar[str] = "flwr 1.41.0"
     strengths: ClassVar = ({"noise_multiplier": 1.0, "clipping_norm": 1.0, "num_sampled_clients": 10, "largest_share": 0.1},)
 
-    noise_multiplier: FiniteFloat
-    clipping_norm: PositiveFloat
-    num_sampled_clients: PositiveInt
+    noise_multiplier: PositiveOrZero
+    clipping_norm: Positive
+    num_sampled_clients: Count
     clipped_by: Literal["server", "client"] = "server"
     largest_share: Fraction | None = None  # the most that one client weighs in the mean; None: nobody knows, so all of it
-    stated: PositiveFloat | None = None  # the ε of a budget, such as the accountant's max_epsilon
+    stated: Positive | None = None  # the ε of a budget, such as the accountant's max_epsilon
 
     def readings(self, rounds: int, delta: float | None = None) -> tuple[PrivacyReading, ...]:
         delta = 1e-5 if delta is None else delta

@@ -12,7 +12,7 @@ from torch import Generator, Tensor
 from dosimeter.engines.gaussian_mechanism import classical_deviation, exact_epsilon, found_members
 from dosimeter.interfaces import PrivacySetting
 from dosimeter.numbers import significant
-from dosimeter.options import FiniteFloat, OptionError, PositiveFloat
+from dosimeter.privacy_settings.ranges import Positive, PositiveOrZero, Probability
 from dosimeter.registry import PRIVACY
 from dosimeter.types import PrivacyReading
 
@@ -34,16 +34,11 @@ class FlowerLocalDP(PrivacySetting):
     framework: ClassVar[str] = "flwr 1.41.0"
     strengths: ClassVar = ({"clipping_norm": 1.0, "sensitivity": 2.0, "epsilon": 1.0, "delta": 1e-5},)
 
-    clipping_norm: PositiveFloat
-    sensitivity: FiniteFloat
-    epsilon: PositiveFloat
-    delta: PositiveFloat
+    clipping_norm: Positive
+    sensitivity: PositiveOrZero
+    epsilon: Positive
+    delta: Probability
     whole_numbers: bool = False  # whether integers are sent too, such as batch norm's count of batches
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.delta >= 1:
-            raise OptionError("delta", f"expected a number below 1, got {self.delta}")
 
     @property
     def deviation(self) -> float:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from dosimeter.interfaces import PrivacySetting
-from dosimeter.options import FiniteFloat
+from dosimeter.privacy_settings.ranges import PositiveOrZero
 from dosimeter.registry import PRIVACY
 from dosimeter.types import PrivacyReading
 
@@ -24,8 +24,8 @@ class NVFlarePercentile(PrivacySetting):
 
     framework: ClassVar[str] = "nvflare 2.9.0"
 
-    percentile: FiniteFloat = 10.0
-    gamma: FiniteFloat = 0.01
+    percentile: PositiveOrZero = 10.0
+    gamma: PositiveOrZero = 0.01
 
     def readings(self, rounds: int, delta: float | None = None) -> tuple[PrivacyReading, ...]:
         common = {"change": "replaced", "against": "the server", "stated": None, "proved": math.inf, "delta": delta or 0.0, "found": 1.0}

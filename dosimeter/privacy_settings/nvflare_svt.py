@@ -13,11 +13,13 @@ from dosimeter.engines.gaussian_mechanism import found_members
 from dosimeter.engines.sparse_vector import release_epsilon, selection_epsilon, split_budget
 from dosimeter.interfaces import PrivacySetting
 from dosimeter.numbers import significant
-from dosimeter.options import Fraction, OptionError, PositiveFloat, PositiveInt
+from dosimeter.options import Fraction, OptionError
+from dosimeter.privacy_settings.ranges import Count, Positive, PositiveOrZero
 from dosimeter.registry import PRIVACY
 from dosimeter.types import PrivacyReading
 
 FALSE_ALARMS = 0.01
+MOST_DRAWS = 2**31  # of a trial, which take about a minute
 SEEN_ENTRIES = 200  # that a trial looks at; to look at fewer than are sent shows less, and is as valid
 
 
@@ -36,16 +38,16 @@ class NVFlareSVT(PrivacySetting):
     framework: ClassVar[str] = "nvflare 2.9.0"
     strengths: ClassVar = ({"parameters": 1000},)
 
-    parameters: PositiveInt  # entries of all tensors
+    parameters: Count  # entries of all tensors
     fraction: Fraction = 0.1
-    epsilon: PositiveFloat = 0.1
-    noise_var: PositiveFloat = 0.1
-    gamma: PositiveFloat = 1e-5
-    tau: float = 1e-6
+    epsilon: Positive = 0.1
+    noise_var: Positive = 0.1
+    gamma: Positive = 1e-5
+    tau: PositiveOrZero = 1e-6
     replace: bool = True
-    epsilon_threshold: PositiveFloat | None = None
-    epsilon_query: PositiveFloat | None = None
-    epsilon_release: PositiveFloat | None = None
+    epsilon_threshold: Positive | None = None
+    epsilon_query: Positive | None = None
+    epsilon_release: Positive | None = None
     scalars: bool = False  # whether tensors without dimensions are sent, such as batch norm's count of batches
 
     def __post_init__(self) -> None:
@@ -97,7 +99,7 @@ class NVFlareSVT(PrivacySetting):
 
     def trial(self, reading: PrivacyReading, rounds: int, draws: int, rng: Generator) -> tuple[Tensor, Tensor] | None:
         """Two updates at opposite ends of the clipping range: the same entries are chosen, and the values tell them apart."""
-        if reading.unit != "client" or self.sent == 0:
+        if reading.unit != "client" or self.sent == 0 or SEEN_ENTRIES * rounds * draws > MOST_DRAWS:
             return None
         scale = 2 * self.sent / self.release  # of the noise, over gamma
         total = torch.zeros(2, draws, dtype=torch.float64)

@@ -13,11 +13,13 @@ from dosimeter.engines.bounds.reconstruction_robustness import log_ratios
 from dosimeter.engines.gaussian_mechanism import exact_epsilon, found_members
 from dosimeter.engines.privacy import gaussian_epsilon
 from dosimeter.interfaces import PrivacySetting
-from dosimeter.options import FiniteFloat, OptionError, PositiveFloat, PositiveInt
+from dosimeter.options import OptionError
+from dosimeter.privacy_settings.ranges import Count, Positive, PositiveOrZero
 from dosimeter.registry import PRIVACY
 from dosimeter.types import Accountant, PrivacyReading, Refused
 
 FALSE_ALARMS = 0.01
+MOST_DRAWS = 2**31  # of a trial, which take about a minute
 WHOLE = 1e-9  # how far a number of epochs may lie from a whole one
 
 
@@ -35,13 +37,13 @@ class OpacusDPSGD(PrivacySetting):
     framework: ClassVar[str] = "opacus 1.6.0"
     strengths: ClassVar = ({"noise_multiplier": 1.0, "sample_rate": 0.01, "steps": 100},)
 
-    noise_multiplier: FiniteFloat
-    sample_rate: PositiveFloat
-    steps: PositiveInt  # local steps in one round
+    noise_multiplier: PositiveOrZero
+    sample_rate: Positive
+    steps: Count  # local steps in one round
     poisson_sampling: bool = True
-    samples: PositiveInt | None = None  # that the client has
-    max_grad_norm: PositiveFloat | None = None  # ε does not depend on it
-    stated: PositiveFloat | None = None  # such as the target_epsilon that was typed; None: what Opacus counts
+    samples: Count | None = None  # that the client has
+    max_grad_norm: Positive | None = None  # ε does not depend on it
+    stated: Positive | None = None  # such as the target_epsilon that was typed; None: what Opacus counts
     accountant: Accountant = "rdp"
 
     def __post_init__(self) -> None:
@@ -114,6 +116,8 @@ class OpacusDPSGD(PrivacySetting):
             times = self._steps_of_a_sample() * rounds
             noise = torch.randn(2, draws, generator=rng, dtype=torch.float64) * self.noise_multiplier * math.sqrt(times)
             return noise[0] + times, noise[1]
+        if self.steps * rounds * draws > MOST_DRAWS:
+            return None
         setting = (self.noise_multiplier, self.sample_rate, self.steps * rounds, draws, rng)
         return log_ratios(*setting, drawn=True), log_ratios(*setting, drawn=False)
 

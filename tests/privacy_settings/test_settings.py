@@ -114,7 +114,7 @@ def test_a_framework_s_object_is_read_by_its_name():
 
 
 def test_refusals():
-    with pytest.raises(ValueError, match="delta: expected a number below 1"):
+    with pytest.raises(ValueError, match="delta: expected a number from 1e-100 to below 1"):
         dm.privacy("flower_local_dp", **LOCAL | {"delta": 1.5})
     with pytest.raises(ValueError, match="rounds: expected a positive int, got 0"):
         dm.dp_guarantee("nvflare_percentile", rounds=0)
