@@ -24,7 +24,7 @@ class Maps(Attack):
     Ours. One convolution's gradient gives the maps of the whole batch (`shifts`), without labels and batch size. From there a backward pass
     gives the slopes at the layers below. A layer with known slopes gives up its input by least squares: the recursion of Zhu and Blaschko,
     "R-GAP: Recursive Gradient Attack on Privacy", ICLR 2021, for whole batches and residual networks. What remains is to invert the lowest
-    maps, by Gauss-Newton steps.
+    maps, by Gauss-Newton steps from what a linear decoder sees in them.
     Departures from R-GAP: all kernel offsets and all layers that share an input are one least-squares problem. Doubtful entries of
     rectifiers are settled by its residual. Norms with statistics of their own are solved by a fixed point (`consistency`). Below the last
     layer that it determines, inputs are found by optimisation.
@@ -43,7 +43,7 @@ class Maps(Attack):
     matching_variation: NonNegativeFloat = 0.1
     map_weight: NonNegativeFloat = 1.0
     precision: Literal["fp32", "tf32"] = "fp32"
-    seconds: PositiveFloat | None = None  # after which no further step begins
+    seconds: PositiveFloat | None = None  # of drawing, after which no further step begins; the maps come before
 
     def __call__(self, exposure: Exposure, labels: LabelEstimate | None, rng: Generator) -> Reconstruction:
         seed = int(torch.randint(2**31, (1,), generator=rng, device=rng.device))
