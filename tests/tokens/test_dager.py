@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 import dosimeter as dm
+from dosimeter.engines.tokens.levels import shares_of_steps
 from dosimeter.models.transformer import Transformer
 
 VOCABULARY = 500
@@ -73,6 +74,14 @@ def test_local_steps_put_the_drift_into_the_error_bars(training):
     assert found.tokens == set(ids.flatten().tolist())
     assert found.certified <= found.tokens
     assert sorted(found.sequences) == lists(ids)
+
+
+def test_models_along_the_way_stand_where_the_mini_batches_step():
+    assert shares_of_steps(4, 1) == [0.375, 0.75, 1.0]  # every step sees all texts
+    assert shares_of_steps(4, 4) == [0.25, 0.5, 0.75, 1.0]  # the first mini-batch steps at the weights that were sent
+    assert shares_of_steps(4, 2) == [0.25, 0.5, 0.75, 1.0]  # two passes: steps 0 and 2, 1 and 3
+    assert len(shares_of_steps(40, 20)) <= 8
+    assert shares_of_steps(2, 5) == [0.5, 1.0]
 
 
 class Adapted(nn.Module):

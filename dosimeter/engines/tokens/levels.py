@@ -24,6 +24,7 @@ from dosimeter.types import Refused
 
 PASS = 6.0  # error bars that a vector of the span may be away from it
 HELD_BYTES = 2**26  # of the vectors that are tested at once
+MOST_MODELS = 6  # along the way of local steps, for the mini-batches of one pass
 SCREENS = 32  # random directions outside of the span, in which a vector is looked at first
 SCREEN = 0.05  # relative size in these directions, beyond which a vector is far from the span
 
@@ -151,13 +152,16 @@ def _rounding(weights: Tensor) -> Tensor:
 
 
 def _later_models(exposure: Exposure) -> tuple[nn.Module, ...]:
-    """The model at weights between and after the client's local steps, taken to lie on a line; none where it takes one step."""
+    """The model at weights between and after the client's local steps, taken to lie on a line; none where it takes one step.
+
+    A sample enters the update with its vectors at the steps that its mini-batch takes, on average in the middle of these steps.
+    """
     training = training_of_one_client(exposure.public.training)
     if sends_one_gradient(exposure.public.training) or not isinstance(training, FedAvg):
         return ()
     steps = training.local_steps(exposure.public.batch_size or 1)
     models = []
-    for share in (0.5 * (steps - 1) / steps, (steps - 1) / steps, 1.0):
+    for share in shares_of_steps(steps, _steps_of_a_pass(training, exposure.public.batch_size)):
         model = deep_copy(exposure.model)
         with torch.no_grad():
             for name, parameter in model.named_parameters():
@@ -165,6 +169,22 @@ def _later_models(exposure: Exposure) -> tuple[nn.Module, ...]:
                     parameter.sub_(share * training.learning_rate * steps * exposure.update[name].to(parameter))
         models.append(model)
     return tuple(models)
+
+
+def shares_of_steps(steps: int, in_a_pass: int) -> list[float]:
+    """Where on the way the mini-batches of a pass over the data have their mean step, the last step, and the end.
+
+    Of many mini-batches a few are taken, evenly spread.
+    """
+    means = [sum(range(first, steps, in_a_pass)) / len(range(first, steps, in_a_pass)) / steps for first in range(min(in_a_pass, steps))]
+    chosen = {means[round(place * (len(means) - 1) / (MOST_MODELS - 1))] for place in range(MOST_MODELS)}
+    return sorted((chosen | {(steps - 1) / steps, 1.0}) - {0.0})
+
+
+def _steps_of_a_pass(training: FedAvg, batch_size: int | None) -> int:
+    if training.mini_batch is None or batch_size is None:
+        return 1
+    return math.ceil(math.ceil(batch_size / training.mini_batch) / training.accumulate)
 
 
 def doubt_of(exposure: Exposure, level: Level) -> str:
