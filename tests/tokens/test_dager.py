@@ -163,3 +163,12 @@ def test_it_refuses_a_full_span_and_dropout():
     model.head = nn.Sequential(nn.Dropout(0.5), model.head)
     with pytest.raises(dm.Refused, match="drops units at random"):
         dm.recover_tokens(dm.observe(model.train(), dm.Batch(texts(), texts())), "dager")
+
+
+def test_texts_that_begin_alike_are_all_found_at_their_own_local_steps():
+    """The vectors of the first mini-batch do not drift at all, and must not rule out the later ones that begin with the same token."""
+    ids = torch.tensor([[7, 1, 2, 3, 20], [7, 4, 5, 6, 21], [7, 11, 9, 10, 22], [8, 14, 15, 12, 23]])
+    for training in (dm.FedAvg(learning_rate=1e-3, mini_batch=1), dm.FedAvg(learning_rate=1e-3, mini_batch=2, epochs=2)):
+        exposure = dm.observe(model_of(classes=3), dm.Batch(ids, torch.tensor([0, 1, 2, 0])), training=training)
+        found = dm.recover_tokens(exposure, "dager")
+        assert sorted(found.sequences) == lists(ids)

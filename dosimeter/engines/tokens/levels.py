@@ -51,23 +51,29 @@ class Level:
 
     def ratios(self, ids: Tensor, positions: Sequence[int] | None = None) -> Tensor:
         """How many error bars each vector of texts (n, t) is away from the span; at some positions only: (n, t or fewer)."""
-        size = ids.shape[1] * self.span.columns * 8
+        return self.ratios_by_model(ids, positions).amin(-1)
+
+    def ratios_by_model(self, ids: Tensor, positions: Sequence[int] | None = None) -> Tensor:
+        """The same at the weights that were sent and at those of each later model: (n, k, 1 + models). A sample has its own steps."""
         chosen = list(range(ids.shape[1])) if positions is None else list(positions)
-        return torch.cat([self._ratios(piece, chosen)[0] for piece in ids.split(max(1, HELD_BYTES // size))])
+        return torch.cat([self._far(piece, chosen)[0] for piece in self._pieces(ids)])
 
     def distances(self, ids: Tensor, positions: Sequence[int]) -> tuple[Tensor, Tensor]:
         """The relative distances from the span, and the same in error bars: (n, k) each."""
-        size = ids.shape[1] * self.span.columns * 8
-        pieces = [self._ratios(piece, list(positions)) for piece in ids.split(max(1, HELD_BYTES // size))]
-        return torch.cat([far for _, far in pieces]), torch.cat([ratio for ratio, _ in pieces])
+        found = [self._far(piece, list(positions)) for piece in self._pieces(ids)]
+        return torch.cat([far.amin(-1) for _, far in found]), torch.cat([ratio.amin(-1) for ratio, _ in found])
 
-    def _ratios(self, ids: Tensor, positions: list[int]) -> tuple[Tensor, Tensor]:
+    def _pieces(self, ids: Tensor) -> tuple[Tensor, ...]:
+        return ids.split(max(1, HELD_BYTES // (ids.shape[1] * self.span.columns * 8)))
+
+    def _far(self, ids: Tensor, positions: list[int]) -> tuple[Tensor, Tensor]:
+        """The distances by model, in error bars and relative. A sample enters the update with its vector at its own steps."""
         vectors = self.vectors(ids)
         far, bars = self.span.distances(vectors[:, positions].flatten(0, 1))
         bars = bars + self.drift(vectors, ids)[:, positions].flatten().to(bars) / PASS  # at worst the drift itself is left over
-        for model in self.later:  # a sample enters the update with its vector at its own steps
-            far = torch.minimum(far, self.span.distances(self.vectors(ids, model)[:, positions].flatten(0, 1))[0])
-        return (far / bars).reshape(len(ids), -1), far.reshape(len(ids), -1)
+        later = [self.span.distances(self.vectors(ids, model)[:, positions].flatten(0, 1))[0] for model in self.later]
+        every = torch.stack([far, *later], -1).reshape(len(ids), len(positions), -1)
+        return every / bars.reshape(len(ids), len(positions), 1), every
 
     def repeated(self, tokens: Tensor, length: int, rng: torch.Generator) -> Tensor:
         """The ratios of tokens (n,) at each place of a text, for a layer whose vectors depend on token and place alone: (n, length).

@@ -16,6 +16,7 @@ SWEEPS = 6  # over all places of an encoder's text
 RESTARTS = 4  # of a text of an encoder, from other tokens
 ANCHORS = 3  # places from which the texts of an encoder are searched
 MOST_EXCHANGES = 2048  # of two tokens of an encoder's text
+SEEN = 1.0  # error bars within which a token follows a text whose vectors drifted, whatever is nearer
 NEARLY = 3.0  # times the distance of the nearest token, up to which others follow a text whose vectors drifted
 
 
@@ -44,9 +45,11 @@ def follow(level: Level, choices: list[Tensor], batch_size: int | None) -> Found
     """Texts of a decoder, token by token: a vector depends on the tokens up to its place, so that a wrong token shows at once.
 
     `choices` are the tokens that may stand at each place. A text ends where no token follows. Petrov et al., Algorithm 2. Where the
-    vectors drifted in local steps, only tokens nearly as near as the nearest one follow a text.
+    vectors drifted in local steps, only tokens nearly as near as the nearest one of their step follow a text, and all vectors of a text
+    are held against the weights of the same step.
     """
-    branches, worst = torch.zeros(1, 0, dtype=torch.int64, device=choices[0].device), torch.zeros(1, dtype=torch.float64)
+    models = 1 + len(level.later)
+    branches, worst = torch.zeros(1, 0, dtype=torch.int64, device=choices[0].device), torch.zeros(1, models, dtype=torch.float64)
     ended: list[FoundText] = []
     margin = float("inf")
     for place, tokens in enumerate(choices):
@@ -55,25 +58,39 @@ def follow(level: Level, choices: list[Tensor], batch_size: int | None) -> Found
         grown, ratios, alive = [], [], torch.zeros(len(branches), dtype=torch.bool)
         for rows in torch.arange(len(branches)).split(max(1, MOST_AT_ONCE // len(tokens))):
             tried = torch.cat([branches[rows].repeat_interleave(len(tokens), 0), tokens.repeat(len(rows))[:, None]], 1)
-            far = level.ratios(tried, [place])[:, 0].cpu()
-            margin = min(margin, float(far[far > PASS].min()) / PASS if bool((far > PASS).any()) else margin)
-            passing = far <= PASS
+            each = level.ratios_by_model(tried, [place])[:, 0].cpu()  # (n, models)
+            nearest_model = each.amin(1)
+            margin = min(margin, float(nearest_model[nearest_model > PASS].min()) / PASS if bool((nearest_model > PASS).any()) else margin)
+            before = worst[rows].repeat_interleave(len(tokens), 0)
+            passing = torch.maximum(each, before).amin(1) <= PASS
             if level.later and place:
-                nearest = far.reshape(len(rows), -1).amin(1).repeat_interleave(len(tokens))
-                passing &= far <= NEARLY * nearest
+                passing &= _nearest_of_their_step(each, len(tokens))
+            each = torch.maximum(each, before)
             near = passing.nonzero().flatten()
             grown.append(tried[near.to(tried.device)])
-            ratios.append(torch.maximum(far[near], worst[rows[near // len(tokens)]]))
+            ratios.append(each[near])
             alive[rows[near // len(tokens)]] = True
-        ended += [FoundText(tuple(branches[i].tolist()), float(worst[i])) for i in (~alive).nonzero().flatten().tolist() if place]
+        ended += [FoundText(tuple(branches[i].tolist()), float(worst[i].min())) for i in (~alive).nonzero().flatten().tolist() if place]
         branches, worst = torch.cat(grown), torch.cat(ratios)
         if len(branches) > MOST_BRANCHES:
-            kept = worst.argsort()[:MOST_BRANCHES]
+            kept = worst.amin(1).argsort()[:MOST_BRANCHES]
             branches, worst = branches[kept.to(branches.device)], worst[kept]
         if len(branches) == 0:
             break
-    found = ended + [FoundText(tuple(row), far) for row, far in zip(branches.tolist(), worst.tolist())]
+    found = ended + [FoundText(tuple(row), far) for row, far in zip(branches.tolist(), worst.amin(1).tolist())]
     return FoundTexts(_surest(found, batch_size if level.later else None), margin)
+
+
+def _nearest_of_their_step(each: Tensor, count: int) -> Tensor:
+    """Which of `count` tokens behind each unfinished text are nearly as near as the nearest one that is best seen at the same step.
+
+    `each` (n, models) are the ratios of the tokens. Two texts may begin alike and enter the update at different steps: there the one
+    that drifted less does not rule out the other. What is within an error bar stays in any case.
+    """
+    far, step = each.min(1)
+    group = torch.arange(len(each)) // count * each.shape[1] + step
+    nearest = torch.full((len(each) // count * each.shape[1],), torch.inf, dtype=far.dtype).scatter_reduce(0, group, far, "amin")
+    return far <= (NEARLY * nearest[group]).clamp_min(SEEN)
 
 
 def search(level: Level, choices: list[Tensor], batch_size: int | None, *, shorter: bool, tries: int, rng: Generator) -> FoundTexts:
