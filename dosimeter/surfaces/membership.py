@@ -79,6 +79,9 @@ class Membership(Surface[MembershipEstimate]):
     def judge(self, found: MembershipEstimate, scores: Scores, attempts: int) -> tuple[Verdict, str]:
         return judge_membership(found, scores, attempts)
 
+    def may_leak(self, found: MembershipEstimate, scores: Scores) -> bool:
+        return not bool(found.members.any()) and scores.details["chance"] <= LARGEST_CHANCE
+
     def beats_nulls(self, value: float | None, rivals: Values) -> bool:
         return number(value, 0.0) >= max((number(rival, 0.0) for rival in rivals), default=0.0) + MARGIN
 
