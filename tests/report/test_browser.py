@@ -100,6 +100,18 @@ def test_many_nulls_do_not_widen_the_page(browser, make_record, width):
 
 
 @pytest.mark.browser
+def test_values_with_several_nulls_fit_a_phone(browser, make_record):
+    nulls = {name: {"token_f1": [0.118], "token_precision": [0.122]} for name in ("common words", "foreign")}
+    record = make_record("tokens", "embedding_rows", metrics={"token_f1": [1.0], "token_precision": [1.0]}, nulls=nulls)
+    with browser.new_context(viewport={"width": 360, "height": 800}) as context:
+        page = context.new_page()
+        page.set_content(render([record]))
+        page.evaluate("for (const fold of document.querySelectorAll('details')) fold.open = true")
+        assert page.evaluate("document.documentElement.scrollWidth") == 360
+        assert page.evaluate(OVERFLOW) == []
+
+
+@pytest.mark.browser
 @pytest.mark.parametrize("width", [360, 1280])
 def test_long_words_do_not_widen_the_page(browser, make_record, width):
     name = "a" * 300
