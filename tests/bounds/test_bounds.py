@@ -275,3 +275,9 @@ def test_no_guess_agrees_more_than_the_bound_on_blind_agreement(frequencies, siz
     assert best <= bound + 1e-12
     if size == 1:
         assert best == pytest.approx(bound)
+
+
+def test_auxiliary_samples_of_another_shape_are_refused_in_a_sentence(setting):
+    model, batch, _ = setting
+    other = dm.Batch(torch.rand(9, 1, 5, 5), torch.zeros(9, dtype=torch.int64))
+    assert "expected samples of the private ones' shape (1, 8, 8), got (1, 5, 5)" in str(dm.ceilings(model, batch, auxiliary=other).refused)

@@ -24,8 +24,13 @@ class PixelProblem:
         inputs, auxiliary = mechanism.client.batch.inputs, mechanism.auxiliary
         if auxiliary is None or len(auxiliary.inputs) < 2:
             raise Refused(f"{bound} needs auxiliary samples, from which it estimates what an attacker expects; give `auxiliary`")
+        if not isinstance(inputs, Tensor):
+            raise Refused(f"{bound} needs one tensor of real numbers; this batch has several tensors")
         if not inputs.is_floating_point():
             raise Refused(f"{bound} needs inputs of real numbers; these are {inputs.dtype}")
+        if auxiliary.inputs.shape[1:] != inputs.shape[1:]:
+            shapes = f"{tuple(inputs.shape[1:])}, got {tuple(auxiliary.inputs.shape[1:])}"
+            raise Refused(f"{bound}: auxiliary: expected samples of the private ones' shape {shapes}")
         mechanism = _in_double_precision(mechanism)
         self.inputs, self.normalization = mechanism.client.batch.inputs, mechanism.normalization
         self.prior = fit_gaussian(to_pixels(auxiliary.inputs.double(), mechanism.normalization))
