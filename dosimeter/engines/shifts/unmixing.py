@@ -6,6 +6,7 @@ many rows. Those directions are the edges of the cone {c : Q c ≥ 0}: linear pr
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,6 +28,9 @@ VISIBLE_NOISES = 100.0  # rows smaller than as many standard deviations say noth
 LEAST_NOISE = 3e-7  # of an entry: a few units of single precision
 ERROR_SLACK = 4.0  # the errors are an estimate, and larger where entries are large
 SHARPENINGS = 6  # rounds of weighing anew
+AWAY = 0.5  # of a random objective that is added at most to the one that is zero at the samples found
+POLISHES = 5
+CLOSE = 0.35  # share of the entries whose sum is the next objective
 ROUNDS = 40  # of adding the rows that a linear program's answer violates
 MOST_ROWS = 3000  # in a linear program
 ROWS_KEPT = 1500
@@ -164,18 +168,22 @@ class _Search:
         found: list[Array] = []
         if len(self.rows) == 0 or not np.isfinite(self.rows).all():
             return found  # every entry drowns in the errors
-        for _ in range(6 * samples + 20):
-            if len(found) == samples:
-                break
+        failed = 0  # in a row
+        while len(found) < samples and failed < samples + 20:
+            failed += 1
             start = self._new_edge(found)
             if start is None:
                 continue
-            direction = self.mixed.sharpen(start)
-            told = self.mixed.describe(direction)
-            if told.certain and all(abs(direction @ other) < 1 - 1e-6 for other in found):
-                found.append(direction)
-            elif told.wanted and (self.doubtful is None or told.witnesses > self.doubtful.witnesses):
-                self.doubtful = told
+            for edge in self._polished(start):
+                direction = self.mixed.sharpen(edge)
+                told = self.mixed.describe(direction)
+                if told.certain:
+                    if all(abs(direction @ other) < 1 - 1e-6 for other in found):
+                        found.append(direction)
+                        failed = 0
+                    break
+                if told.wanted and (self.doubtful is None or told.witnesses > self.doubtful.witnesses):
+                    self.doubtful = told
         return found
 
     def _new_edge(self, found: list[Array]) -> Array | None:
@@ -185,11 +193,29 @@ class _Search:
             known = np.array(found).T
             objective = objective - known @ np.linalg.lstsq(known, objective, rcond=None)[0]
         objective /= np.linalg.norm(objective)
+        other = self.rng.standard_normal(len(objective))  # else the objective is always the same where one sample is left
+        objective = objective + (AWAY * self.rng.random() / np.linalg.norm(other) * other if found else 0.0)
         for sign in (1.0, -1.0):
             edge = self._lowest(sign * objective)
-            if edge is not None and abs(objective @ edge) > 1e-3:
+            if edge is not None and all(abs(edge @ one) < 1 - 1e-6 for one in found):
                 return edge
         return None
+
+    def _polished(self, edge: Array) -> Iterator[Array]:
+        """The edge, and then edges with more and more zeros: the next objective is the sum of the entries closest to zero."""
+        zeros = -1
+        for _ in range(POLISHES):
+            heights = np.abs(self.rows @ edge)
+            now = int((heights < ZERO_NOISES * self.mixed.noise(edge)).sum())
+            if now <= zeros:
+                return
+            yield edge
+            zeros = now
+            close = heights <= np.quantile(heights, CLOSE)
+            lower = self._lowest(self.rows[close].mean(0))
+            if lower is None:
+                return
+            edge = lower
 
     def _lowest(self, objective: Array) -> Array | None:
         """The unit vector along the vertex of least objective, where rows c ≥ −noise and the mean of rows c is 1."""

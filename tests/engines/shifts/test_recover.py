@@ -167,3 +167,19 @@ def test_several_samples_of_a_grouped_layer_are_refused_since_each_group_has_its
         exposure = dm.observe(model, dm.Batch(images[:2], labels[:2]), declare_batch_size=declared)
         with pytest.raises(dm.Refused, match="an order of its own"):
             dm.recover_maps(exposure, layer="2")
+
+
+def test_a_batch_of_20_samples_comes_out_of_a_hidden_linear_layer(digits):
+    """Samples that agree in most units have wide cones between them: the search climbs to edges with more and more zeros."""
+    images, labels = digits
+    with torch.random.fork_rng():
+        torch.manual_seed(5)
+        hidden = (nn.Flatten(), nn.Linear(64, 480), nn.ReLU(), nn.Linear(480, 480), nn.ReLU())
+        model = nn.Sequential(*hidden, nn.Linear(480, 10)).eval()
+    exposure = dm.observe(model, dm.Batch(images[40:60], labels[40:60]), declare_batch_size=False)
+    found = dm.recover_maps(exposure, layer="3")
+    assert found.certified.tolist() == [True] * 20
+    truth = true_inputs(model, "3", images[40:60])
+    distances, partners = torch.cdist(found.maps.flatten(1), truth).min(1)
+    assert sorted(partners.tolist()) == list(range(20))
+    assert (distances / truth.norm(dim=1)[partners] < found.error_bars.clamp_max(1e-3)).all()

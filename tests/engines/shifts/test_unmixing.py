@@ -57,14 +57,14 @@ def test_zeros_must_be_as_narrow_as_the_noise():
 
 def test_samples_that_are_zero_in_the_same_entries_are_left_out_with_the_count_that_a_proof_takes():
     rng = torch.Generator().manual_seed(8)
-    shared = torch.rand(600, generator=rng, dtype=torch.float64) < 0.5
-    truth = torch.rand(2, 600, generator=rng, dtype=torch.float64) * shared
+    shared = torch.rand(200, generator=rng, dtype=torch.float64) < 0.5
+    truth = torch.rand(2, 200, generator=rng, dtype=torch.float64) * shared
     truth[0, shared.nonzero()[:4, 0]] = truth[1, shared.nonzero()[4:8, 0]] = 0  # four zeros of its own each
-    found = unmix(truth, 1e-9 * torch.randn(2, 600, generator=rng, dtype=torch.float64))
+    found = unmix(truth, 1e-9 * torch.randn(2, 200, generator=rng, dtype=torch.float64))
     assert len(found.mixing) == 0
     assert found.doubtful is None or found.doubtful[0] <= 4 < found.doubtful[1]
     truth[0, shared.nonzero()[8:48, 0]] = truth[1, shared.nonzero()[48:88, 0]] = 0
-    assert unmix(truth, 1e-9 * torch.randn(2, 600, generator=rng, dtype=torch.float64)).certain.tolist() == [True, True]
+    assert unmix(truth, 1e-9 * torch.randn(2, 200, generator=rng, dtype=torch.float64)).certain.tolist() == [True, True]
 
 
 def test_mixtures_that_drown_in_their_errors_hold_no_samples():
