@@ -239,7 +239,18 @@ def _differ(one: Tensor, other: Tensor) -> bool:
     return float((one - other).norm()) > SAME * float(other.norm())
 
 
+def _leaving_room(head: Head64, found: list[_Sample], rank: int, size: int | None) -> list[_Sample]:
+    """The samples, without those that count as several where the batch has no room for them and one sample in each direction left over.
+
+    Two alike samples span two directions, and look like one that occurs twice.
+    """
+    times = [round(one.share * head.scale * (size or 0)) for one in found]
+    fits = size is None or sum(times) + rank - len(found) <= size
+    return [one for one, count in zip(found, times) if fits or count <= 1]
+
+
 def _gather(head: Head64, found: list[_Sample], rank: int, size: int | None) -> LabelledSamples:
+    found = _leaving_room(head, found, rank, size)
     like = head.gradient
     shares = torch.tensor([one.share for one in found], dtype=torch.float64)
     times = (shares * head.scale * (size or 0)).round().clamp_min(1).long()

@@ -58,7 +58,7 @@ def test_nothing_is_claimed_of_a_gradient_of_other_labels():
         assert len(find_label_vectors(soft, 4, torch.Generator().manual_seed(seed)).features) == 0
 
 
-@pytest.mark.parametrize("distance", [1e-5, 2e-4, 1e-3])
+@pytest.mark.parametrize("distance", [1e-5, 2e-4, 1e-3, 1e-2, 3e-2])
 def test_the_bar_of_two_alike_samples_with_the_same_labels_holds_their_distance(distance):
     """They look like one that occurs twice, whose feature is their mean."""
     torch.manual_seed(1)
@@ -66,7 +66,11 @@ def test_the_bar_of_two_alike_samples_with_the_same_labels_holds_their_distance(
     inputs, targets = torch.rand(2, 1, 8, 8), (torch.rand(1, 50) > 0.5).float().expand(2, -1)
     inputs[1] = inputs[0] + distance * torch.randn(1, 8, 8)
     batch = dm.Batch(inputs, targets)
-    found = dm.recover_features(dm.observe(model, batch, loss="binary_cross_entropy"), "head_slopes")
+    try:
+        found = dm.recover_features(dm.observe(model, batch, loss="binary_cross_entropy"), "head_slopes")
+    except dm.Refused:  # two directions, and room for two samples: none of them occurs twice
+        assert distance > 1e-4
+        return
     true = model[:-1](inputs).detach().double()
     error = torch.cdist(found.features.double(), true).amin(1) / true.norm(dim=1)
     assert bool((error[found.certified] <= found.error_bar[found.certified]).all())
@@ -82,5 +86,5 @@ def test_more_samples_than_declared_prove_nothing():
     exposure = dm.observe(model, batch, loss=dm.BinaryCrossEntropy(over_classes="sum"))
     told = replace(exposure, public=replace(exposure.public, loss=dm.BinaryCrossEntropy()))
     assert bool(dm.recover_features(exposure, "head_slopes").certified.all())
-    assert not bool(dm.recover_features(told, "head_slopes").certified.any())
-    assert not dm.recover_labels(told, "head_slopes").certified
+    with pytest.raises(dm.Refused, match="directions of the gradient are certified"):
+        dm.recover_labels(told, "head_slopes")
