@@ -21,7 +21,7 @@ class Unmodelled(OutgoingDefense):
     nothing is proved. A simulated client sends its update unchanged.
     """
 
-    promise: ClassVar[str] = "nothing"
+    promise: ClassVar[str] = "nothing: it says that a change was made, and not which"
     breaks: ClassVar[str] = "every proof"
 
     def distorts(self) -> bool:

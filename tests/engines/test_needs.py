@@ -27,8 +27,9 @@ def method_that_needs(*needs: Knowledge, partial: bool = False) -> Method:
 
 @pytest.fixture
 def granted(classifier, batch) -> Exposure:
-    """One sample, everything declared and sent, and auxiliary data."""
-    return dm.observe(classifier, dm.Batch(batch.inputs[:1], batch.targets[:1]), auxiliary=batch)
+    """One sample, everything declared and sent, auxiliary data and candidates."""
+    exposure = dm.observe(classifier, dm.Batch(batch.inputs[:1], batch.targets[:1]), auxiliary=batch)
+    return replace(exposure, candidates=batch)
 
 
 def without(exposure: Exposure, *names: str) -> Exposure:
@@ -87,6 +88,7 @@ def test_what_is_granted_is_not_refused(granted, need):
         (Knowledge.HEAD_GRADIENT, lambda e: without(e, "5.weight"), "needy needs the head gradient: the client withholds"),
         (Knowledge.BIAS_GRADIENT, lambda e: without(e, "5.bias"), "needs the head bias gradient: the client withholds"),
         (Knowledge.BATCH_SIZE, lambda e: with_public(e, batch_size=None), "needs the batch size"),
+        (Knowledge.CANDIDATES, lambda e: replace(e, candidates=None), "needs candidates"),
         (Knowledge.AUXILIARY, lambda e: replace(e, auxiliary=None), "needs auxiliary data"),
         (Knowledge.SINGLE_SAMPLE, lambda e: with_public(e, batch_size=3), "a batch of one: this batch has 3"),
         (Knowledge.SINGLE_SAMPLE, lambda e: with_public(e, batch_size=None), "an unknown number"),

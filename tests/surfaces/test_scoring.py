@@ -31,7 +31,7 @@ def test_an_estimate_is_scored_by_its_own_surface(found, truth, classifier):
 
 
 def test_what_is_no_estimate_of_any_surface_is_refused(found, truth):
-    with pytest.raises(TypeError, match="TokenEstimate, got Tensor"):
+    with pytest.raises(TypeError, match="MembershipEstimate, got Tensor"):
         dm.score(truth.inputs, truth)
     with pytest.raises(TypeError, match="expected a Reconstruction"):
         dm.score(found, truth, foreign=dm.LabelEstimate(counts=torch.tensor([1, 1]), labels=torch.tensor([0, 1])))
