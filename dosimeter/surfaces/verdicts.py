@@ -27,6 +27,9 @@ LEAKS = (Verdict.LEAKED, Verdict.PROVED)
 
 def verdict_of(record: Record) -> Verdict:
     """The verdict of a record. "Impossible here" without a theorem is "not attempted"."""
+    known = [verdict.value for verdict in Verdict]
+    if record.verdict not in known:
+        raise ValueError(f"record {record.key!r}: verdict: expected one of {', '.join(known)}, got {record.verdict!r}")
     verdict = Verdict(record.verdict)
     return Verdict.NOT_ATTEMPTED if verdict is Verdict.IMPOSSIBLE and not record.details.get("theorem") else verdict
 

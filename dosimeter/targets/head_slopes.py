@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +17,9 @@ from dosimeter.network.head import Head, find_head
 from dosimeter.options import NonNegativeInt
 from dosimeter.registry import TARGETS
 from dosimeter.types import Knowledge, Outcome, Refused, TargetEstimate
+
+UNKNOWN_SIZE = "guesses only: a target is read off the batch size times a slope, and no batch size is declared"
+DISTORTED = "guesses only: a defense changed entries, and a target takes up the error of a single slope, which no bar here holds"
 
 
 @TARGETS.register("head_slopes")
@@ -43,7 +47,10 @@ class HeadSlopes(TargetRecovery):
         size = public.batch_size or len(factors.features)
         scale = size * (head.classes if public.loss.over_outputs == "mean" else 1) / 2
         targets = head.logits(factors.features) - scale * factors.slopes  # (n, K)
-        certified = factors.certified
+        doubt = UNKNOWN_SIZE if public.batch_size is None else ""
+        if any(defense.distorts() for defense in public.defenses):
+            doubt = DISTORTED
+        certified = factors.certified & (not doubt)
         count, known = len(targets), int(certified.sum())
         return TargetEstimate(
             targets=targets.reshape(count, *(public.output_shape if public.output_shape is not None else (head.classes,))),
@@ -51,7 +58,7 @@ class HeadSlopes(TargetRecovery):
             error_bars=_bars(head, factors, scale),
             premises=premises_of(public) if known else (),
             outcome=Outcome.COMPLETED if known == count else Outcome.PARTIAL,
-            message=factors.doubt,
+            message=factors.doubt or doubt,
         )
 
 
@@ -59,4 +66,4 @@ def _bars(head: Head, factors: HeadFactors, scale: float) -> Tensor:
     """How far each target may be off: what the feature's error moves the output by, and the slope's own error: (n,)."""
     longest = torch.linalg.vector_norm(head.weight.double(), dim=1).max()
     moved = longest * factors.features.norm(dim=1) + scale * factors.slopes.norm(dim=1)
-    return factors.error_bar * moved
+    return factors.error_bar * moved + scale * math.sqrt(head.classes) * factors.slope_error

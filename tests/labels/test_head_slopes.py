@@ -85,3 +85,26 @@ def test_an_audit_shows_label_vectors_as_leaked():
         model_of(12), batch, loss=nn.BCEWithLogitsLoss(), labels=["head_slopes"], features=["head_slopes"], maps=[], attacks=[]
     )
     assert {record.surface: record.verdict for record in audit.records} == {"labels": "leaked", "features": "leaked"}
+
+
+@pytest.mark.parametrize("loss", ["binary_cross_entropy", "weights"])
+def test_without_a_declared_size_a_duplicate_may_be_there_and_no_count_is_proved(loss):
+    inputs = pictures(5)
+    inputs[1] = inputs[0]
+    targets = vectors(5)
+    targets[1] = targets[0]
+    if loss == "weights":
+        targets, loss = torch.tensor([3, 3, 1, 0]), nn.CrossEntropyLoss(weight=torch.linspace(0.5, 2, 12))
+    found = dm.recover_labels(
+        dm.observe(model_of(12, 0, 256), dm.Batch(inputs, targets), loss=loss, declare_batch_size=False), "head_slopes"
+    )
+    true = targets.sum(0).long() if targets.ndim == 2 else torch.bincount(targets, minlength=12)
+    assert not found.certified
+    assert bool((found.details["proved"] <= true).all())
+
+
+def test_two_classes_show_one_direction_of_any_batch():
+    loss = nn.CrossEntropyLoss(weight=torch.tensor([0.5, 2.0]))
+    exposure = dm.observe(model_of(2), dm.Batch(pictures(6), torch.tensor([0, 1, 1, 0])), loss=loss, declare_batch_size=False)
+    with pytest.raises(dm.Refused, match="any larger batch looks like this"):
+        dm.recover_features(exposure, "head_slopes")

@@ -1,18 +1,25 @@
 """The verdicts as the records hold them."""
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import torch
 
 from dosimeter.surfaces.surface import surface_names
-from dosimeter.surfaces.verdicts import UTILITY, Verdict, refusal_of, verdict_of_failure
-from dosimeter.types import Impossible, LabelEstimate, Outcome, Refused
+from dosimeter.surfaces.verdicts import UTILITY, Verdict, refusal_of, verdict_of, verdict_of_failure
+from dosimeter.types import Impossible, LabelEstimate, Outcome, Record, Refused
 
 
 def test_the_words_in_the_records_come_gravest_first():
     words = ["leaked", "proved", "unverified", "not shown at this budget", "not attempted", "impossible here", "not measured"]
     assert [str(verdict) for verdict in Verdict] == words
+
+
+def test_a_word_that_is_no_verdict_is_refused_with_its_record():
+    with pytest.raises(ValueError, match="verdict: expected one of leaked"):
+        verdict_of(cast(Record, SimpleNamespace(key="k1", verdict="leaky")))
 
 
 def test_impossible_needs_a_theorem():

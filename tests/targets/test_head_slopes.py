@@ -86,3 +86,18 @@ def test_an_audit_reads_targets_in_place_of_labels():
     batch = dm.Batch(pictures(6), numbers(6, 4, 6))
     audit = dm.audit(model_of(6, 0, 128), batch, loss=nn.MSELoss(), features=[], maps=[], attacks=[])
     assert {record.surface: record.verdict for record in audit.records} == {"targets": "leaked"}
+
+
+@pytest.mark.parametrize(
+    ("protocol", "why"),
+    [
+        ({"declare_batch_size": False}, "no batch size is declared"),
+        ({"defenses": (dm.defense("pruning", ratio=0.1),)}, "a defense changed entries"),
+    ],
+)
+def test_nothing_is_proved_where_the_scale_of_a_slope_or_single_slopes_are_open(protocol, why):
+    batch = dm.Batch(pictures(1), numbers(1, 4, 6))
+    found = dm.recover_targets(dm.observe(model_of(6, 0, 256), batch, loss="squared_error", **protocol))
+    assert not found.certified.any()
+    assert found.premises == ()
+    assert why in found.message

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from dosimeter.client.losses import BinaryCrossEntropy, SquaredError
 from dosimeter.engines.shifts.recover import declared_noise, doubt_of_maps
 from dosimeter.engines.shifts.unmixing import ZERO_NOISES, unmix
 from dosimeter.engines.subspace.spectrum import rounding_unit
@@ -38,7 +39,8 @@ class HeadFactors:
 
     features: Tensor  # (n, H)
     slopes: Tensor  # (n, C) of the mean loss over the batch
-    error_bar: Tensor  # (n,) relative, of features and slopes
+    error_bar: Tensor  # (n,) relative, of features and of the slopes' scale
+    slope_error: Tensor  # (n,) by which an entry of the slopes may be off besides
     certified: Tensor  # (n,) bool
     doubt: str  # why nothing is certified, "" where something is
 
@@ -53,7 +55,8 @@ def take_apart(exposure: Exposure, head: Head, seed: int = 0) -> HeadFactors:
     span = span_of(head.weight_gradient, unit, declared=declared_noise(head.weight_gradient, public))
     if span.rank == 0:
         raise Refused("no direction of the head's gradient stands above its noise")
-    most = min(head.classes - public.loss.shift_invariant, head.features)
+    sums_to_zero = not isinstance(public.loss, SquaredError | BinaryCrossEntropy)  # slopes, as under any loss over a softmax
+    most = min(head.classes - sums_to_zero, head.features)
     if public.batch_size is None and span.rank >= most:
         raise Refused(f"the head's gradient has full rank, {span.rank}: any larger batch looks like this, and no batch size is declared")
     if span.rank == 1 and public.batch_size in (None, 1):
@@ -65,7 +68,12 @@ def take_apart(exposure: Exposure, head: Head, seed: int = 0) -> HeadFactors:
     doubt = doubt_of_maps(public) or _doubt_of_size(public.batch_size, span.rank)
     certified = factors.certified & (factors.error_bar < LARGEST_BAR) & (not doubt)
     return HeadFactors(
-        features=factors.features, slopes=factors.slopes, error_bar=factors.error_bar, certified=certified, doubt=factors.doubt or doubt
+        features=factors.features,
+        slopes=factors.slopes,
+        error_bar=factors.error_bar,
+        slope_error=factors.slope_error,
+        certified=certified,
+        doubt=factors.doubt or doubt,
     )
 
 
@@ -92,6 +100,7 @@ def _one_sample(head: Head, span: Span) -> HeadFactors:
         features=feature[None],
         slopes=slopes[None],
         error_bar=torch.tensor([bar], dtype=torch.float64, device=feature.device),
+        slope_error=torch.tensor([DEVIATIONS * noise], dtype=torch.float64, device=feature.device),
         certified=torch.tensor([fits], device=feature.device),
         doubt="" if fits else f"guesses only: weight and bias of the head disagree by {misfit / float(gradient.norm()):.2g}",
     )
@@ -118,7 +127,8 @@ def _several(head: Head, span: Span, seed: int) -> HeadFactors:
     if not bool((inverse > 0).all()):
         raise Refused("the gradient of the head's bias fits no positive scale of the features: its entries may have been changed")
     rest = float((slopes.T @ inverse - bias).norm() / bias.norm())
-    lost = DEVIATIONS * span.noise * float(torch.linalg.matrix_norm(torch.linalg.pinv(directions.T), 2)) * math.sqrt(bias.numel())
+    inverse_of_directions = torch.linalg.pinv(directions.T)  # (r, H)
+    lost = DEVIATIONS * span.noise * float(torch.linalg.matrix_norm(inverse_of_directions, 2)) * math.sqrt(bias.numel())
     scale_error = (lost + span.unit * float(bias.norm())) * torch.linalg.pinv(slopes.T).norm(dim=1)  # (r,)
     bars = torch.hypot(DEVIATIONS * samples.errors.to(inverse), scale_error * inverse.max() / inverse)
     fits = rest <= max(LARGEST_BAR, 0) and len(bias) >= span.rank
@@ -126,6 +136,7 @@ def _several(head: Head, span: Span, seed: int) -> HeadFactors:
         features=directions / inverse[:, None],
         slopes=slopes * inverse[:, None],
         error_bar=bars,
+        slope_error=DEVIATIONS * span.noise * inverse_of_directions.norm(dim=1) * inverse,
         certified=samples.certain.to(bars.device) & fits,
         doubt="" if fits else f"guesses only: the slopes miss the bias's gradient by {rest:.2g}",
     )

@@ -67,11 +67,13 @@ def _by_vectors(exposure: Exposure, head: Head, rng: Generator) -> HeadSamples:
         scale=head.classes if public.loss.over_classes == "mean" else 1,
         model_unit=head.precision,
     )
-    found = find_label_vectors(equations, None if may_be_scaled(public) else public.batch_size, rng)
-    doubt = doubt_of_maps(public) or _doubt_of_count(int(found.times.sum()), public.batch_size)
+    known = None if may_be_scaled(public) else public.batch_size
+    found = find_label_vectors(equations, known, rng)
+    times = found.times if known is not None else torch.ones_like(found.times)  # shares are of an unknown whole
+    doubt = doubt_of_maps(public) or _doubt_of_count(int(times.sum()), public.batch_size)
     device, count = gradient.device, len(found.features)
     declared = public.batch_size
-    complete = found.complete and not doubt and declared in (None, int(found.times.sum()))
+    complete = found.complete and not doubt and declared in (None, int(times.sum()))
     at_most = (head.classes - 1) // 2
     why = f"more than {at_most} samples leave the equations of {head.classes} labels undetermined" if found.rank > at_most else ""
     left = f"{count} of {found.rank} directions of the gradient are certified samples"
@@ -79,7 +81,7 @@ def _by_vectors(exposure: Exposure, head: Head, rng: Generator) -> HeadSamples:
         features=found.features,
         vectors=found.vectors,
         labels=found.vectors.argmax(1),
-        times=found.times.to(device),
+        times=times.to(device),
         error_bar=found.error_bar.to(device),
         certified=torch.full((count,), not doubt, device=device),
         complete=complete,
