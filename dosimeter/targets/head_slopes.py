@@ -19,7 +19,6 @@ from dosimeter.registry import TARGETS
 from dosimeter.types import Knowledge, Outcome, Refused, TargetEstimate
 
 UNKNOWN_SIZE = "guesses only: a target is read off the batch size times a slope, and no batch size is declared"
-DISTORTED = "guesses only: a defense changed entries, and a target takes up the error of a single slope, which no bar here holds"
 
 
 @TARGETS.register("head_slopes")
@@ -48,8 +47,6 @@ class HeadSlopes(TargetRecovery):
         scale = size * (head.classes if public.loss.over_outputs == "mean" else 1) / 2
         targets = head.logits(factors.features) - scale * factors.slopes  # (n, K)
         doubt = UNKNOWN_SIZE if public.batch_size is None else ""
-        if any(defense.distorts() for defense in public.defenses):
-            doubt = DISTORTED
         certified = factors.certified & (not doubt)
         count, known = len(targets), int(certified.sum())
         return TargetEstimate(

@@ -92,7 +92,7 @@ def test_an_audit_reads_targets_in_place_of_labels():
     ("protocol", "why"),
     [
         ({"declare_batch_size": False}, "no batch size is declared"),
-        ({"defenses": (dm.defense("pruning", ratio=0.1),)}, "a defense changed entries"),
+        ({"defenses": (dm.defense("pruning", ratio=0.1),)}, "a defense emptied some entries"),
     ],
 )
 def test_nothing_is_proved_where_the_scale_of_a_slope_or_single_slopes_are_open(protocol, why):

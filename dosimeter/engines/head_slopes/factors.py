@@ -17,9 +17,10 @@ from torch import Tensor
 from dosimeter.client.losses import BinaryCrossEntropy, SquaredError
 from dosimeter.engines.shifts.recover import declared_noise, doubt_of_maps
 from dosimeter.engines.shifts.unmixing import ZERO_NOISES, unmix
+from dosimeter.engines.subspace.distortion import distortion_of
 from dosimeter.engines.subspace.spectrum import rounding_unit
 from dosimeter.engines.tokens.span import Span, span_of
-from dosimeter.interfaces import Exposure
+from dosimeter.interfaces import Exposure, Public
 from dosimeter.linear_fit import linear_fit
 from dosimeter.network.head import Head
 from dosimeter.randomness import generator
@@ -65,7 +66,7 @@ def take_apart(exposure: Exposure, head: Head, seed: int = 0) -> HeadFactors:
         raise Refused(MIXING.format(rank=public.batch_size or span.rank))
     else:
         factors = _several(head, span, seed)
-    doubt = doubt_of_maps(public) or _doubt_of_size(public.batch_size, span.rank)
+    doubt = doubt_of_maps(public) or _doubt_of_size(public.batch_size, span.rank) or _doubt_of_entries(head.weight_gradient, public)
     certified = factors.certified & (factors.error_bar < LARGEST_BAR) & (not doubt)
     return HeadFactors(
         features=factors.features,
@@ -81,6 +82,14 @@ def _doubt_of_size(declared: int | None, rank: int) -> str:
     if declared is None or declared == rank:
         return ""
     return f"guesses only: the head's gradient shows {rank} directions and the batch has {declared} samples, so that one may be a mixture"
+
+
+def _doubt_of_entries(gradient: Tensor, public: Public) -> str:
+    """Error bars take every entry to be as wrong as the others."""
+    known = distortion_of(gradient, public)
+    if known is None or bool(known.live.all()) or not bool(known.live.any()):
+        return ""
+    return "guesses only: a defense emptied some entries of the head's gradient and kept others, and no bar here holds such errors"
 
 
 def _one_sample(head: Head, span: Span) -> HeadFactors:
