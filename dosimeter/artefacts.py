@@ -19,6 +19,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from dosimeter.files import check_path
 from dosimeter.stopping import stop_if_requested, stop_requested
 
 CHECKPOINT_FOLDER = "checkpoints"  # in a run's own folder
@@ -44,6 +45,7 @@ def atomic_write(path: Path, *, durable: bool = False) -> Iterator[Path]:
 
     With `durable` the file is on disk, and found under its name after a power cut, when the block ends.
     """
+    check_path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     os.close(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666))  # no link of this name is followed
@@ -70,6 +72,7 @@ def _flush(path: Path) -> None:
 
 def require_folder(path: Path) -> None:
     """Refuse what stands in the place of a folder that Dosimeter writes to."""
+    check_path(path)
     if path.exists() and not path.is_dir():
         kind = "a file" if path.is_file() else "a pipe" if path.is_fifo() else "a device or a socket"
         raise ValueError(f"{path}: expected a folder to write to, got {kind}; choose another")

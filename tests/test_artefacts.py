@@ -127,3 +127,9 @@ def test_a_checkpoint_whose_bits_changed_is_ignored(tmp_path):
     assert CheckpointFile(path).load() is None
     write_tensors(path, {"a": torch.arange(4.0)}, {"epoch": "2"})  # nothing says what it should hold
     assert CheckpointFile(path).load() is None
+
+
+def test_a_path_that_no_system_call_takes_is_refused(tmp_path):
+    for place in ("a\0b", "a\0b/c"):
+        with pytest.raises(ValueError, match="which has a zero byte"), atomic_write(tmp_path / place):
+            pass

@@ -56,6 +56,8 @@ class ReceivedModel:
 def receive_model(model: nn.Module, batch: Batch | None, reference: nn.Module | None) -> ReceivedModel:
     """Run a copy of the model once, in eval mode, and record its layers' inputs. Refuses a model that is no classifier or not finite."""
     check_weights(model, "model")
+    if batch is not None and not isinstance(batch, Batch):
+        raise TypeError(f"batch: expected a Batch, got {type(batch).__name__}")
     if batch is not None and isinstance(batch.inputs, NamedInputs):
         raise TypeError(
             f"batch.inputs: expected one tensor, which inspect holds against every layer's rows; got {', '.join(batch.inputs.tensors)}"

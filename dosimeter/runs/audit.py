@@ -139,6 +139,8 @@ class Audit:
 
 def read(folder: str | Path) -> Audit:
     """The audit whose records a folder holds, as `Audit.save`, `out=` or the command line wrote them."""
+    if not isinstance(folder, str | Path):
+        raise TypeError(f"folder: expected the path of a folder with records, got {folder!r}")
     return Audit(records=tuple(read_records(Path(folder).parent if Path(folder).name == FILE_NAME else folder)))
 
 

@@ -39,6 +39,9 @@ def test_membership(
     """
     if not isinstance(candidates, Batch) or not len(candidates.inputs) or len(candidates.inputs) != len(candidates.targets):
         raise ValueError("candidates: expected a Batch of at least one sample with one target each")
+    wanted = next(exposure.model.parameters()).dtype
+    if wanted != torch.float64 and any(tensor.dtype == torch.float64 for tensor in tensors_of(candidates.inputs)):
+        raise TypeError(f"candidates.inputs: expected {wanted}, as the model has, got {torch.float64}")
     noisy = any(defense.noise_floor(change, 1) > 0 for defense in exposure.public.defenses for change in exposure.update.values())
     recovery = MEMBERSHIP.resolve(method or ("likelihood" if noisy else "spans"), **options)
     check_exposure(exposure)

@@ -147,3 +147,13 @@ def test_a_gradient_with_more_directions_than_the_declared_size_gives_refutes_th
     told = replace(exposure, public=replace(exposure.public, batch_size=1))
     with pytest.raises(dm.Refused, match="more directions than 1 samples give it"):
         dm.test_membership(told, batch)
+
+
+def test_candidates_of_another_precision_are_refused(classifier, batch):
+    exposure = dm.observe(classifier, batch)
+    with pytest.raises(TypeError, match=r"candidates\.inputs: expected torch\.float32"):
+        dm.test_membership(exposure, dm.Batch(batch.inputs.double(), batch.targets))
+    with pytest.raises(TypeError, match="batch: expected a Batch, got tuple"):
+        dm.inspect(classifier, batch=(batch.inputs, batch.targets))
+    with pytest.raises(TypeError, match="folder: expected the path of a folder"):
+        dm.read(None)
