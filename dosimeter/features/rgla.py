@@ -59,19 +59,24 @@ class RGLA(FeatureRecovery):
         if not isinstance(loss, CrossEntropy) or loss.smoothing > 0 or loss.temperature != 1 or labels.soft is not None:
             raise Refused("rgla inverts plain cross-entropy with hard labels; subspace allows for smoothing and temperature")
         ids = labels.labels.to(head.weight.device)
-        problem = _Problem.of(head, ids)
-        logits = _initial_logits(self.initialisation, problem, head, exposure, ids, rng).requires_grad_()  # (B, C)
+        problem = LogitProblem.of(head, ids)
+        logits = self.descend(problem, _initial_logits(self.initialisation, problem, head, exposure, ids, rng))
+        return _estimate(logits, problem, head)
+
+    def descend(self, problem: LogitProblem, start: Tensor) -> Tensor:
+        """The logits (B, C) that the steps of Algorithm 1 lead to."""
+        logits = start.clone().requires_grad_()
         optimizer = torch.optim.Adam([logits], lr=self.learning_rate)
         for step in range(self.steps):
             optimizer.zero_grad(set_to_none=True)
-            self._objective(logits, problem).backward()
+            self.objective(logits, problem).backward()
             optimizer.step()
             if self.detached and (step + 1) % 1000 == 0:
                 optimizer.param_groups[0]["lr"] *= self.decay
             advance(step + 1, self.steps, "steps")
-        return _estimate(logits.detach(), problem, head)
+        return logits.detach()
 
-    def _objective(self, logits: Tensor, problem: _Problem) -> Tensor:
+    def objective(self, logits: Tensor, problem: LogitProblem) -> Tensor:
         """Eq. (7)."""
         error = problem.error(logits)  # (B, C)
         fixed = error.detach() if self.detached else error
@@ -83,7 +88,7 @@ class RGLA(FeatureRecovery):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Problem:
+class LogitProblem:
     """The known sides of the three equations."""
 
     labels: Tensor  # (B,)
@@ -96,7 +101,7 @@ class _Problem:
     expected_loss: Tensor  # ()
 
     @classmethod
-    def of(cls, head: Head, labels: Tensor) -> _Problem:
+    def of(cls, head: Head, labels: Tensor) -> LogitProblem:
         assert head.weight_gradient is not None
         assert head.bias_gradient is not None
         assert head.bias is not None
@@ -129,6 +134,10 @@ class _Problem:
         """D = (softmax(ŷ) − y)/B, the gradient of the mean loss at the logits: (B, C)."""
         return (torch.softmax(logits, 1) - one_hot(self.labels, logits.shape[1])) / len(logits)
 
+    def features(self, logits: Tensor) -> Tensor:
+        """Eq. (5), f = D⁺ᵀ ∇W, in double precision: (B, H)."""
+        return torch.linalg.pinv(self.error(logits.double()).T) @ self.weight_gradient.double()
+
 
 def _expected_loss(bias_gradient: Tensor, labels: Tensor) -> Tensor:
     """Proposition 2: −(1/B) Σ ln(∇b_y + λ_y/B)."""
@@ -137,7 +146,7 @@ def _expected_loss(bias_gradient: Tensor, labels: Tensor) -> Tensor:
     return -arguments[arguments > 0].log().sum() / len(labels)
 
 
-def _initial_logits(kind: Initialisation, problem: _Problem, head: Head, exposure: Exposure, labels: Tensor, rng: Generator) -> Tensor:
+def _initial_logits(kind: Initialisation, problem: LogitProblem, head: Head, exposure: Exposure, labels: Tensor, rng: Generator) -> Tensor:
     """The six starting points of Table 7: (B, C)."""
     shape, like = (len(labels), head.classes), problem.weight
     match kind:
@@ -166,13 +175,12 @@ def _auxiliary_logits(exposure: Exposure, size: int, rng: Generator) -> Tensor:
     return output_of(exposure.model, inputs[chosen])
 
 
-def _estimate(logits: Tensor, problem: _Problem, head: Head) -> FeatureEstimate:
-    """Eq. (5): f = D⁺ᵀ ∇W."""
+def _estimate(logits: Tensor, problem: LogitProblem, head: Head) -> FeatureEstimate:
+    """The features of the logits, with the part of the gradient that they leave unexplained."""
     assert head.weight_gradient is not None
-    error = problem.error(logits.double())
     target = head.weight_gradient.double()
-    finite = bool(torch.isfinite(error).all())
-    features = torch.linalg.pinv(error.T) @ target if finite else target.new_full((len(logits), target.shape[1]), torch.nan)
+    finite = bool(torch.isfinite(logits).all())
+    features = problem.features(logits) if finite else target.new_full((len(logits), target.shape[1]), torch.nan)
     unexplained = torch.linalg.matrix_norm(target - _gradient_of(head, features, problem.labels)) / torch.linalg.matrix_norm(target)
     dtype = torch.promote_types(head.weight_gradient.dtype, torch.float32)
     return FeatureEstimate(

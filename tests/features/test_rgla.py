@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import dosimeter as dm
-from dosimeter.features.rgla import RGLA, _expected_loss, _Problem
+from dosimeter.features.rgla import RGLA, LogitProblem, _expected_loss
 from dosimeter.network.head import find_head
 from dosimeter.types import Refused
 
@@ -15,11 +15,11 @@ def test_the_first_two_terms_vanish_at_the_true_logits(make):
     """Proposition 1 and Eq. (3), which hold exactly."""
     case = make(6, dtype=torch.float64)
     head = find_head(case.exposure)
-    problem = _Problem.of(head, case.labels)
+    problem = LogitProblem.of(head, case.labels)
     logits = head.logits(case.features)
     method = RGLA(loss_term=0)
-    assert float(method._objective(logits, problem)) < 1e-18
-    assert float(method._objective(logits + torch.randn_like(logits), problem)) > 1e-3
+    assert float(method.objective(logits, problem)) < 1e-18
+    assert float(method.objective(logits + torch.randn_like(logits), problem)) > 1e-3
 
 
 def test_many_classes_have_the_same_objective_without_a_square_of_them(make, monkeypatch):
@@ -29,9 +29,9 @@ def test_many_classes_have_the_same_objective_without_a_square_of_them(make, mon
     found = []
     for most in (2048, 1):
         monkeypatch.setattr("dosimeter.features.rgla.MOST_SQUARED", most)
-        problem = _Problem.of(head, case.labels)
+        problem = LogitProblem.of(head, case.labels)
         point = logits.clone().requires_grad_()
-        value = RGLA()._objective(point, problem)
+        value = RGLA().objective(point, problem)
         found.append((float(value), torch.autograd.grad(value, point)[0], problem.product is None))
     assert [without for *_, without in found] == [False, True]
     assert found[1][0] == pytest.approx(found[0][0], rel=1e-9)

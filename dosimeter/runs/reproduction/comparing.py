@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 from fnmatch import fnmatchcase
 
-from dosimeter.runs.reproduction.quantities import figure_of, is_error
+from dosimeter.runs.reproduction.quantities import Trial, figure_of, is_error
 from dosimeter.runs.reproduction.tables import Law, Row, Table
 from dosimeter.types import Record
 
-Records = Mapping[tuple[str, str], Sequence[Record]]  # (row, column) -> one record a trial
+Records = Mapping[tuple[str, str], Sequence[Trial]]  # (row, column) -> one a trial
 
 
 ROUNDING = 1e-9  # a tolerance of .02 around 1 includes .98 in spite of binary rounding
@@ -58,7 +58,7 @@ class LawResult:
 
 def compare_row(row: Row, records: Records) -> list[Cell]:
     cells = []
-    for column in row.methods:
+    for column in row.columns:
         found = records.get((row.name, column), ())
         for quantity in dict.fromkeys([*row.published.get(column, {}), *row.show]):
             cells.append(_cell(row, column, quantity, found))
@@ -69,10 +69,10 @@ def judge_laws(table: Table, records: Records) -> list[LawResult]:
     return [_judge(law, [row for row in table.rows if not row.skip and fnmatchcase(row.name, law.rows)], records) for law in table.laws]
 
 
-def _cell(row: Row, column: str, quantity: str, records: Sequence[Record]) -> Cell:
+def _cell(row: Row, column: str, quantity: str, records: Sequence[Trial]) -> Cell:
     published = row.published.get(column, {}).get(quantity)
     figure = figure_of(quantity, records)
-    reason = next((record.reason for record in records if not record.metrics), "")
+    reason = next((record.reason for record in records if isinstance(record, Record) and not record.metrics), "")
     if row.skip:
         figure, verdict, reason = None, Agreement.SKIPPED, row.skip
     elif figure is None:
@@ -109,7 +109,7 @@ def _judge(law: Law, rows: Sequence[Row], records: Records) -> LawResult:
         return None if figure is None else figure.mean
 
     slack = law.slack + ROUNDING
-    numbers = {row.name: number(row, law.column) for row in rows if law.column in row.methods}
+    numbers = {row.name: number(row, law.column) for row in rows if law.column in row.columns}
     known = {name: value for name, value in numbers.items() if value is not None}
     failures = [f"{name}: refused" for name, value in numbers.items() if value is None]
     if law.at_least is not None:
@@ -122,7 +122,7 @@ def _judge(law: Law, rows: Sequence[Row], records: Records) -> LawResult:
         failures += [f"{b}: {y:.3g} after {x:.3g}" for (_, x), (b, y) in steps if sign * (y - x) < -slack]
     for rival in law.above:
         for row in rows:
-            other, own = number(row, rival) if rival in row.methods else None, known.get(row.name)
+            other, own = number(row, rival) if rival in row.columns else None, known.get(row.name)
             if own is not None and other is not None and own < other - slack:
                 failures.append(f"{row.name}: {own:.3g}, {rival} has {other:.3g}")
     verdict = Agreement.NOT_REPRODUCED if failures else Agreement.REPRODUCED if known else Agreement.SKIPPED

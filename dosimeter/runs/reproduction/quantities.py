@@ -1,7 +1,8 @@
 """From the records of a row's trials to the numbers that papers print.
 
-A quantity is a metric's name, `count_<class>`, or a side measure (side_measures.py). A metric's name may be followed by `_of_targets`,
-for the target samples alone, and then by one of `_below_<bound>`, `_where_below_<bound>`, `_above_<bound>`, `_best_<number>`, `_margin`.
+A quantity is a metric's name, `count_<class>`, a side measure (side_measures.py), or what a study gives (studies). A metric's name may
+be followed by `_of_targets`, for the target samples alone, and then by one of `_below_<bound>`, `_where_below_<bound>`, `_above_<bound>`,
+`_best_<number>`, `_margin`.
 """
 
 from __future__ import annotations
@@ -13,7 +14,11 @@ from dataclasses import dataclass
 
 from dosimeter.registry import METRICS
 from dosimeter.runs.reproduction.side_measures import SIDE_MEASURES
+from dosimeter.runs.reproduction.studies.study import studied_quantities
 from dosimeter.types import Record
+
+Findings = Mapping[str, float | None]  # of a study: a number for each of its quantities
+Trial = Record | Findings  # what one batch gave
 
 BELOW = re.compile(r"(\w+?)_below_([\d.e-]+)")  # the share of samples whose error is below a bound
 WHERE_BELOW = re.compile(r"(\w+?)_where_below_([\d.e-]+)")  # the mean error of those samples
@@ -35,9 +40,9 @@ class Figure:
     trials: int
 
 
-def figure_of(quantity: str, records: Sequence[Record]) -> Figure | None:
+def figure_of(quantity: str, records: Sequence[Trial]) -> Figure | None:
     """A quantity's mean over the trials; a metric is first averaged over a trial's samples. None where no trial has the quantity."""
-    values = [value for record in records if record.metrics and (value := _value(quantity, record)) is not None]
+    values = [value for record in records if (value := _value_of(quantity, record)) is not None]
     if not values:
         return None
     mean = math.fsum(values) / len(values)
@@ -53,6 +58,8 @@ def is_error(quantity: str) -> bool:
         return OF_DETAILS[quantity]
     if quantity in SIDE_MEASURES:
         return SIDE_MEASURES[quantity].is_error
+    if quantity in studied_quantities():
+        return studied_quantities()[quantity]
     where = WHERE_BELOW.fullmatch(quantity)
     name = where[1] if where else quantity
     return name in METRICS and not METRICS.build(name).higher_is_better
@@ -60,13 +67,24 @@ def is_error(quantity: str) -> bool:
 
 def check_quantity(quantity: str, path: str) -> None:
     """Refuse a quantity that no record can give."""
-    if quantity not in SIDE_MEASURES and _metric_of(quantity) not in OF_DETAILS and not COUNT.fullmatch(quantity):
+    if (
+        quantity not in {**SIDE_MEASURES, **studied_quantities()}
+        and _metric_of(quantity) not in OF_DETAILS
+        and not COUNT.fullmatch(quantity)
+    ):
         METRICS.entry(_metric_of(quantity), path)
 
 
 def _metric_of(quantity: str) -> str:
     derived = next((match for pattern in DERIVED if (match := pattern.fullmatch(quantity))), None)
     return (derived[1] if derived else quantity).removesuffix(OF_TARGETS)
+
+
+def _value_of(quantity: str, trial: Trial) -> float | None:
+    if isinstance(trial, Record):
+        return _value(quantity, trial) if trial.metrics else None
+    value = trial.get(quantity)
+    return value if value is not None and math.isfinite(value) else None
 
 
 def _value(quantity: str, record: Record) -> float | None:

@@ -10,15 +10,17 @@ from typing import Any
 from dosimeter.config import describe, digest
 from dosimeter.engines.decoder.decoding import DecodingAttack
 from dosimeter.interfaces import ActiveAttack, Exposure
+from dosimeter.randomness import generator
 from dosimeter.records import FILE_NAME, lock_folder, read_records, write_record
 from dosimeter.runs.decoder_training import train_decoder_of
 from dosimeter.runs.experiment import run
 from dosimeter.runs.exposures import Exposures, expose
 from dosimeter.runs.measurement import AuditedClient, Measurement
-from dosimeter.runs.reproduction.comparing import Cell, LawResult, compare_row, judge_laws
+from dosimeter.runs.reproduction.comparing import Cell, LawResult, Records, compare_row, judge_laws
 from dosimeter.runs.reproduction.library import Library
-from dosimeter.runs.reproduction.quantities import check_quantity
+from dosimeter.runs.reproduction.quantities import Findings, check_quantity
 from dosimeter.runs.reproduction.side_measures import SIDE_MEASURES
+from dosimeter.runs.reproduction.studies.archive import StudyArchive
 from dosimeter.runs.reproduction.tables import Row, Table
 from dosimeter.runs.reproduction.targets import aim_at, target_samples
 from dosimeter.runs.reproduction.trials import client_of, substitutions, targeted_draw, trial_key
@@ -69,13 +71,18 @@ def _reproduce(table: Table, library: Library, folder: Path | None, device: str,
     rows = [row for row in table.rows if not row.skip]
     total, done = sum(row.repeats for row in rows), 0
     records: dict[tuple[str, str], list[Record]] = {(row.name, column): [] for row in rows for column in row.methods}
+    findings: dict[tuple[str, str], list[Findings]] = {(row.name, column): [] for row in rows for column in row.studies}
+    archive = StudyArchive(folder)
     for row in rows:
         for repeat in range(row.repeats):
             if progress:
                 progress(done, total, row.name)
             for column, record in _trial(row, library, table.seed + repeat, device, known, folder, side_measures).items():
                 records[row.name, column].append(record)
+            for column, found in _studied(row, library, table.seed + repeat, device, archive).items():
+                findings[row.name, column].append(found)
             done += 1
+    trials: Records = {**records, **findings}
     everything = [record for found in records.values() for record in found]
     return Reproduction(
         table=table.key,
@@ -89,8 +96,8 @@ def _reproduce(table: Table, library: Library, folder: Path | None, device: str,
         departures=table.departures,
         row_departures={row.name: said for row in table.rows if (said := (*row.departures, *_substitutions_of(row, library)))},
         accuracies=_accuracies(everything),
-        cells=tuple(cell for row in table.rows for cell in compare_row(row, records)),
-        laws=tuple(judge_laws(table, records)),
+        cells=tuple(cell for row in table.rows for cell in compare_row(row, trials)),
+        laws=tuple(judge_laws(table, trials)),
         seconds=sum(record.seconds for record in everything),
     )
 
@@ -122,6 +129,20 @@ def _trial(
         if folder is not None:
             write_record(folder, made)
     return {column: record for column, record in found.items() if record is not None}
+
+
+def _studied(row: Row, library: Library, seed: int, device: str, archive: StudyArchive) -> dict[str, Findings]:
+    """What each study of a row finds in one trial. The client is built only where a finding is missing."""
+    found: dict[str, Findings] = {}
+    client: AuditedClient | None = None
+    trial = trial_key(row, library, seed) if row.studies else ""
+    for column, study in row.studies.items():
+        if (known := archive.read(trial, study)) is None:
+            client = client or client_of(row, library, seed, device)
+            known = study(client, generator(seed, "study"))
+            archive.write(trial, study, known)
+        found[column] = known
+    return found
 
 
 def _measurement(row: Row, library: Library, column: str, seed: int) -> Measurement:

@@ -15,6 +15,7 @@ from dosimeter.interfaces import Sampler
 from dosimeter.models.loading import ModelConfig
 from dosimeter.options import Fraction, NonNegativeFloat, NonNegativeInt, OptionError, PositiveFloat, PositiveInt, check_fields, check_value
 from dosimeter.runs.measurement import Measurement
+from dosimeter.runs.reproduction.studies.study import Study
 from dosimeter.types import Normalization
 
 Published = dict[str, dict[str, Any]]  # column -> quantity -> number, or one for each value that is varied
@@ -95,6 +96,7 @@ class Row:
     data: RowData
     methods: dict[str, Measurement]  # by the column's name
     published: dict[str, dict[str, float]]  # column -> quantity -> number
+    studies: dict[str, Study] = field(default_factory=dict)  # by the column's name: what is shown of the client itself
     show: tuple[str, ...] = ()  # quantities measured for every column, published or not
     repeats: PositiveInt
     tolerance: NonNegativeFloat  # what still counts as reproduced, for quantities between 0 and 1
@@ -108,6 +110,10 @@ class Row:
     departures: tuple[str, ...] = ()
     optional: bool = False  # left out where its weights are not at hand
     skip: str = ""  # why the row is left out
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return (*self.methods, *self.studies)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,12 +221,18 @@ def parse_table(data: dict[str, Any], key: str, *, quick: bool = False) -> Table
 
 def _row(data: dict[str, Any], path: str) -> Row:
     methods = check_value(dict[str, dict[str, Any]], data.pop("methods", {}), f"{path}.methods")
+    studies = check_value(dict[str, Any], data.pop("studies", {}), f"{path}.studies")
     setting = check_value(dict[str, Any], data.pop("setting", {}), f"{path}.setting")
-    wanted = check_value(list[str], data.pop("columns", list(methods)), f"{path}.columns")
+    known = {**methods, **studies}
+    wanted = check_value(list[str], data.pop("columns", list(known)), f"{path}.columns")
     check_value(Published, data.get("published", {}), f"{path}.published")
-    if strangers := sorted({*wanted, *data.get("published", {})} - methods.keys()):
-        raise OptionError(f"{path}.methods", f"no column {strangers[0]!r}; there are: {', '.join(methods)}")
-    data["methods"] = {column: construct(Measurement, _merge(setting, methods[column]), f"{path}.methods.{column}") for column in wanted}
+    if twice := sorted(methods.keys() & studies.keys()):
+        raise OptionError(f"{path}.studies.{twice[0]}", "is the name of a method's column too")
+    if strangers := sorted({*wanted, *data.get("published", {})} - known.keys()):
+        raise OptionError(f"{path}.methods", f"no column {strangers[0]!r}; there are: {', '.join(known)}")
+    chosen = {column: _merge(setting, methods[column]) for column in wanted if column in methods}
+    data["methods"] = {column: construct(Measurement, settings, f"{path}.methods.{column}") for column, settings in chosen.items()}
+    data["studies"] = {column: studies[column] for column in wanted if column in studies}
     data["published"] = {column: numbers for column, numbers in data.get("published", {}).items() if column in wanted}
     return construct(Row, data, path)
 

@@ -99,9 +99,9 @@ def test_every_table_is_sound(key, quick):
         for quantity in (*row.show, *(quantity for numbers in row.published.values() for quantity in numbers)):
             check_quantity(quantity, key)
     for law in table.laws:
-        matched = [row for row in table.rows if fnmatch.fnmatchcase(row.name, law.rows) and law.column in row.methods]
+        matched = [row for row in table.rows if fnmatch.fnmatchcase(row.name, law.rows) and law.column in row.columns]
         assert matched, law.says
-        assert all(rival in row.methods for row in matched for rival in law.above), law.says
+        assert all(rival in row.columns for row in matched for rival in law.above), law.says
     if quick:
         assert len(table.departures) > len(read_table(key).departures), "what the quick profile leaves out must be said"
 
