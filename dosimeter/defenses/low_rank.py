@@ -24,8 +24,8 @@ class LowRank(OutgoingDefense):
     Vogels, Karimireddy & Jaggi, "PowerSGD: Practical Low-Rank Gradient Compression for Distributed Optimization",
     NeurIPS 2019: Algorithm 1. A convolution counts as an (outputs × rest) matrix; vectors such as biases, and matrices
     whose smaller side does not exceed `rank`, are sent as they are.
-    Departure: no error feedback and no warm start from the last round, since one round is audited. `iterations` replaces the
-    rounds over which a warm start converges to the best approximation.
+    Departure: no error feedback and no warm start from the last round, since one round is audited (`error_feedback` has both).
+    `iterations` replaces the rounds over which a warm start converges to the best approximation.
     """
 
     promise: ClassVar[str] = "nothing: a batch of at most `rank` samples leaves a linear layer's gradient as it was"
@@ -53,27 +53,32 @@ class LowRank(OutgoingDefense):
     def encoding(self, before: Encoding) -> Encoding:
         return Encoding(rank=self.rank)
 
-    def _is_sent_whole(self, change: Tensor) -> bool:
+    def is_sent_whole(self, change: Tensor) -> bool:
         return change.ndim < 2 or change.numel() == 0 or min(len(change), change[0].numel()) <= self.rank
 
     def _column_space(self, change: Tensor) -> Tensor | None:
         """The space of the left factor that the client sent; None for layers that are sent as they are."""
-        if self._is_sent_whole(change):
+        if self.is_sent_whole(change):
             return None
         left, values, _ = torch.linalg.svd(change.flatten(1).double(), full_matrices=False)
         real = values[: self.rank] > 1e-6 * values[0].clamp_min(torch.finfo(torch.float64).tiny)
         return left[:, : self.rank][:, real].to(change.dtype)
 
     def _compress(self, change: Tensor, rng: Generator) -> Tensor:
-        if self._is_sent_whole(change):
-            return change
+        return self.compress(change, None, rng)[0]
+
+    def compress(self, change: Tensor, start: Tensor | None, rng: Generator) -> tuple[Tensor, Tensor | None]:
+        """What is sent of a layer, and its right factor (m, rank): a `start` for the next round, which is random without one."""
+        if self.is_sent_whole(change):
+            return change, None
         matrix = change.flatten(1).to(working_dtype(change))  # (n, m)
-        right = torch.randn(matrix.shape[1], self.rank, generator=rng, dtype=matrix.dtype, device=rng.device).to(matrix.device)
-        left = matrix.new_zeros(len(matrix), self.rank)
+        if start is None:
+            start = torch.randn(matrix.shape[1], self.rank, generator=rng, dtype=matrix.dtype, device=rng.device).to(matrix.device)
+        left, right = matrix.new_zeros(len(matrix), self.rank), start
         for _ in range(self.iterations):
             left = torch.linalg.qr(matrix @ right).Q  # (n, rank), orthonormal columns
             right = matrix.T @ left  # (m, rank)
-        return (left @ right.T).view_as(change).to(change.dtype)
+        return (left @ right.T).view_as(change).to(change.dtype), right
 
 
 @dataclass(frozen=True)

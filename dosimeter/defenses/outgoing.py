@@ -13,6 +13,7 @@ from torch import Generator, Tensor, nn
 
 from dosimeter.engines.adaptation import ScaledLayers
 from dosimeter.interfaces import Client, Defense, Replay
+from dosimeter.options import PositiveInt
 from dosimeter.types import Distortion, Refused, Update
 
 
@@ -28,6 +29,35 @@ class OutgoingDefense(Defense):
 
     def __call__(self, client: Client, rng: Generator) -> Client:
         return replace(client, outgoing=(*client.outgoing, partial(self.protect, rng=rng)))
+
+
+Memory = dict[str, Tensor]  # what a client keeps from one round to the next, by any names
+
+
+@dataclass(frozen=True, kw_only=True)
+class RememberingDefense(OutgoingDefense):
+    """A defense whose message depends on earlier rounds of the same client.
+
+    An audit sees one round. It audits a client that sends for the `rounds`th time and had the audited update in every round, as a
+    client has whose batch and model hardly change. The server sees the last message, or with `averaged` the mean of all messages.
+    A federated training keeps one memory for each client.
+    """
+
+    rounds: PositiveInt = 1
+    averaged: bool = False
+
+    @abstractmethod
+    def send(self, update: Update, memory: Memory, rng: Generator) -> tuple[Update, Memory]:
+        """One round: the message, and the memory after it. Nothing given is changed."""
+
+    def protect(self, update: Update, rng: Generator) -> Update:
+        memory: Memory = {}
+        message: Update = {}
+        mean: Update = {}
+        for _ in range(self.rounds):
+            message, memory = self.send(update, memory, rng)
+            mean = {name: mean.get(name, 0) + change.to(working_dtype(change)) / self.rounds for name, change in message.items()}
+        return {name: change.to(update[name].dtype) for name, change in mean.items()} if self.averaged else message
 
 
 def with_noise(

@@ -20,7 +20,7 @@ class Sign(OutgoingDefense):
 
     Bernstein et al., "signSGD: Compressed Optimisation for Non-Convex Problems", ICML 2018; with `scaled`,
     Karimireddy et al., "Error Feedback Fixes SignSGD", ICML 2019: ‖g‖₁/d · sign(g) of each layer (thesis Table 2.2).
-    Departure: no error feedback, since one round is audited. An entry that is exactly zero stays zero.
+    Departure: no error feedback, since one round is audited (`error_feedback` has it). An entry that is exactly zero stays zero.
     """
 
     promise: ClassVar[str] = "nothing: one bit an entry is still as many bits as there are parameters"

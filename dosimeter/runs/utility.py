@@ -7,7 +7,7 @@ import math
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Annotated, Literal
 
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from dosimeter.client.observe import observe
+from dosimeter.defenses.outgoing import Memory, OutgoingDefense, RememberingDefense
 from dosimeter.engines.privacy import guarantees
 from dosimeter.interfaces import Client, Defense, Exposure
 from dosimeter.options import Constraint, PositiveFloat, PositiveInt, check_fields
@@ -68,9 +69,9 @@ class Utility:
 def measure_utility(client: AuditedClient, protocol: Protocol, federation: Federation) -> Utility:
     """Train the client's model on its pool, shared out to clients behind the protocol's defenses, and measure the result.
 
-    Changes of the model, and defenses that act once (`Defense.once`), act before the first round. A layer that the clients
-    withhold stays as the server sent it. Batches have a fixed size; the privacy accountants assume Poisson samples of the same
-    rate.
+    Changes of the model, and defenses that act once (`Defense.once`), act before the first round. Defenses with a memory
+    (`RememberingDefense`) keep one for each client. A layer that the clients withhold stays as the server sent it. Batches have a fixed
+    size; the privacy accountants assume Poisson samples of the same rate.
     """
     if client.pool is None or client.held_out is None:
         raise Refused("utility needs samples to train on and held-out ones to judge by: a data set, or pool= and held_out=")
@@ -81,11 +82,14 @@ def measure_utility(client: AuditedClient, protocol: Protocol, federation: Feder
     optimizer_type = torch.optim.Adam if federation.server == "adam" else torch.optim.SGD
     optimizer = optimizer_type([p for p in model.parameters() if p.requires_grad], lr=federation.learning_rate)
     outcome, message, accuracies = Outcome.COMPLETED, "", []
+    memories: list[dict[int, Memory]] = [{} for _ in shards]
     for turn in range(federation.rounds):
         batches = [_draw_batch(shard, federation.batch_size, drawing) for shard in shards]
         seeds = range(turn * len(shards), (turn + 1) * len(shards))
         try:
-            updates = [_expose(client, protocol, defenses, model, batch, seed).update for batch, seed in zip(batches, seeds)]
+            updates = [
+                _send(client, protocol, defenses, model, batch, seed, memory) for batch, seed, memory in zip(batches, seeds, memories)
+            ]
         except Refused:
             raise
         except ValueError as error:  # NaN or infinite entries: the training diverged behind these defenses
@@ -168,6 +172,32 @@ def _expose(
     )
 
 
+def _send(
+    client: AuditedClient,
+    protocol: Protocol,
+    defenses: tuple[Defense, ...],
+    model: nn.Module,
+    batch: Batch,
+    turn: int,
+    memories: dict[int, Memory],
+) -> Update:
+    """What one client sends in one round. `memories` of its defenses, by their places in the list, are carried on.
+
+    `observe` knows one round alone. So it runs the client up to the first defense with a memory.
+    """
+    first = next((place for place, defense in enumerate(defenses) if isinstance(defense, RememberingDefense)), len(defenses))
+    last = [(place, defense) for place, defense in enumerate(defenses) if place >= first and isinstance(defense, OutgoingDefense)]
+    before = tuple(defense for place, defense in enumerate(defenses) if (place, defense) not in last)
+    update = _expose(client, protocol, before, model, batch, turn).update
+    for place, defense in last:
+        rng = generator(protocol.seed, f"federated turn {turn}, defense {place}", batch.inputs.device)
+        if isinstance(defense, RememberingDefense):
+            update, memories[place] = defense.send(update, memories.get(place, {}), rng)
+        else:
+            update = defense.protect(update, rng)
+    return update
+
+
 def _apply(optimizer: torch.optim.Optimizer, model: nn.Module, updates: Sequence[Update]) -> None:
     """One step of the server along the mean of the updates. Layers that no client sends stay as they are."""
     for name, parameter in model.named_parameters():
@@ -186,6 +216,7 @@ def _time_updates(
 ) -> tuple[float, float, Exposure]:
     """The least time of an update with and without the defenses, measured in turn, so that a busy machine slows both equally."""
     defended, plain = [], []
+    defenses = tuple(replace(d, rounds=1, averaged=False) if isinstance(d, RememberingDefense) else d for d in defenses)
     exposure = _expose(client, protocol, defenses, model, batch, 0)  # the first call is the slowest, and not timed
     for turn in range(TIMED_UPDATES):
         began = time.perf_counter()
