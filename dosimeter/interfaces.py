@@ -247,6 +247,10 @@ class Defense(Method):
         """Gaussian noise over the most that one sample, or the whole batch, can move what is sent; None where neither is limited."""
         return None
 
+    def in_round(self, number: int) -> Defense:
+        """What this defense is so many rounds later in the same federation."""
+        return self
+
     def training_behind(self, training: Training) -> Training:
         """What the client's training becomes behind this defense, as the server replays it."""
         return training

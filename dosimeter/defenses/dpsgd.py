@@ -55,17 +55,28 @@ class DPSGD(Defense):
         if not isinstance(client.training, FedSGD):
             raise Refused(f"dpsgd clips one gradient a sample, so it needs fedsgd training; this client runs {client.training.name}")
         refuse_batch_norm(client.model, self.name)
-        training = FedSGD() if math.isinf(self.max_norm) else ClippedSGD(max_norm=self.max_norm)
-        std = self.noise_multiplier * self.max_norm / len(client.batch.inputs) if self.noise_multiplier else 0.0
+        training = FedSGD() if math.isinf(self.max_norm) else self.clipped()
+        std = self.noise_floor(torch.empty(0), len(client.batch.inputs))
         if std == 0:
             return replace(client, training=training)
         noise = partial(with_noise, draw=standard_normal, rng=rng, size=std, defense=self.name)
         return replace(client, training=training, outgoing=(noise, *client.outgoing))
 
+    def bound(self) -> float:
+        """What a sample's gradient is clipped to, or each tensor of it."""
+        return self.max_norm
+
+    def multiplier(self) -> float:
+        """The noise over the most that one sample moves the sum of the gradients: what ε depends on."""
+        return self.noise_multiplier
+
+    def clipped(self) -> ClippedSGD:
+        return ClippedSGD(max_norm=self.bound())
+
     def epsilon(self, *, sample_rate: float, steps: int, delta: float, accountant: Accountant = "rdp") -> float:
         """ε at δ after `steps` rounds, each on a Poisson sample of `sample_rate` of the client's data."""
         return gaussian_epsilon(
-            noise_multiplier=self.noise_multiplier, sample_rate=sample_rate, steps=steps, delta=delta, accountant=accountant
+            noise_multiplier=self.multiplier(), sample_rate=sample_rate, steps=steps, delta=delta, accountant=accountant
         )
 
     def guarantee(self, accounting: Accounting, previous: Defense | None) -> Guarantee | None:
@@ -75,15 +86,15 @@ class DPSGD(Defense):
         return Guarantee(epsilon=self.epsilon(**vars(accounting)), delta=accounting.delta, unit="sample", source=source)
 
     def noise_floor(self, change: Tensor, batch_size: int) -> float:
-        return self.noise_multiplier * self.max_norm / batch_size if self.noise_multiplier else 0.0
+        return self.noise_multiplier * self.bound() / batch_size if self.noise_multiplier else 0.0
 
     def noise_multiplier_of(self, previous: Defense | None) -> tuple[ProtectedUnit, float] | None:
-        return ("sample", self.noise_multiplier) if self.noise_multiplier else None
+        return ("sample", self.multiplier()) if self.noise_multiplier else None
 
     def distortion(self, change: Tensor, public: Public) -> Distortion:
         """Noise, whose size is known only where the batch size is known."""
         size = public.batch_size
-        return live_entries(change, noise=0.0 if size is None else self.noise_multiplier * self.max_norm / size)
+        return live_entries(change, noise=0.0 if size is None else self.noise_floor(change, size))
 
     def replay(self, sent: Update, attack: Attack, later: Sequence[Defense]) -> Replay:
         return Replay(note=f"the clipping of every sample is replayed with the training; {ONE_VARIANCE}")
@@ -93,12 +104,14 @@ class DPSGD(Defense):
 class ClippedSGD(Training):
     """Sends the mean of the samples' gradients, each first shrunk to a norm of at most `max_norm`: DP-SGD without its noise.
 
+    With `each_tensor`, every tensor of a sample's gradient is shrunk by itself.
     It is deterministic, so that attacks can replay it. The client adds the noise afterwards.
     """
 
     name: ClassVar[str] = "clipped_sgd"
 
     max_norm: PositiveFloat
+    each_tensor: bool = False
 
     def __call__(self, model: nn.Module, inputs: Tensor, targets: Tensor, loss: Loss, create_graph: bool = False) -> Update:
         size = max(1, VALUES_AT_ONCE // max(1, sum(p.numel() for p in model.parameters())))
@@ -107,8 +120,8 @@ class ClippedSGD(Training):
             for piece_inputs, piece_targets in zip(inputs.split(size), targets.split(size)):
                 gradients = per_sample_gradients(model, piece_inputs, piece_targets, loss)
                 rows = [g[..., None].flatten(1) for g in gradients.values()]  # (b, entries); a parameter without dimensions has one
-                scale = clip_factor(norm(torch.stack([norm(row, dim=1) for row in rows]), dim=0), self.max_norm)  # (b,)
-                for name, g in gradients.items():
+                scales = self._factors(torch.stack([norm(row, dim=1) for row in rows]))  # (tensors, b)
+                for scale, (name, g) in zip(scales, gradients.items()):
                     exact = g.to(working_dtype(g))  # half precision would round the scales and the sum past the bound
                     clipped = torch.tensordot(scale.to(exact), exact, dims=1)
                     total[name] = total[name] + clipped if name in total else clipped
@@ -118,5 +131,10 @@ class ClippedSGD(Training):
     def sample_term(self, gradient: Update) -> Update:
         if not gradient:
             return {}
-        factor = clip_factor(norm(torch.stack([norm(change) for change in gradient.values()])), self.max_norm)
-        return {name: change * factor.to(change) for name, change in gradient.items()}
+        factors = self._factors(torch.stack([norm(change) for change in gradient.values()])[:, None])  # (tensors, 1)
+        return {name: change * factor.to(change) for factor, (name, change) in zip(factors, gradient.items())}
+
+    def _factors(self, norms: Tensor) -> Tensor:
+        """By what each sample's tensors are multiplied, from their norms (tensors, b), and in the same shape."""
+        whole = norms if self.each_tensor else norm(norms, dim=0).expand_as(norms)
+        return clip_factor(whole, self.max_norm)

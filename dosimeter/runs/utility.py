@@ -85,11 +85,10 @@ def measure_utility(client: AuditedClient, protocol: Protocol, federation: Feder
     memories: list[dict[int, Memory]] = [{} for _ in shards]
     for turn in range(federation.rounds):
         batches = [_draw_batch(shard, federation.batch_size, drawing) for shard in shards]
+        now = tuple(defense.in_round(turn) for defense in defenses)
         seeds = range(turn * len(shards), (turn + 1) * len(shards))
         try:
-            updates = [
-                _send(client, protocol, defenses, model, batch, seed, memory) for batch, seed, memory in zip(batches, seeds, memories)
-            ]
+            updates = [_send(client, protocol, now, model, batch, seed, memory) for batch, seed, memory in zip(batches, seeds, memories)]
         except Refused:
             raise
         except ValueError as error:  # NaN or infinite entries: the training diverged behind these defenses
