@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -105,6 +106,18 @@ class Training(Method):
     def local_steps(self, batch_size: int | None) -> int:
         """How often the client steps in one round. Refused where that depends on a batch size that nobody declares."""
         return 1
+
+    def local_batches(self, batch_size: int | None) -> int | None:
+        """How many mini-batches pass through the model in one round; None where what is declared does not tell."""
+        return self.local_steps(batch_size)
+
+    def largest_entry(self, batch_size: int | None) -> float:
+        """How large an entry of the update can be, in units of a gradient, whatever the gradients are; ∞ where nothing bounds it."""
+        return math.inf
+
+    def largest_norm(self, batch_size: int | None) -> float:
+        """The same of the norm of the whole update."""
+        return math.inf
 
     def unit(self, batch_size: int | None) -> float:
         """What the change of the weights, before − after, is divided by to have the units of a gradient."""

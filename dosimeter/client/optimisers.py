@@ -7,6 +7,7 @@ through them. They follow the algorithms in the documentation of `torch.optim`, 
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from functools import cache, partial
 from typing import Any
@@ -90,6 +91,26 @@ def linear_response(step: Step, steps: int, pull: float) -> tuple[float, float]:
         kept, state_kept = step(kept, pull * (kept - 1), state_kept)
         moved, state_moved = step(moved, 1 + pull * moved, state_moved)
     return kept, moved
+
+
+def farthest(name: str, arguments: Mapping[str, Any], steps: int) -> float:
+    """How far so many steps can move a weight, in learning rates, whatever the gradients are; ∞ where nothing bounds it.
+
+    A step of Adam at time t divides Σ w_i g_i by √(Σ u_i g_i²), where w and u are the weights of its two means. By the inequality of
+    Cauchy and Schwarz the quotient is at most √(Σ w_i² / u_i). A step of RMSprop is at most 1 / √(1 − α), one of Adagrad at most 1.
+    """
+    kind, known = optimiser_named(name), {"betas": (0.9, 0.999), "alpha": 0.99, "momentum": 0.0, "centered": False, **arguments}
+    times = torch.arange(1, steps + 1, dtype=torch.float64)
+    if kind in (torch.optim.Adam, torch.optim.AdamW):
+        first, second = (torch.tensor(float(beta), dtype=torch.float64) for beta in known["betas"])
+        ratio = first.square() / second  # w_i² / u_i grows by it with each step back
+        back = times if float(ratio) == 1 else (1 - ratio**times) / (1 - ratio)
+        scale = (1 - first) ** 2 / (1 - first**times) ** 2 * (1 - second**times) / (1 - second)
+        return float(torch.nan_to_num((scale * back).sqrt(), nan=math.inf).sum())
+    if kind is torch.optim.RMSprop and not known["centered"] and known["alpha"] < 1:
+        momentum = float(known["momentum"])
+        return float((1 - momentum**times).sum()) / (1 - momentum) / math.sqrt(1 - known["alpha"]) if momentum < 1 else math.inf
+    return float(steps) if kind is torch.optim.Adagrad else math.inf
 
 
 def _sgd(

@@ -93,6 +93,7 @@ def look_at(model: nn.Module, sent: SentTensors, declared: Declared) -> Prefligh
         lines.extend(_frozen(converted, declared))
         lines.extend(_batch_norms(model, converted.buffers, declared))
         lines.append(_size(converted.update, model, declared))
+        lines.extend(_bounds(converted.update, sent.parameters, model, declared))
     return Preflight(tuple(lines), converted)
 
 
@@ -208,12 +209,19 @@ def _batch_norms(model: nn.Module, buffers: dict[str, Tensor], declared: Declare
         mode = "train" if any(module.training for module in model.modules()) else "eval"
         yield Line("mode", "fits" if counted else "note", f"{mode}, " + ("as batch norm's counters say" if counted else "as declared"))
         return
-    steps = declared.training.local_steps(declared.batch_size)
-    if max(counted) != steps:
-        said = f"update: batch norm counted {max(counted)} batches, and the declared training has {steps} steps"
-        yield Line("steps", "note" if declared.kind == "gradient" else "misfit", f"{said}; declare steps={max(counted)}")
+    batches, steps = declared.training.local_batches(declared.batch_size), declared.training.local_steps(declared.batch_size)
+    if batches is None:
+        yield Line(
+            "mode", "note", f"train; batch norm counted {max(counted)} mini-batches, and nothing declared tells how many a step takes"
+        )
+    elif max(counted) != batches:
+        declares = f"{steps} steps" if batches == steps else f"{batches} in {steps} steps"
+        said = f"update: batch norm counted {max(counted)} batches, and the declared training has {declares}"
+        remedy = f"declare steps={max(counted)}" if batches == steps else "check its epochs or steps, mini_batch and accumulate"
+        yield Line("steps", "note" if declared.kind == "gradient" else "misfit", f"{said}; {remedy}")
     else:
-        yield Line("mode", "fits", f"train, and {steps} steps, as batch norm's counters say")
+        passed = f"{steps} steps" if batches == steps else f"{batches} batches in {steps} steps"
+        yield Line("mode", "fits", f"train, and {passed}, as batch norm's counters say")
 
 
 def _size(update: Update, model: nn.Module, declared: Declared) -> Line:
@@ -234,6 +242,31 @@ def _size(update: Update, model: nn.Module, declared: Declared) -> Line:
         return Line("training", "fits", said)
     rates = "the learning rate and the steps" if declared.kind != "gradient" else "the units, a mean over the batch"
     return Line("training", "misfit", f"update: {said}: no data explain it; check {rates}")
+
+
+def _bounds(update: Update, sent: Update, model: nn.Module, declared: Declared) -> Iterator[Line]:
+    """Whether steps that are clipped, or divided by the gradients' own sizes, can move the weights as far as they moved."""
+    if declared.kind == "gradient" or declared.is_changed or declared.defenses:
+        return
+    training, own = declared.training, dict(model.named_parameters())
+    unit, steps = training.unit(declared.batch_size), training.local_steps(declared.batch_size)
+    entry, norm = training.largest_entry(declared.batch_size), training.largest_norm(declared.batch_size)
+    kind = max((sent[name].dtype for name in sent), key=lambda dtype: torch.finfo(dtype).eps)
+    largest = max(float(own[name].detach().abs().max()) for name in update if update[name].numel())
+    slack = torch.finfo(kind).eps * largest * (steps + 1) / unit  # of rounding the weights after each step and on their way
+    changes = torch.cat([change.detach().double().flatten() for change in update.values()])
+    if math.isfinite(entry):
+        moved = float(changes.abs().max())
+        said = f"an entry moved by {moved * unit:.3g}, and the declared optimiser allows {entry * unit:.3g}"
+        yield _bounded(moved <= entry * SIZE_SLACK + slack, said, "the learning rate and the steps")
+    if math.isfinite(norm):
+        moved = float(changes.norm())
+        said = f"the weights moved by a norm of {moved * unit:.3g}, and clipped steps allow {norm * unit:.3g}"
+        yield _bounded(moved <= norm * SIZE_SLACK + slack * math.sqrt(len(changes)), said, "max_norm, the learning rate and the steps")
+
+
+def _bounded(fits: bool, said: str, suspects: str) -> Line:
+    return Line("training", "fits", said) if fits else Line("training", "misfit", f"update: {said}: no data explain it; check {suspects}")
 
 
 def _bias_of_head(update: Update, model: nn.Module, declared: Declared) -> Tensor | None:

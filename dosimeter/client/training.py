@@ -17,6 +17,7 @@ from dosimeter.client.optimisers import (
     State,
     build,
     check_arguments,
+    farthest,
     linear_response,
     optimiser_named,
     replayed_step,
@@ -203,6 +204,22 @@ class FedAvg(Replayable):
         pieces = math.ceil((batch_size or 1) / (self.mini_batch or batch_size or 1))
         return self.epochs * math.ceil(pieces / self.accumulate)
 
+    def local_batches(self, batch_size: int | None) -> int | None:
+        if self.accumulate == 1 or self.mini_batch is None:
+            return self.local_steps(batch_size)
+        return None if batch_size is None else len(self.pieces(batch_size))
+
+    def largest_entry(self, batch_size: int | None) -> float:
+        steps = self.local_steps(batch_size)
+        return farthest(self.optimizer, self.arguments, steps) / steps
+
+    def largest_norm(self, batch_size: int | None) -> float:
+        if self.max_norm is None or self.preconditioning():
+            return math.inf
+        step = replayed_step(self.optimizer, self.learning_rate, self.arguments)
+        _, moved = linear_response(step, self.local_steps(batch_size), 0.0)  # FedProx's pull is clipped with the gradient
+        return -self.max_norm * moved / self.unit(batch_size)
+
     def unit(self, batch_size: int | None) -> float:
         return self.learning_rate * self.local_steps(batch_size)
 
@@ -296,6 +313,15 @@ class MeanOfClients(Replayable):
 
     def local_steps(self, batch_size: int | None) -> int:
         return self.each.local_steps(self._largest_share(batch_size))
+
+    def local_batches(self, batch_size: int | None) -> int | None:
+        return self.each.local_batches(self._largest_share(batch_size))
+
+    def largest_entry(self, batch_size: int | None) -> float:
+        return self.each.largest_entry(self._largest_share(batch_size))
+
+    def largest_norm(self, batch_size: int | None) -> float:
+        return self.each.largest_norm(self._largest_share(batch_size))
 
     def unit(self, batch_size: int | None) -> float:
         return self.each.unit(self._largest_share(batch_size))

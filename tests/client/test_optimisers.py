@@ -140,6 +140,43 @@ def test_gain_and_decay_take_constant_gradients_apart(options):
             assert float(update["w"]) == pytest.approx(2 * training.gain(4), rel=1e-9)
 
 
+BOUNDED = {
+    "adam": {},
+    "quick means": {"optimizer": "adam", "optimizer_options": {"betas": [0.5, 0.9]}},
+    "adamw": {"weight_decay": 0.2},
+    "rmsprop": {"momentum": 0.5, "optimizer_options": {"alpha": 0.8}},
+    "adagrad": {"weight_decay": 0.1, "optimizer_options": {"lr_decay": 0.1}},
+}
+
+
+def replayed(training, slopes):
+    """The update of a weight whose gradients are these."""
+    turn = iter(slopes)
+    weights = {"w": torch.ones_like(slopes[0])}
+    return training.replay(lambda *_: {"w": next(turn)}, weights, {}, torch.zeros(4, 1), torch.zeros(4))
+
+
+@pytest.mark.parametrize("name", BOUNDED)
+def test_no_gradients_move_an_entry_further_than_the_bound(name):
+    training = FedAvg(learning_rate=0.25, steps=6, **({"optimizer": name} | BOUNDED[name]))
+    rng = torch.Generator().manual_seed(0)
+    for _ in range(50):
+        update = replayed(training, (10 ** torch.randn(6, 40, generator=rng, dtype=torch.float64)).unbind())
+        assert float(update["w"].abs().max()) <= training.largest_entry(4) * (1 + 1e-9)
+
+
+def test_the_bound_of_adams_step_is_reached():
+    """By the worst gradients of Cauchy's inequality: in proportion to w_i / u_i, they make the last of three steps as long as it can be."""
+    worst = [torch.full((1,), (0.9 / 0.999) ** back, dtype=torch.float64) for back in (2, 1, 0)]
+    moved, bound = [], []
+    for steps in (2, 3):
+        training = FedAvg(steps=steps, optimizer="adam", optimizer_options={"eps": 0.0})
+        update = replayed(training, worst)
+        moved.append(steps * float(update["w"]))
+        bound.append(steps * training.largest_entry(4))
+    assert moved[1] - moved[0] == pytest.approx(bound[1] - bound[0], rel=1e-9)
+
+
 @pytest.mark.parametrize("name", ["adam", "rmsprop", "adagrad"])
 def test_the_replay_of_adaptive_steps_is_differentiable(classifier, batch, name):
     model, batch = double(classifier, batch)

@@ -1,6 +1,7 @@
 """A real client's update: names, buffers, frozen layers, precision, mode, steps and size, as a preflight table and as refusals."""
 
 import copy
+import dataclasses
 
 import numpy as np
 import pytest
@@ -112,6 +113,57 @@ def test_a_learning_rate_that_cannot_explain_the_update_is_refused(classifier, d
     said = refusal(classifier.train(), sent, training=dm.FedAvg(learning_rate=0.005, steps=1))
     assert "no data explain it; check the learning rate and the steps" in said
     assert dm.receive(classifier, sent, kind="weights", training=dm.FedAvg(learning_rate=0.1, steps=1)).update
+
+
+def local_client(model, images, labels, make_optimizer, accumulate=1, max_norm=None):
+    """The weights after two epochs over mini-batches of four."""
+    client = copy.deepcopy(model)
+    optimizer = make_optimizer(client.parameters())
+    for _ in range(2):
+        for group in torch.arange(len(images)).split(4 * accumulate):
+            optimizer.zero_grad()
+            for piece in group.split(4):
+                (cross_entropy(client(images[piece]), labels[piece]) / -(-len(group) // 4)).backward()
+            if max_norm is not None:
+                torch.nn.utils.clip_grad_norm_(client.parameters(), max_norm)
+            optimizer.step()
+    return client.state_dict()
+
+
+def test_batch_norm_counts_mini_batches_and_not_steps(normed_classifier, digits):
+    """A client that accumulates gradients has fewer steps than batches."""
+    model, (images, labels) = normed_classifier.train(), (digits[0][:12], digits[1][:12])
+    sent = local_client(model, images, labels, lambda weights: torch.optim.SGD(weights, lr=0.05), accumulate=2)
+    training = dm.FedAvg(learning_rate=0.05, epochs=2, mini_batch=4, accumulate=2)
+    facts = {"kind": "weights", "input_shape": (1, 8, 8), "batch_size": 12}
+    assert dm.receive(model, sent, training=training, **facts).update
+    with pytest.raises(ValueError, match="counted 6 batches, and the declared training has 12 in 8 steps; check its epochs"):
+        dm.receive(model, sent, training=dataclasses.replace(training, epochs=4), **facts)
+    unknown = facts | {"batch_size": None, "training": dataclasses.replace(training, steps=4)}
+    assert "nothing declared tells how many a step takes" in str(dm.preflight(model, sent, **unknown))
+
+
+@pytest.mark.parametrize("optimizer", ["Adam", "AdamW", "RMSprop", "Adagrad"])
+def test_steps_of_known_size_move_no_weight_further(classifier, digits, optimizer):
+    sent = local_client(
+        classifier.train(), digits[0][:12], digits[1][:12], lambda weights: getattr(torch.optim, optimizer)(weights, lr=0.01)
+    )
+    training = dm.FedAvg(learning_rate=0.01, epochs=2, mini_batch=4, optimizer=optimizer)
+    facts = {"kind": "weights", "input_shape": (1, 8, 8), "batch_size": 12}
+    assert dm.receive(classifier, sent, training=training, **facts).update
+    with pytest.raises(ValueError, match=r"an entry moved by .*, and the declared optimiser allows .*: no data explain it"):
+        dm.receive(classifier, sent, training=dataclasses.replace(training, learning_rate=5e-4), **facts)
+
+
+def test_clipped_steps_move_the_weights_no_further(classifier, digits):
+    sent = local_client(
+        classifier.train(), digits[0][:12], digits[1][:12], lambda weights: torch.optim.SGD(weights, lr=0.1, momentum=0.9), max_norm=0.3
+    )
+    training = dm.FedAvg(learning_rate=0.1, momentum=0.9, epochs=2, mini_batch=4, max_norm=0.3)
+    facts = {"kind": "weights", "input_shape": (1, 8, 8), "batch_size": 12}
+    assert dm.receive(classifier, sent, training=training, **facts).update
+    with pytest.raises(ValueError, match=r"the weights moved by a norm of .*, and clipped steps allow .*; check max_norm"):
+        dm.receive(classifier, sent, training=dataclasses.replace(training, max_norm=0.05), **facts)
 
 
 def test_a_summed_loss_is_refused_where_it_shows(classifier, digits):
