@@ -11,7 +11,7 @@ from torch import Generator, Tensor
 from dosimeter.client.checks import check_batch
 from dosimeter.client.losses import as_distribution
 from dosimeter.interfaces import Client, Defense
-from dosimeter.options import Constraint
+from dosimeter.options import Constraint, Fraction, OptionError
 from dosimeter.registry import DEFENSES
 from dosimeter.types import Batch, ProtectedUnit, Refused
 
@@ -28,7 +28,11 @@ class InstaHide(Defense):
     uniform on the simplex. Where one exceeds `largest` (the paper's c₁ = 0.65), all are moved towards even shares until none
     does. Each pixel of each blend is multiplied by ±1.
     Inputs should be centred on zero, as in the paper. Otherwise the sign reveals the flip.
-    Departure: all blended samples are the client's own (the paper's "inside" variant), since there is no public set here.
+    Without `public` all blended samples are the client's own (the paper's "inside" variant). With `public`, a set's name or a path, the
+    later half of each blend are its pictures, which have no labels (the paper's "cross" variant), and the client's own samples have at
+    least `private_share` of each blend. Which half is public, and 0.3, are those of the released code.
+    Departures: public pictures are brought to the mean and deviation of the client's inputs in every channel (released: to their own
+    set's). The labels of a blend are divided by their sum, so that they stay a distribution; the released code leaves them.
     """
 
     side: ClassVar = "data"
@@ -40,32 +44,70 @@ class InstaHide(Defense):
 
     images: Several = 4
     largest: Ceiling = 0.65
+    public: str | None = None  # the set, or the path, of pictures that half of each blend is drawn from
+    private_share: Fraction = 0.3  # that the client's own samples have at least of a blend with public pictures
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.largest * self.images <= 1:
             raise ValueError(f"defense.largest: expected more than 1/{self.images}, as the coefficients sum to one, got {self.largest}")
+        if self.private_share >= self.own_images() / self.images:
+            least = f"less than {self.own_images()}/{self.images}, the share that even coefficients give"
+            raise OptionError("private_share", f"expected {least}, got {self.private_share}")
 
     def distorts(self) -> bool:
         return False
 
     def __call__(self, client: Client, rng: Generator) -> Client:
         inputs, targets = client.batch.inputs, client.batch.targets
-        samples = len(inputs)
-        if samples < self.images:
-            raise Refused(f"instahide blends {self.images} samples; this batch has {samples}")
+        samples, own = len(inputs), self.own_images()
+        if samples < own:
+            raise Refused(f"instahide blends {own} samples; this batch has {samples}")
         soft = as_distribution(targets, check_batch(client.model, client.batch, "batch"), inputs.dtype)
-        mixing = self.mixing_matrix(samples, rng).to(inputs)  # (B, B)
+        mixing, of_public = (part.to(inputs) for part in self.coefficients(samples, rng))  # (B, B) and (B, p)
+        shares = mixing.sum(1, keepdim=True)  # of the client's own samples: (B, 1)
+        blends = torch.tensordot(mixing, inputs, dims=1)
+        if self.public is not None:
+            blends = blends + self._public_blends(inputs, of_public, rng)
         flips = torch.randint(2, inputs.shape, generator=rng, device=rng.device).to(inputs) * 2 - 1
-        return replace(client, batch=Batch(flips * torch.tensordot(mixing, inputs, dims=1), mixing @ soft))
+        return replace(client, batch=Batch(flips * blends, mixing @ soft / shares))
 
-    def mixing_matrix(self, samples: int, rng: Generator) -> Tensor:
-        """Row i holds the coefficients of blend i: on sample i and on images − 1 others, at random: (B, B)."""
-        order = torch.rand(samples, samples, generator=rng, device=rng.device).fill_diagonal_(-1).argsort(1)[:, : self.images]
+    def own_images(self) -> int:
+        """How many of a blend's pictures are the client's own."""
+        return self.images if self.public is None else (self.images + 1) // 2
+
+    def coefficients(self, samples: int, rng: Generator) -> tuple[Tensor, Tensor]:
+        """Those of each blend on the client's samples, among them its own (B, B), and on its p public pictures (B, p)."""
+        own = self.own_images()
+        order = torch.rand(samples, samples, generator=rng, device=rng.device).fill_diagonal_(-1).argsort(1)[:, :own]
         coefficients, even = _simplex(samples, self.images, rng), 1 / self.images
         excess = (self.largest - even) / (coefficients.max(1, keepdim=True).values - even)
         coefficients = even + (coefficients - even) * excess.clamp(max=1)
-        return torch.zeros(samples, samples, dtype=torch.float64, device=rng.device).scatter_(1, order, coefficients)
+        if self.public is not None:
+            share, middle = coefficients[:, :own].sum(1, keepdim=True), own * even
+            lacking = torch.where(share < self.private_share, (middle - self.private_share) / (middle - share), 1.0)
+            coefficients = even + (coefficients - even) * lacking
+        mixing = torch.zeros(samples, samples, dtype=torch.float64, device=rng.device)
+        return mixing.scatter_(1, order, coefficients[:, :own]), coefficients[:, own:]
+
+    def _public_blends(self, inputs: Tensor, coefficients: Tensor, rng: Generator) -> Tensor:
+        """What random public pictures add to each blend, by their coefficients (B, p): (B, *shape)."""
+        from dosimeter.data.load import load_images  # late: most clients have no public set
+
+        assert self.public is not None
+        if inputs.ndim != 4 or inputs.shape[2] != inputs.shape[3]:
+            raise Refused(f"instahide blends square images with those of {self.public}; these inputs have shape {tuple(inputs.shape[1:])}")
+        pictures = load_images(self.public, size=inputs.shape[2], channels=inputs.shape[1]).images.to(inputs)
+        chosen = torch.randint(len(pictures), coefficients.shape, generator=rng, device=rng.device)
+        matched = _like(pictures, inputs)[chosen.to(inputs.device)]  # (B, p, *shape)
+        return torch.einsum("bp,bp...->b...", coefficients, matched)
+
+
+def _like(pictures: Tensor, inputs: Tensor) -> Tensor:
+    """The pictures (N, channels, H, W) with the mean and the deviation that the inputs have in each channel."""
+    dims, spread = (0, 2, 3), torch.finfo(inputs.dtype).eps
+    deviation = inputs.std(dims, correction=0, keepdim=True) / pictures.std(dims, correction=0, keepdim=True).clamp_min(spread)
+    return (pictures - pictures.mean(dims, keepdim=True)) * deviation + inputs.mean(dims, keepdim=True)
 
 
 def _simplex(rows: int, columns: int, rng: Generator) -> Tensor:
