@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, islice, product
 
 import torch
 from torch import Tensor
@@ -24,6 +24,8 @@ LARGEST_ERROR = 0.01  # relative, of one sample of the batch, that the rounding 
 LEAST_FEATURE = 1e-6  # singular value of the candidates' features, relative to the largest, that counts
 MOST_CANDIDATES = 256
 MOST_ORDERS = 90  # in which a client takes its samples in mini-batches: five of them in pairs have 30
+MOST_TRIALS = 128  # of other candidates and labels, each in every order, where those that the head shows do not give the update
+MOST_WORK = 4e9  # parameters times samples times steps of all trials
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,13 +67,32 @@ class WholeBatch:
             return None
         inputs = candidates.to(head.weight)
         largest = self._errors(head, inputs).norm(dim=1).topk(self.size).indices.sort().values  # a candidate that is no sample has none
-        for places in (largest, torch.arange(self.size, device=largest.device)):  # which large local steps hide
-            labels = self._errors(head, inputs[places]).argmin(1)  # an error is negative at the label alone
-            training = self.exposure.public.training
-            orders = self._orders(training) if isinstance(training, FedAvg) else [torch.arange(self.size)]
+        likely = (largest, torch.arange(self.size, device=largest.device))  # large local steps hide the errors
+        first = ((places, self._errors(head, inputs[places]).argmin(1)) for places in likely)  # an error is negative at the label alone
+        training = self.exposure.public.training
+        orders = self._orders(training) if isinstance(training, FedAvg) else [torch.arange(self.size)]
+        for places, labels in (*first, *islice(self._others(head, inputs), self._most_trials() // len(orders))):
             if any(self._explains(inputs[places][order], labels[order]) for order in orders):
                 return Given(places=places, labels=labels)
         return None
+
+    def _others(self, head: Head, inputs: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Other choices of B candidates (B,) and their labels (B,), if these are few. Steps that overshoot turn an error's sign around."""
+        if math.comb(len(inputs), self.size) > MOST_TRIALS:
+            return
+        labels = min(self.exposure.public.classes, int(MOST_TRIALS ** (1 / self.size)))  # of each candidate, the likeliest
+        choices = [torch.tensor(one, device=inputs.device) for one in combinations(range(len(inputs)), self.size)]
+        likeliest = [self._errors(head, inputs[places]).argsort(1) for places in choices]  # (B, C) each
+        for ranks in sorted(product(range(labels), repeat=self.size), key=sum):
+            for places, order in zip(choices, likeliest, strict=True):
+                yield places, order.gather(1, torch.tensor(ranks, device=order.device)[:, None])[:, 0]
+
+    def _most_trials(self) -> int:
+        """As many as a large model allows."""
+        training = self.exposure.public.training
+        steps = training.local_steps(self.size) if isinstance(training, FedAvg) else 1
+        parameters = sum(parameter.numel() for parameter in self.exposure.model.parameters())
+        return min(MOST_TRIALS, int(MOST_WORK / (parameters * self.size * steps)))
 
     def _orders(self, training: FedAvg) -> list[Tensor]:
         """The orders (B,) in which the client may have trained on its samples, up to those within a mini-batch; none where too many."""

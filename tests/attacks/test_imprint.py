@@ -228,3 +228,12 @@ def test_rounding_at_random_leaves_all_samples_that_bins_prove() -> None:
     distance = torch.cdist(found.inputs.flatten(1), batch.inputs.flatten(1)) / batch.inputs.flatten(1).norm(dim=1)
     assert sorted(distance.argmin(1).tolist()) == [0, 1, 2, 3, 4, 5]
     assert float(distance.min(1).values.max()) < 2e-3
+
+
+def test_a_model_that_passes_no_gradient_to_the_layer_gives_nothing() -> None:
+    """A head of zeros: no bin is occupied."""
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(768, 20), torch.nn.ReLU(), torch.nn.Linear(20, 10))
+    torch.nn.init.zeros_(model[-1].weight)
+    found, _ = attacked(model, pictures(4, 1))
+    assert len(found.inputs) == 0
+    assert found.outcome == "singular"

@@ -6,6 +6,7 @@ from torch import nn
 
 import dosimeter as dm
 from dosimeter.engines.whole_batch import WholeBatch
+from dosimeter.network.head import find_head
 
 
 def network(seed=0, classes=3, head=1.0):
@@ -98,6 +99,20 @@ def test_attacks_claim_all_samples_where_no_row_proves_one():
         found = dm.reconstruct(exposure, attack)
         assert len(found.inputs) == 3
         assert torch.cdist(found.inputs.flatten(1), own.inputs.flatten(1)).amin(1).max() < 1e-3
+
+
+def test_labels_and_candidates_are_sought_where_steps_overshoot():
+    """A confident head moves past the labels, so that the errors at the logits add up to the other sign."""
+    own, model = batch(5, count=3, classes=2), network(5, classes=2, head=5.0)
+    exposure = dm.observe(model, own, training=dm.FedAvg(learning_rate=2.0, steps=3))
+    mixture, whole = own.inputs[[0, 1]].mean(0, keepdim=True), WholeBatch(exposure)
+    head = find_head(exposure)
+    assert whole._errors(head, own.inputs).argmin(1).tolist() != own.targets.tolist()
+    given = whole.find(torch.cat([mixture, own.inputs]))
+    assert given is not None
+    assert given.places.tolist() == [1, 2, 3]
+    assert given.labels.tolist() == own.targets.tolist()
+    assert whole.find(torch.cat([mixture, own.inputs[1:]])) is None
 
 
 def test_more_orders_than_are_tried_prove_nothing():

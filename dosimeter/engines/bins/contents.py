@@ -39,8 +39,9 @@ class Blur:
         return Blur(norms=self.norms[places], entries=self.entries[places])
 
     def largest(self, count: int) -> Blur:
-        """The largest of all, for each of `count` contents that come of any bins."""
-        return Blur(norms=self.norms.amax().expand(count), entries=self.entries.amax().expand(count))
+        """The largest of all, for each of `count` contents that come of any bins; none is occupied where nothing reaches the layer."""
+        norms, entries = (values.amax() if len(values) else values.sum() for values in (self.norms, self.entries))
+        return Blur(norms=norms.expand(count), entries=entries.expand(count))
 
 
 @dataclass(frozen=True, kw_only=True)
