@@ -64,22 +64,23 @@ class CrossEntropy(Loss):
 @LOSSES.register("focal")
 @dataclass(frozen=True, kw_only=True)
 class Focal(Loss):
-    """Cross-entropy that weighs easy samples less: −α (1 − p)^γ log p.
+    """Cross-entropy that weighs easy samples less: −α_t (1 − p_t)^γ log p_t for class t.
 
     Lin et al., "Focal Loss for Dense Object Detection", ICCV 2017, in the multi-class form of thesis Eq. (3.4).
-    The gradient is thesis Theorem 1 (Eq. 3.5) with temperature: Σ_t y_t Φ(α, p_t, γ)(p_j − δ_tj) / τ.
+    The gradient is thesis Theorem 1 (Eq. 3.5) with temperature: Σ_t y_t Φ(α_t, p_t, γ)(p_j − δ_tj) / τ. `alpha` is one number, or one a
+    class.
     """
 
     shift_invariant: ClassVar[bool] = True
 
     gamma: NonNegativeFloat = 2.0
-    alpha: PositiveFloat = 1.0
+    alpha: PositiveFloat | tuple[PositiveFloat, ...] = 1.0
     temperature: PositiveFloat = 1.0
 
     def per_sample(self, logits: Tensor, targets: Tensor) -> Tensor:
         wanted = as_distribution(targets, logits.shape[1], logits.dtype)
         log_p = log_softmax(logits / self.temperature, 1)
-        return -self.alpha * (wanted * (1 - log_p.exp()) ** self.gamma * log_p).sum(1)
+        return -(self.class_weights(logits) * wanted * (1 - log_p.exp()) ** self.gamma * log_p).sum(1)
 
     def logit_gradient(self, logits: Tensor, targets: Tensor) -> Tensor:
         wanted = as_distribution(targets, logits.shape[1], logits.dtype)
@@ -88,12 +89,21 @@ class Focal(Loss):
         return (p * weight.sum(1, keepdim=True) - weight) / self.temperature
 
     def weight(self, logits: Tensor) -> Tensor:
-        """Φ(α, p, γ) = α (1 − p)^γ (1 − γ p log p / (1 − p)) of every class (Eq. 3.5): (B, C)."""
+        """Φ(α_t, p, γ) = α_t (1 − p)^γ (1 − γ p log p / (1 − p)) of every class (Eq. 3.5): (B, C)."""
         log_p = log_softmax(logits / self.temperature, 1)
         p = log_p.exp()
         rest = -torch.expm1(log_p)  # 1 − p without cancellation
         ratio = torch.where(rest > 0, p * log_p / rest.clamp_min(torch.finfo(p.dtype).tiny), -torch.ones_like(p))
-        return self.alpha * rest**self.gamma * (1 - self.gamma * ratio)
+        return self.class_weights(logits) * rest**self.gamma * (1 - self.gamma * ratio)
+
+    def class_weights(self, logits: Tensor) -> Tensor:
+        """α_t of every class of the logits (B, C): (C,)."""
+        classes = logits.shape[1]
+        if not isinstance(self.alpha, tuple):
+            return logits.new_full((classes,), self.alpha)
+        if len(self.alpha) != classes:
+            raise ValueError(f"loss.alpha: expected one number, or one for each of {classes} classes, got {len(self.alpha)}")
+        return logits.new_tensor(self.alpha)
 
 
 @LOSSES.register("binary_cross_entropy")

@@ -69,5 +69,5 @@ def _focal_as_published(loss: Focal, head: Head, reference: Reference) -> tuple[
     own, others = loss.temperature * own, loss.temperature * others  # p̂⁺ − 1, p̂⁻
     positive = own + 1
     rest = (1 - positive).clamp_min(torch.finfo(positive.dtype).tiny)
-    weight = loss.alpha * rest**loss.gamma * (1 - loss.gamma * positive * positive.log() / rest) / loss.temperature
+    weight = loss.class_weights(own[None]) * rest**loss.gamma * (1 - loss.gamma * positive * positive.log() / rest) / loss.temperature
     return weight * own, weight * others

@@ -14,6 +14,7 @@ LOSSES = [
     CrossEntropy(smoothing=0.1, convention="thesis", temperature=1.2),
     Focal(gamma=2.0),
     Focal(gamma=0.5, alpha=0.25, temperature=1.5),
+    Focal(gamma=2.0, alpha=(0.2, 0.5, 1.0, 2.0, 4.0)),
     BinaryCrossEntropy(),
     BinaryCrossEntropy(over_classes="sum"),
 ]
@@ -76,6 +77,14 @@ def test_the_two_smoothing_conventions():
 
 def test_focal_without_focus_is_cross_entropy(logits, targets):
     torch.testing.assert_close(Focal(gamma=0.0).per_sample(logits, targets), CrossEntropy().per_sample(logits, targets))
+
+
+def test_focal_loss_without_focus_weighs_classes_as_pytorch_does(logits):
+    ids, weights = torch.tensor([0, 1, 2, 2, 4, 0]), (0.2, 0.5, 1.0, 2.0, 4.0)
+    wanted = functional.cross_entropy(logits, ids, weight=torch.tensor(weights, dtype=torch.float64), reduction="none")
+    torch.testing.assert_close(Focal(gamma=0.0, alpha=weights).per_sample(logits, ids), wanted)
+    with pytest.raises(ValueError, match=r"loss\.alpha: expected one number, or one for each of 5 classes, got 2"):
+        Focal(alpha=(1.0, 2.0)).per_sample(logits, ids)
 
 
 def test_focal_weight_stays_finite_where_the_model_is_certain():

@@ -34,6 +34,13 @@ def test_counts_come_back_under_every_loss(expose, loss):
     assert recover_labels(exposure, "posterior", as_published=True).counts.tolist() == COUNTS
 
 
+def test_weights_of_classes_ask_for_each_negatives_own_weight(expose):
+    """Theorem 2 weighs a class's negative samples with the class's own α_j, which is right for equal weights alone."""
+    exposure = expose(LABELS, loss=Focal(alpha=(0.5, 1.0, 2.0, 0.25, 1.0, 1.0, 1.0, 1.0, 3.0, 0.5)), auxiliary_per_class=20)
+    assert recover_labels(exposure, "posterior").counts.tolist() == COUNTS
+    assert recover_labels(exposure, "posterior", as_published=True).counts.tolist() != COUNTS
+
+
 def test_the_estimate_is_equation_3_19(expose):
     smoothing = 0.1
     exposure = expose(LABELS, loss=CrossEntropy(smoothing=smoothing, convention="thesis", temperature=1.3), auxiliary_per_class=6)

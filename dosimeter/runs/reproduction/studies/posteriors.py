@@ -30,6 +30,7 @@ class Posteriors(Study):
         "positive_deviation": False,
         "negative_mean": False,
         "negative_deviation": False,
+        "gap": False,  # between the two means
         "separation": False,
         "separated_classes": False,
     }
@@ -46,8 +47,8 @@ class Posteriors(Study):
 
 
 def _of_class(probabilities: Tensor, own: Tensor) -> Tensor:
-    """The six quantities of one class, from its probability on every sample (B,)."""
+    """The seven quantities of one class, from its probability on every sample (B,)."""
     positive, negative = probabilities[own], probabilities[~own]
     ahead = (positive[:, None] > negative).double().mean()
     apart = (positive.quantile(0.25) > negative.quantile(0.75)).double()
-    return torch.stack([positive.mean(), positive.std(), negative.mean(), negative.std(), ahead, apart])
+    return torch.stack([positive.mean(), positive.std(), negative.mean(), negative.std(), positive.mean() - negative.mean(), ahead, apart])
