@@ -39,6 +39,23 @@ def in_plain_words(found: Sequence[Finding], records: Sequence[Record]) -> str:
     return " ".join(sentences)
 
 
+GRID = "dosimeter audit --defenses all"  # what measures the price of every defense
+
+
+def what_now(found: Sequence[Finding], costs: Tradeoff | None) -> str:
+    """The next step in one sentence, for the first screen; "" where nothing was measured."""
+    states = {finding.state for finding in found}
+    if costs is not None:
+        return costs.advice.partition(". ")[0].rstrip(".") + "."
+    if states & set(LEAK_STATES):
+        return f"Protect each update as you protect the samples, until a defense holds: {GRID} measures which does."
+    if "unverified" in states:
+        return "Have the private samples compared with what came back: until then, treat each update as the samples."
+    if states & {"not-shown", "not-attempted"}:
+        return "Do not call the update safe: a longer budget, other methods or a ceiling below your limit would say more."
+    return ""
+
+
 def what_to_do(found: Sequence[Finding], records: Sequence[Record], costs: Tradeoff | None) -> str:
     """The advice of a grid of defenses; where none was measured, what the records' own figures advise, and how to have prices."""
     if costs is not None:
@@ -50,7 +67,7 @@ def what_to_do(found: Sequence[Finding], records: Sequence[Record], costs: Trade
     own = " ".join(_own_advice(found, records))
     return (
         f"{tried}{own}{' ' if own else ''}No defense’s price was measured, so there is nothing {'more ' if own else ''}to advise yet. "
-        "The command dosimeter audit --defenses all tries each defense, mild and strong: what still leaks behind it, "
+        f"The command {GRID} tries each defense, mild and strong: what still leaks behind it, "
         "and what it costs in accuracy, bytes and time."
     )
 

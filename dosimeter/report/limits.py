@@ -87,8 +87,8 @@ def limits_sentence(limits: Limits) -> str:
         return f"{end}; {known}, and no bound below exact recovery is known{why}."
     if top >= WHOLE_PICTURE_DB > shown:
         beyond = f"the ceiling is beyond {score(WHOLE_PICTURE_DB, metric)} ({_kind(limits)})"
-        return f"{limits.method} reaches {score(shown, metric)} over all samples, and {beyond}: the update hides nothing of the samples."
-    figures = f"{limits.method} reaches {score(shown, metric)} over all samples, and the ceiling is {score(top, metric)} ({_kind(limits)})"
+        return f"{limits.method} reaches {score(shown, metric)} {_mean(metric)}, and {beyond}: the update hides nothing of the samples."
+    figures = f"{limits.method} reaches {score(shown, metric)} {_mean(metric)}, and the ceiling is {score(top, metric)} ({_kind(limits)})"
     if gap < -CLOSED_DB:
         return (
             f"{figures}: the attack is {score(-gap, metric)} better. The ceiling is a mean over inputs like the auxiliary samples, "
@@ -116,6 +116,11 @@ def ceiling_text(value: float | None, *, unknown: str = "none known") -> str:
     if value is None:
         return unknown
     return f"≥{WHOLE_PICTURE_DB:g}{THIN}dB" if value >= WHOLE_PICTURE_DB else score(value, "psnr")
+
+
+def _mean(metric: str) -> str:
+    """What the number of several samples is: ceilings on a PSNR limit a mean error, so it is no median."""
+    return "over all samples" if is_share(metric) else "by the mean error of all samples"
 
 
 def _kind(limits: Limits) -> str:

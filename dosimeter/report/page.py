@@ -13,7 +13,7 @@ from dosimeter.numbers import duration, percent, times
 from dosimeter.records import FILE_NAME as RECORDS_NAME
 from dosimeter.records import read_cells, read_records
 from dosimeter.report import words
-from dosimeter.report.decision import in_plain_words, what_to_do
+from dosimeter.report.decision import GRID, in_plain_words, what_now, what_to_do
 from dosimeter.report.evidence import exhibits
 from dosimeter.report.findings import LEAK_STATES, findings, headline_parts, verdict_matrix, warnings
 from dosimeter.report.limits import ceiling_text
@@ -30,6 +30,7 @@ from dosimeter.version import __version__
 
 if TYPE_CHECKING:
     from jinja2 import Environment
+    from markupsafe import Markup
 
 FILE_NAME = "report.html"
 GENERATOR_MARK = b'<meta name="generator" content="Dosimeter '  # in the head of every report
@@ -58,7 +59,8 @@ def render(records: Sequence[Record], title: str | None = None) -> str:
             exhibits=shown,
             unseen=sorted(unseen, key=lambda finding: finding.state not in LEAK_STATES),
             plain_words=in_plain_words(found, records),
-            advice=what_to_do(found, records, costs),
+            advice=_with_command(what_to_do(found, records, costs)),
+            next_step=_with_command(what_now(found, costs)),
             matrix=matrix if len(matrix) > 1 and costs is None else [],
             surfaces=[surface for surface in surfaces() if surface.name in {record.surface for record in records}],
             tradeoff=costs,
@@ -137,6 +139,13 @@ def _hashes(records: Sequence[Record]) -> list[tuple[str, str]]:
     """Fingerprints of the model and of the private batch, which identify what was audited."""
     names = {"model_hash": "model", "batch_hash": "batch"}
     return list(dict.fromkeys((names[key], str(r.threat_model[key])) for key in names for r in records if r.threat_model.get(key)))
+
+
+def _with_command(text: str) -> Markup:
+    """The text, with the command in it set as a command."""
+    from markupsafe import Markup, escape
+
+    return escape(text).replace(GRID, Markup("<code>{}</code>").format(GRID))
 
 
 def _as_json(record: Record) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NoReturn
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
@@ -17,6 +17,10 @@ class PlainConsole(Console):
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         for text, style, control in super().render(renderable, options):
             yield Segment(text if control else text.translate(CONTROL_CHARACTERS), style, control)
+
+    def on_broken_pipe(self) -> NoReturn:
+        """Say that nobody reads, as every command does, where rich ends the program."""
+        raise BrokenPipeError
 
 
 def plain_console(**options: Any) -> Console:

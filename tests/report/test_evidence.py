@@ -3,7 +3,7 @@
 import dataclasses
 
 from dosimeter.report import render
-from dosimeter.report.decision import in_plain_words, what_to_do
+from dosimeter.report.decision import in_plain_words, what_now, what_to_do
 from dosimeter.report.evidence import exhibits, pieces_of
 from dosimeter.report.findings import findings, headline, headline_parts
 from dosimeter.report.tradeoff import tradeoff
@@ -76,6 +76,21 @@ def test_the_advice_has_a_price_or_says_how_to_get_one(single_setting, grid_reco
     costs = tradeoff(grid_records)
     attacks = [record for record in grid_records if record.surface != "utility"]
     assert what_to_do(findings(attacks), attacks, costs) == costs.advice
+
+
+def test_the_first_screen_says_what_to_do_next(single_setting, grid_records, make_record):
+    page = render(single_setting)
+    step = page[page.index('class="next"') :]
+    assert "<code>dosimeter audit --defenses all</code>" in step[: step.index("</p>")]
+    assert page.index('class="next"') < page.index('class="exhibits"')
+    costs = tradeoff(grid_records)
+    attacks = [record for record in grid_records if record.surface != "utility"]
+    said = what_now(findings(attacks), costs)
+    assert costs.advice.startswith(said)
+    assert said.startswith("Switch on")
+    nothing = [make_record("labels", "ilrg", reason="as guessing")]
+    assert what_now(findings(nothing), None).startswith("Do not call the update safe")
+    assert what_now([], None) == ""
 
 
 def test_a_surface_that_leaked_advises_from_its_own_records(make_record):

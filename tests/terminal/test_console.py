@@ -30,3 +30,12 @@ def test_colours_of_its_own_stay():
     written = io.StringIO()
     plain_console(file=written, force_terminal=True, color_system="standard").print(Text("plain", "red"))
     assert written.getvalue() == "\x1b[31mplain\x1b[0m\n"
+
+
+def test_a_reader_that_has_gone_ends_no_program():
+    class Closed(io.StringIO):
+        def write(self, text):
+            raise BrokenPipeError
+
+    with pytest.raises(BrokenPipeError):
+        plain_console(file=Closed()).print("text")

@@ -13,7 +13,7 @@ from dosimeter.interfaces import Exposure
 from dosimeter.network.copies import deep_copy
 from dosimeter.types import Batch, Refused, Update
 
-VALUES_AT_ONCE = 2**26  # of candidates' gradients held in memory at one time
+VALUES_AT_ONCE = 2**23  # of candidates' gradients held in memory at one time; float64 copies and activations take several times as much
 TRIED = 4  # candidates on which it is checked that the update is a mean over samples
 LARGEST_MISFIT = 1e-2  # relative; rounding stays far below
 
