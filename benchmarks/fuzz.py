@@ -1,6 +1,7 @@
 """Damaged and hostile files, command lines and calls: is each answered by a result or by one sentence?
 
     python benchmarks/fuzz.py --inputs 10000 --jobs 8 --out fuzz.json
+    python benchmarks/fuzz.py --captures 10000 --seed 7 --record docs/results/records/ground/fuzz.json
 
 Each worker is a process of its own with a limit on its memory. A refusal is a ValueError or a TypeError that a `raise` of Dosimeter's own
 code makes, or an OSError of the system. Any other exception counts as a traceback, 20 s of CPU or 120 s by the clock as a hang, 1 GB beyond
@@ -23,6 +24,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -38,6 +40,8 @@ SPARE_BYTES = 3 * 10**9  # beyond what the worker has at its start; more is refu
 KINDS = ("files", "captures", "commands", "calls")
 FORBIDDEN = ("os.system", "os.exec", "os.posix_spawn", "os.spawn", "subprocess.Popen", "os.fork", "socket.connect", "pty.spawn")
 ANSWERS = (ValueError, TypeError, OSError)
+FAULTS = ("traceback", "hang", "memory", "deed", "died")
+COLUMNS = ("inputs", "number", "answered", "refused", *FAULTS, "longest [CPU s]", "most memory [MB]")
 
 
 class Hang(BaseException):
@@ -74,9 +78,12 @@ class Watch:
         return bool(flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC))
 
 
-def attempt(action: Callable[[], object], watch: Watch, folder: Path) -> tuple[str, str]:
-    """What became of one input: "answered", "refused", or the kind of its fault and what is known of it."""
-    before = _memory("VmRSS")
+def attempt(action: Callable[[], object], watch: Watch, folder: Path) -> tuple[str, str, float, int]:
+    """What became of one input, its seconds of CPU and the bytes that it took beyond those held at its start.
+
+    It is "answered", "refused", or the kind of its fault and what is known of it.
+    """
+    before, began = _memory("VmRSS"), time.process_time()
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")  # starts the high-water mark anew
     watch.deeds.clear()
@@ -102,10 +109,12 @@ def attempt(action: Callable[[], object], watch: Watch, folder: Path) -> tuple[s
         signal.setitimer(signal.ITIMER_REAL, 0)
         faulthandler.cancel_dump_traceback_later()
         watch.folder = None
+    seconds, grown = time.process_time() - began, _memory("VmHWM") - before
     if watch.deeds:
-        return "deed", "; ".join(watch.deeds[:3])
-    grown = _memory("VmHWM") - before
-    return ("memory", f"{grown / 1e9:.2f} GB") if grown > BYTES else result
+        result = ("deed", "; ".join(watch.deeds[:3]))
+    elif grown > BYTES:
+        result = ("memory", f"{grown / 1e9:.2f} GB")
+    return result[0], result[1], seconds, grown
 
 
 def _is_ours(error: BaseException) -> bool:
@@ -190,7 +199,7 @@ def work(kind: str, count: int, seed: int, first: int, step: int, start: int, re
                 (folder / relative).parent.mkdir(parents=True, exist_ok=True)
                 (folder / relative).write_bytes(data)
             os.chdir(folder)  # where a command writes that is told nothing else
-            lines.write(f"{json.dumps([number, name, 'died', ''])}\n")
+            lines.write(f"{json.dumps([number, name, 'died', '', 0.0, 0])}\n")
             lines.flush()
             result = attempt(lambda: action(folder / next(iter(files))), watch, folder)  # noqa: B023
             lines.write(f"{json.dumps([number, name, *result])}\n")
@@ -221,8 +230,22 @@ def run(kind: str, count: int, *, seed: int = 0, jobs: int = 1) -> dict[str, Any
                 raise RuntimeError(f"a worker stopped with code {code} outside of any input")
             if code:
                 waiting[first] = _start(kind, count, seed, first, jobs, last + 1, Path(folder) / f"{first}")
-    faults = [rest for _, rest in sorted(found.items()) if rest[1] not in ("answered", "refused")]
-    return {"kind": kind, "inputs": len(found), "counts": dict(Counter(rest[1] for rest in found.values())), "faults": faults}
+    faults = [rest[:3] for _, rest in sorted(found.items()) if rest[1] in FAULTS]
+    most = {"seconds": max(rest[3] for rest in found.values()), "bytes": max(rest[4] for rest in found.values())}
+    return {"kind": kind, "inputs": len(found), "counts": dict(Counter(rest[1] for rest in found.values())), "faults": faults, **most}
+
+
+def record(file: Path, results: list[dict[str, Any]], seed: int) -> None:
+    """What docs/results says of a run: a row a kind, and each fault in words."""
+    from measured import write_measurement
+
+    counted = ("answered", "refused", *FAULTS)
+    rows = [
+        [r["kind"], r["inputs"], *(r["counts"].get(name, 0) for name in counted), round(r["seconds"], 1), round(r["bytes"] / 1e6)]
+        for r in results
+    ]
+    findings = [f"{fault} in {r['kind']}: {name}: {words}." for r in results for name, fault, words in r["faults"]]
+    write_measurement(file, str(seed), COLUMNS, rows, findings)
 
 
 def _start(kind: str, count: int, seed: int, first: int, jobs: int, start: int, report: Path) -> subprocess.Popen[bytes]:
@@ -240,6 +263,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--out", type=Path, help="where the faults go, as JSON")
+    parser.add_argument("--record", type=Path, help="where docs/results finds the table")
     for name in ("--work", "--report"):
         parser.add_argument(name, help=argparse.SUPPRESS)
     for name in ("--first", "--start"):
@@ -256,6 +280,8 @@ def main() -> None:
             sys.stdout.write(f"  {fault}: {name}: {words}\n")
     if options.out:
         options.out.write_text(json.dumps(results, indent=2))
+    if options.record:
+        record(options.record, results, options.seed)
 
 
 if __name__ == "__main__":

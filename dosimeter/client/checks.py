@@ -66,6 +66,8 @@ def check_tensors(batch: Batch, path: str) -> None:
     for name, tensor in (*fields, ("targets", targets)):
         if tensor.layout is not torch.strided or tensor.is_meta or tensor.is_quantized:
             raise ValueError(f"{path}.{name}: expected a dense tensor with values, got {tensor.layout} on {tensor.device}")
+        if tensor.is_complex():
+            raise ValueError(f"{path}.{name}: expected real numbers, got {tensor.dtype}")
 
 
 def check_batch(model: nn.Module, batch: Batch, path: str, loss: Loss | None = None) -> int:

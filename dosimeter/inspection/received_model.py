@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import interpolate
+from torch.nn.parameter import is_lazy
 
 from dosimeter.client.checks import check_batch
 from dosimeter.inspection.acting_head import find_acting_head, logits_of
@@ -95,7 +96,7 @@ def check_weights(model: nn.Module, path: str) -> None:
     packed = [name for name, value in state.items() if not isinstance(value, Tensor) or value.is_quantized]
     if packed:
         raise ValueError(f"{path}: {packed[0]!r} is quantised to integers; inspect reads floating-point weights, before they are quantised")
-    if empty := [name for name, value in state.items() if value.is_meta]:
+    if empty := [name for name, value in state.items() if value.is_meta or is_lazy(value)]:
         raise ValueError(f"{path}: {empty[0]!r} has no values yet; load the weights first")
     broken = [name for name, value in state.items() if value.is_floating_point() and not torch.isfinite(value).all()]
     if broken:

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dosimeter.client.checks import check_exposure
+from dosimeter.client.checks import check_batch, check_exposure
 from dosimeter.engines.membership.estimate import MembershipEstimate
 from dosimeter.interfaces import Exposure, MembershipTest
+from dosimeter.network.model_state import copy_of
 from dosimeter.network.token_inputs import tensors_of
 from dosimeter.randomness import generator, secret_of
 from dosimeter.registry import MEMBERSHIP
@@ -42,9 +43,10 @@ def test_membership(
     wanted = next(exposure.model.parameters()).dtype
     if wanted != torch.float64 and any(tensor.dtype == torch.float64 for tensor in tensors_of(candidates.inputs)):
         raise TypeError(f"candidates.inputs: expected {wanted}, as the model has, got {torch.float64}")
+    check_exposure(exposure)
+    check_batch(copy_of(exposure.model), candidates, "candidates", exposure.public.loss)
     noisy = any(defense.noise_floor(change, 1) > 0 for defense in exposure.public.defenses for change in exposure.update.values())
     recovery = MEMBERSHIP.resolve(method or ("likelihood" if noisy else "spans"), **options)
-    check_exposure(exposure)
     return run_method(replace(exposure, candidates=candidates), recovery, None, seed)
 
 

@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from dosimeter.client.checks import check_tensors
+from dosimeter.client.checks import check_inputs, check_tensors, output_shape
 from dosimeter.interfaces import Exposure, Metric
 from dosimeter.network.leftovers import nothing_kept
+from dosimeter.network.probing import as_taken
 from dosimeter.precision import tf32
 from dosimeter.surfaces.scores import Comparison, Scores
 from dosimeter.surfaces.surface import surface_of
@@ -47,8 +48,10 @@ def score(
         truth = Batch(truth.inputs.joined(), truth.targets)
     if auxiliary is None and exposure is not None:
         auxiliary = exposure.auxiliary
-    if auxiliary is not None and len(auxiliary.inputs) == 0:
-        raise ValueError("auxiliary: expected at least one sample, or None")
+    if auxiliary is not None:
+        check_tensors(auxiliary, "auxiliary")
+        if len(auxiliary.inputs) == 0:
+            raise ValueError("auxiliary: expected at least one sample, or None")
     surface = surface_of(found)
     if foreign is not None and not isinstance(foreign, surface.estimate):
         raise TypeError(f"foreign: expected a {type(found).__name__} like what is scored, got {type(foreign).__name__}")
@@ -62,8 +65,22 @@ def score(
         classes=classes,
         metrics=metrics,
     )
-    with nothing_kept(*(() if exposure is None else (exposure.model,))):  # the truth goes through the model
+    if exposure is None:
         return score_against(found, comparison)
+    with nothing_kept(exposure.model):  # the truth goes through the model
+        for path, batch in (("truth", truth), ("auxiliary", auxiliary)):
+            if batch is not None:
+                _check_taken(exposure, batch, path)
+        return score_against(found, comparison)
+
+
+def _check_taken(exposure: Exposure, batch: Batch, path: str) -> None:
+    """Refuse samples that the exposure's model does not take."""
+    check_inputs(batch.inputs, f"{path}.inputs")
+    try:
+        output_shape(exposure.model, as_taken(exposure.model, batch.inputs[[0, 0]]))
+    except ValueError as error:
+        raise ValueError(f"{path}.inputs: {error}") from error
 
 
 def score_against(found: Any, comparison: Comparison) -> Scores:

@@ -61,6 +61,8 @@ def test_what_is_no_model_of_finite_weights_is_refused(model):
             check_weights(model.state_dict(), path)  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match="has no parameters"):
         check_weights(nn.Flatten(), "model")
+    with pytest.raises(ValueError, match=r"model: '0\.weight' has no values yet"):
+        check_weights(nn.Sequential(nn.LazyLinear(5)), "model")
     model[3].bias.data[0] = torch.inf
     with pytest.raises(ValueError, match=r"reference: has NaN or infinite entries in '3\.bias'"):
         receive_model(nn.Linear(4, 2), None, model)

@@ -157,3 +157,18 @@ def test_candidates_of_another_precision_are_refused(classifier, batch):
         dm.inspect(classifier, batch=(batch.inputs, batch.targets))
     with pytest.raises(TypeError, match="folder: expected the path of a folder"):
         dm.read(None)
+
+
+def test_candidates_that_the_model_does_not_take_are_refused():
+    torch.manual_seed(0)
+    known = _candidates(0, 3, 4)
+    exposure = dm.observe(NETS["hidden"](), known)
+    wrong = {
+        "expected real numbers, got torch.complex64": dm.Batch(known.inputs.to(torch.complex64), known.targets),
+        "model: cannot take": dm.Batch(known.inputs[:, :, :3], known.targets),
+        "class ids must lie in": dm.Batch(known.inputs, known.targets + 3),
+        "has NaN or infinite values": dm.Batch(known.inputs * torch.nan, known.targets),
+    }
+    for sentence, candidates in wrong.items():
+        with pytest.raises(ValueError, match=sentence):
+            dm.test_membership(exposure, candidates)

@@ -50,3 +50,18 @@ def test_empty_batches_are_refused(found, truth):
         dm.score(found, empty)
     with pytest.raises(ValueError, match="auxiliary: expected at least one sample"):
         dm.score(found, truth, auxiliary=empty)
+
+
+def test_samples_that_the_model_of_the_exposure_does_not_take_are_refused(found, truth, classifier):
+    exposure = dm.observe(classifier, truth)
+    wrong = {
+        "expected real numbers, got torch.complex64": truth.inputs.to(torch.complex64),
+        "inputs: model: cannot take": torch.rand(2, 1, 5, 5),
+        "inputs: has NaN or infinite values": truth.inputs * torch.nan,
+    }
+    for sentence, inputs in wrong.items():
+        for options in ({"truth": dm.Batch(inputs, truth.targets)}, {"truth": truth, "auxiliary": dm.Batch(inputs, truth.targets)}):
+            with pytest.raises(ValueError, match=sentence):
+                dm.score(found, exposure=exposure, **options)
+    with pytest.raises(TypeError, match="auxiliary: expected a Batch"):
+        dm.score(found, truth, auxiliary=3)  # pyright: ignore[reportArgumentType]
