@@ -58,6 +58,7 @@ REQUIRED |= {
     "epsilon": 1.0,
     "rate": 0.3,
     "smoothing": 0.1,
+    "target": 3,
     "targets": (3,),
     "block": 2,
     "sigma": 1.0,

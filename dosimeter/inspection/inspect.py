@@ -29,7 +29,7 @@ from dosimeter.types import Batch
 
 UNTAUGHT = "classes that nobody has had since a last layer of zeros, or before most of it was pruned"
 SWITCHED_OFF = "a class that was switched off by its bias"
-GRADFILT, IMPRINT, TRAPS = "gradfilt", "imprint", "trap_weights"
+GRADFILT, FISHING, IMPRINT, TRAPS = "gradfilt", "fishing", "imprint", "trap_weights"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,13 +42,13 @@ class Check:
 
 
 CHECKS: Mapping[str, Check] = {
-    "head_rows": Check(measure=head_rows.measure, made_for=(GRADFILT,), otherwise=UNTAUGHT),
-    "head_biases": Check(measure=head_biases.measure, made_for=(GRADFILT,), otherwise=SWITCHED_OFF),
+    "head_rows": Check(measure=head_rows.measure, made_for=(GRADFILT, FISHING), otherwise=UNTAUGHT),
+    "head_biases": Check(measure=head_biases.measure, made_for=(GRADFILT, FISHING), otherwise=SWITCHED_OFF),
     "shut_out_classes": Check(measure=shut_out_classes.measure, made_for=(GRADFILT,), otherwise=SWITCHED_OFF),
     "constant_output": Check(
         measure=constant_output.measure, made_for=(GRADFILT,), otherwise="a network that was trained to one answer whatever it sees"
     ),
-    "silenced_classes": Check(measure=silenced_classes.measure, made_for=(GRADFILT,), otherwise=UNTAUGHT),
+    "silenced_classes": Check(measure=silenced_classes.measure, made_for=(GRADFILT, FISHING), otherwise=UNTAUGHT),
     "parallel_rows": Check(measure=parallel_rows.measure, made_for=(IMPRINT,), otherwise="a layer that was widened by copies of its rows"),
     "trap_rows": Check(measure=trap_rows.measure, made_for=(TRAPS,)),
     "inserted_layer": Check(
@@ -59,7 +59,7 @@ CHECKS: Mapping[str, Check] = {
     "lone_rows": Check(measure=lone_rows.measure, made_for=(IMPRINT, TRAPS), otherwise="a first layer that hardly any sample fires"),
     "previous_round": Check(
         measure=previous_round.measure,
-        made_for=(GRADFILT, IMPRINT, TRAPS),
+        made_for=(GRADFILT, FISHING, IMPRINT, TRAPS),
         otherwise="a layer that was drawn anew, or began so small that training outgrew it",
     ),
     "isolated_samples": Check(measure=isolated_samples.measure, made_for=()),

@@ -12,6 +12,7 @@ from dosimeter.models.loading import load_model
 from dosimeter.registry import ATTACKS
 
 OPTIONS = {
+    "fishing": ({"target": 2}, {"target": 2, "feature": 1, "cutoff": 0.1}),
     "gradfilt": ({"targets": (2,)},),
     "gradfilt_imprint": ({"targets": (2, 5), "expected": 20},),
     "imprint": ({"bins": 90}, {"bins": 90, "sparse": True}),

@@ -26,6 +26,8 @@ ARCHITECTURES = {
     "resnet20": {},
 }
 ATTACKS = {
+    "fishing": {"target": 2},
+    "fishing by a feature": {"target": 2, "feature": 1, "cutoff": 0.1},
     "gradfilt": {"targets": (2,)},
     "gradfilt_imprint": {"targets": (2, 5), "expected": 20},
     "imprint": {"bins": 200},
