@@ -25,6 +25,7 @@ from dosimeter.client.optimisers import (
     weight_decay_of,
 )
 from dosimeter.interfaces import Loss, Public, Training
+from dosimeter.network.per_client import of_client
 from dosimeter.network.probing import copied_buffers, forward
 from dosimeter.options import FiniteFloat, Fraction, PositiveFloat, PositiveInt
 from dosimeter.registry import TRAININGS
@@ -282,7 +283,10 @@ class FedAvg(Replayable):
 
 @dataclass(frozen=True, kw_only=True)
 class MeanOfClients(Replayable):
-    """The mean of the updates that clients compute on their shares of the batch, weighted by the shares' sizes."""
+    """The mean of the updates that clients compute on their shares of the batch, weighted by the shares' sizes.
+
+    A dishonest server may send each client a model of its own (`PerClient`). Attacks replay the mean at one model.
+    """
 
     name: ClassVar[str] = "mean_of_clients"
 
@@ -293,21 +297,22 @@ class MeanOfClients(Replayable):
     def __call__(self, model: nn.Module, inputs: Tensor, targets: Tensor, loss: Loss, create_graph: bool = False) -> Update:
         if create_graph:
             return super().__call__(model, inputs, targets, loss, create_graph)
-        return self._mean(inputs, targets, lambda share, wanted: self.each(model, share, wanted, loss))
+        return self._mean(inputs, targets, lambda number, share, wanted: self.each(of_client(model, number), share, wanted, loss))
 
     def replay(self, gradient: Gradient, parameters: Update, buffers: dict[str, Tensor], inputs: Tensor, targets: Tensor) -> Update:
-        def update_of(share: Tensor, wanted: Tensor) -> Update:
+        def update_of(number: int, share: Tensor, wanted: Tensor) -> Update:
             own = {name: buffer.clone() for name, buffer in buffers.items()}
             return self.each.replay(gradient, parameters, own, share, wanted)
 
         return self._mean(inputs, targets, update_of)
 
-    def _mean(self, inputs: Tensor, targets: Tensor, update_of: Callable[[Tensor, Tensor], Update]) -> Update:
+    def _mean(self, inputs: Tensor, targets: Tensor, update_of: Callable[[int, Tensor, Tensor], Update]) -> Update:
         total: Update = {}
         everything = torch.arange(len(targets), device=targets.device)
         equal = self.sizes is None or sum(self.sizes) != len(targets)  # guesses of another number than the clients have
-        for chosen in torch.tensor_split(everything, self.clients) if equal else everything.split(list(self.sizes or ())):
-            update, weight = update_of(inputs[chosen], targets[chosen]), len(chosen) / len(inputs)
+        shares = torch.tensor_split(everything, self.clients) if equal else everything.split(list(self.sizes or ()))
+        for number, chosen in enumerate(shares):
+            update, weight = update_of(number, inputs[chosen], targets[chosen]), len(chosen) / len(inputs)
             total = {name: total[name] + change * weight if total else change * weight for name, change in update.items()}
         return total
 

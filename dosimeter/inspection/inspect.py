@@ -59,7 +59,7 @@ CHECKS: Mapping[str, Check] = {
     "lone_rows": Check(measure=lone_rows.measure, made_for=(IMPRINT, TRAPS), otherwise="a first layer that hardly any sample fires"),
     "previous_round": Check(
         measure=previous_round.measure,
-        made_for=(GRADFILT, FISHING, IMPRINT, TRAPS),
+        made_for=(GRADFILT, FISHING, IMPRINT, TRAPS, "model_inconsistency"),
         otherwise="a layer that was drawn anew, or began so small that training outgrew it",
     ),
     "isolated_samples": Check(measure=isolated_samples.measure, made_for=()),
