@@ -104,8 +104,10 @@ class _Problem:
     effort: Effort
     rng: Generator
 
-    def separate(self, targets: Targets, *, quick: bool = False, known: Separation | None = None) -> Separation:
-        """The samples under one assumption about their targets."""
+    def separate(
+        self, targets: Targets, *, quick: bool = False, known: Separation | None = None, begun: Separation | None = None
+    ) -> Separation:
+        """The samples under one assumption about their targets. `begun` is a result under the same one."""
         equations, counts = self.equations, None
         if targets == "smoothed":
             equations = with_smoothing(equations, self.estimate_smoothing())
@@ -114,7 +116,9 @@ class _Problem:
         elif self.labels is not None:
             equations, counts = _apply_labels(equations, self.labels)
         effort = replace(self.effort, quick=quick)
-        result = separate(equations, self.gradient, self.bias_gradient, self.facts, self.rng, effort=effort, counts=counts, known=known)
+        result = separate(
+            equations, self.gradient, self.bias_gradient, self.facts, self.rng, effort=effort, counts=counts, known=known, begun=begun
+        )
         return _add_soft_targets(equations, result)
 
     def estimate_smoothing(self) -> float:
@@ -130,10 +134,10 @@ def _separate_any_targets(problem: _Problem) -> Separation:
     if declared.complete:
         return declared
     if problem.labels is not None or spare_equations(problem.equations) <= PAIR_FREEDOM:
-        return problem.separate("declared")
+        return problem.separate("declared", begun=declared)
     half = declared.rank / 2
     if _count_certified(declared) >= half:
-        declared = problem.separate("declared")
+        declared = problem.separate("declared", begun=declared)
         if declared.complete:
             return declared
     mixed = problem.separate("mixed", known=declared)
@@ -141,8 +145,8 @@ def _separate_any_targets(problem: _Problem) -> Separation:
         return max(declared, mixed, key=_count_certified)
     smoothed = problem.separate("smoothed", quick=True)
     if _count_certified(smoothed) >= half:
-        return problem.separate("smoothed")
-    return max(problem.separate("declared"), mixed, smoothed, key=_count_certified)
+        return problem.separate("smoothed", begun=smoothed)
+    return max(problem.separate("declared", begun=declared), mixed, smoothed, key=_count_certified)
 
 
 def _count_certified(result: Separation) -> int:

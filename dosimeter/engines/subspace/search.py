@@ -45,7 +45,7 @@ class Candidates:
     def __len__(self) -> int:
         return len(self.t)
 
-    def __getitem__(self, index: Tensor) -> Candidates:
+    def __getitem__(self, index: Tensor | slice) -> Candidates:
         return Candidates(t=self.t[index], labels=self.labels[index], errors=self.errors[index], value=self.value[index])
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Generator, Tensor
@@ -28,6 +28,7 @@ from dosimeter.engines.subspace.verdict import (
     SHARE_TOLERANCE,
     BatchFacts,
     Separation,
+    Solutions,
     empty_separation,
     judge,
     label_blends,
@@ -60,10 +61,12 @@ def separate(
     effort: Effort,
     counts: Tensor | None = None,
     known: Separation | None = None,
+    begun: Separation | None = None,
 ) -> Separation:
     """The samples whose outer products add up to the gradient (C, H).
 
-    `counts` (m,): the least number of times that each label occurs. `known`: an earlier result; its certified samples are kept.
+    `counts` (m,): the least number of times that each label occurs. `known`: an earlier result of other equations, whose certified
+    samples are kept. `begun`: one of the same equations with less effort; its search goes on, and no solution is assessed again.
     """
     if equations.rank == 0 or is_saturated(equations, facts.batch_size):
         return empty_separation(equations)
@@ -81,7 +84,7 @@ def separate(
         jointly=not effort.quick and not equations.blends,
         found=None if known is None else _certified_candidates(equations, known),
     )
-    best = _separate_with_counts(equations, start, hint, plan, rng)
+    best = _separate_with_counts(equations, start, hint, plan, rng, None if begun is None else begun.solutions)
     if effort.quick:
         return best
     wrong = 2 * int(best.certified.sum()) < equations.rank  # given labels may be wrong, and so may the hint
@@ -137,7 +140,9 @@ def _certified_candidates(equations: Equations, known: Separation) -> Candidates
     return candidates_at(equations, t, labels * (equations.classes + 1) if equations.blends else labels, torch.zeros_like(t[:, 0]))
 
 
-def _separate_with_counts(equations: Equations, start: Tensor, counts: Tensor | None, plan: _Plan, rng: Generator) -> Separation:
+def _separate_with_counts(
+    equations: Equations, start: Tensor, counts: Tensor | None, plan: _Plan, rng: Generator, begun: Solutions | None = None
+) -> Separation:
     attempts = plan.attempts if spare_equations(equations) >= 0 else -1
     found = search(
         equations,
@@ -149,23 +154,17 @@ def _separate_with_counts(equations: Equations, start: Tensor, counts: Tensor | 
         starts=plan.starts,
         free_scale=plan.facts.free_scale,
         non_negative=plan.facts.non_negative,
-        found=plan.found,
+        found=plan.found if begun is None else begun.found,
     )
-    t, inverse = polish(equations, whole_span(equations), found.t, found.labels)
-    labels, single = found.labels, assess(equations, t, found.labels, inverse)
-    keep = _distinct_solutions(equations, t, labels, single)
-    t, labels, single = t[keep], labels[keep], _select(single, keep)
-    trusted = (single.error_bar <= LARGEST_ERROR_BAR) & single.isolated & (single.misfit < LARGEST_MISFIT)
-    trusted &= single.mass_bar <= SHARE_TOLERANCE * single.mass  # else the number of times that it occurs is unknown
-    trusted = _with_sure_labels(equations, t, labels, single, trusted)
-    if equations.blends:
-        trusted &= single.second_bar <= LARGEST_ERROR_BAR / 2
-        trusted &= (single.second_share >= -single.second_bar) & (single.second_share <= 1 + single.second_bar)
+    solutions = _solutions(equations, found) if begun is None else begun.joined(_solutions(equations, found[len(begun.found) :]))
+    keep = _distinct_solutions(equations, solutions)
+    t, labels, single, trusted = solutions.t[keep], found.labels[keep], _select(solutions.single, keep), solutions.trusted[keep]
     result = judge(
         equations, t, labels, single.residual, single.error_bar, single.isolated, single.mass, single.mass_bar, trusted, plan.facts
     )
     if equations.blends:
         result = label_blends(equations, result, labels, single, plan.facts)
+    result = replace(result, solutions=solutions)
     if not plan.jointly:
         return result
     fine = result.complete and bool((single.error_bar <= COARSE_ERROR_BAR).all())
@@ -215,11 +214,23 @@ def _separate_jointly(
     return judge(equations, joint.t, labels, residual, joint.error_bar, joint.isolated, mass_each, exactly, trusted, plan.facts)
 
 
-def _with_sure_labels(equations: Equations, t: Tensor, labels: Tensor, single: Assessment, trusted: Tensor) -> Tensor:
-    """The trusted solutions whose labels fit better than every other label by `DEVIATIONS`: (n,) bool."""
+def _solutions(equations: Equations, found: Candidates) -> Solutions:
+    """Candidates polished and assessed, each by itself.
+
+    A solution is trusted whose bars are small, whose residual the noise explains, and whose label fits better than every other label by
+    `DEVIATIONS`.
+    """
+    t, inverse = polish(equations, whole_span(equations), found.t, found.labels)
+    single = assess(equations, t, found.labels, inverse)
+    trusted = (single.error_bar <= LARGEST_ERROR_BAR) & single.isolated & (single.misfit < LARGEST_MISFIT)
+    trusted &= single.mass_bar <= SHARE_TOLERANCE * single.mass  # else the number of times that it occurs is unknown
     chosen = trusted.nonzero()[:, 0]
-    sure = label_margins(equations, t[chosen], labels[chosen]) >= DEVIATIONS * single.misfit[chosen].clamp_min(1).sqrt()
-    return trusted.index_fill(0, chosen[~sure], False)
+    sure = label_margins(equations, t[chosen], found.labels[chosen]) >= DEVIATIONS * single.misfit[chosen].clamp_min(1).sqrt()
+    trusted = trusted.index_fill(0, chosen[~sure], False)
+    if equations.blends:
+        trusted &= single.second_bar <= LARGEST_ERROR_BAR / 2
+        trusted &= (single.second_share >= -single.second_bar) & (single.second_share <= 1 + single.second_bar)
+    return Solutions(found=found, t=t, single=single, trusted=trusted)
 
 
 def spare_equations(equations: Equations) -> int:
@@ -244,11 +255,11 @@ def _complete_batch(
     return t, labels
 
 
-def _distinct_solutions(equations: Equations, t: Tensor, labels: Tensor, single: Assessment) -> Tensor:
+def _distinct_solutions(equations: Equations, solutions: Solutions) -> Tensor:
     """Indices of the solutions, without those that polishing moved onto an earlier solution of the same label."""
-    features = t * equations.spectrum.values
+    features, labels = solutions.t * equations.spectrum.values, solutions.found.labels
     size = torch.linalg.vector_norm(features, dim=1)
-    near = torch.cdist(features, features) < (single.error_bar.clamp(1e-6, 1e-3) * size)[:, None]
+    near = torch.cdist(features, features) < (solutions.single.error_bar.clamp(1e-6, 1e-3) * size)[:, None]
     if not equations.blends:  # a sample of one class solves the equations of every pair with that class
         near &= labels[:, None] == labels
     return torch.tril(near, -1).any(1).logical_not().nonzero()[:, 0]

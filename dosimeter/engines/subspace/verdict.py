@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -11,12 +12,40 @@ from torch.nn.functional import one_hot
 
 from dosimeter.engines.subspace.certificate import Assessment
 from dosimeter.engines.subspace.equations import Equations, probabilities, whole_span
+from dosimeter.engines.subspace.search import Candidates
 from dosimeter.engines.subspace.spectrum import ROUNDING_SLACK
 
 LARGEST_ERROR_BAR = 1e-2  # the largest error bar of a certified sample
 SHARE_TOLERANCE = 0.1  # the largest distance of a sample's share from a whole number of samples, whatever its error bar
 UNLIKELY_DIRECTIONS = 1e-3  # share of the directions along which two similar samples may differ by more than is allowed for
 MOST_COPIES = 8  # copies of one input under two classes that may pass for one blend, if no batch size is declared
+
+
+@dataclass(frozen=True, kw_only=True)
+class Solutions:
+    """What a search found, polished and assessed one by one. A longer search of the same equations goes on from here."""
+
+    found: Candidates
+    t: Tensor  # (n, B) polished
+    single: Assessment
+    trusted: Tensor  # (n,) bool: a sample by its own equations
+
+    def joined(self, other: Solutions) -> Solutions:
+        """These solutions, and the others behind them."""
+        return Solutions(
+            found=_join(self.found, other.found),
+            t=torch.cat([self.t, other.t]),
+            single=_join(self.single, other.single),
+            trusted=torch.cat([self.trusted, other.trusted]),
+        )
+
+
+OneASample = TypeVar("OneASample", Candidates, Assessment)
+
+
+def _join(first: OneASample, second: OneASample) -> OneASample:
+    pairs = {field.name: [getattr(first, field.name), getattr(second, field.name)] for field in fields(first)}
+    return type(first)(**{name: torch.cat(pair) for name, pair in pairs.items()})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +62,7 @@ class Separation:
     rank: int
     soft: Tensor | None = None  # (n, C) the target that the loss aims at, where that is not one class
     batch_size: int | None = None  # as declared, or the least that the shares allow; None where neither is known
+    solutions: Solutions | None = None  # from which it was judged, where these are single samples
     doubt: str = ""  # why nothing is certified whatever fits, "" where nothing speaks against it
 
     @property

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+import dosimeter.engines.subspace.separate as module
 from dosimeter.engines.subspace.equations import build_equations, mean_coordinates
 from dosimeter.engines.subspace.separate import Effort, expected_counts, is_saturated, separate, spare_equations
 from dosimeter.engines.subspace.spectrum import factor
@@ -95,3 +96,25 @@ def test_expected_counts_are_the_counts_of_a_head_that_is_not_confident(plant):
     counts = expected_counts(equations, start, error.mean(0))
     assert counts is not None
     assert torch.equal(counts, torch.bincount(planted.labels, minlength=30))
+
+
+def test_a_longer_search_goes_on_from_a_shorter_one(plant, rng, monkeypatch):
+    """What a quick pass found is neither searched nor assessed again, and the result is that of a whole pass."""
+    planted = plant(8, 22, 50, noise=1e-6, seed=1)
+    facts = BatchFacts(batch_size=8)
+    assessed = []
+    assess = module.assess
+    monkeypatch.setattr(module, "assess", lambda equations, t, *rest: assessed.append(len(t)) or assess(equations, t, *rest))
+    quick = separate(planted.equations, planted.gradient, None, facts, rng, effort=Effort(quick=True))
+    assert 0 < int(quick.certified.sum()) < 8
+    assert quick.solutions is not None
+    known = len(quick.solutions.found)
+    longer = separated(planted, rng, begun=quick)
+    assert assessed[0] == known
+    assert len(assessed) == 2
+    assert assessed[1] <= 8 - known
+    again = separated(planted, torch.Generator().manual_seed(0))
+    assert longer.complete
+    order, other = longer.labels.argsort(), again.labels.argsort()
+    torch.testing.assert_close(longer.features[order], again.features[other], rtol=1e-3, atol=1e-5)
+    assert torch.equal(longer.labels[order], again.labels[other])
