@@ -69,6 +69,19 @@ LOCAL_STEPS: tuple[dict[str, Any], ...] = (
     {"learning_rate": 0.5, "steps": 4},
     {"learning_rate": 0.05, "epochs": 2, "mini_batch": 2},
 )
+CHANGED_INPUTS = ("negative", "standardised", "turned", "rolled", "squared", "less the batch's mean", "two views", "two views in the loss")
+CHANGED_LOGITS = (
+    "ten times",
+    "learned scale",
+    "log-softmax",
+    "softmax",
+    "clamped",
+    "normed",
+    "learned shift",
+    "half detached",
+    "tanh",
+    "centred",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +93,7 @@ class Setting:
     sizes: tuple[int, ...] = SIZES
     heads: tuple[str, ...] = ("plain", "plain", "unbiased", "sure", "tiny", "zero", "low rank")
     protocols: tuple[tuple[tuple[str, Any], ...], ...] = ((),)
+    frames: tuple[str, ...] = ("",)  # what the model does to its inputs and logits
     told: Callable[[dm.Exposure, Generator], dm.Exposure] | None = None  # what the server is told instead
     breaks: str = ""
 
@@ -138,6 +152,9 @@ def settings() -> dict[str, Setting]:
         "no size": Setting(protocols=(hidden,)),
         "behind defenses": Setting(protocols=defenses),
         "local steps": Setting(protocols=steps),
+        "changed inputs": Setting(frames=CHANGED_INPUTS),
+        "changed logits": Setting(frames=CHANGED_LOGITS),
+        "inputs of norm one": Setting(frames=("norm one",), breaks="span of the batch"),
         "wrong size": Setting(told=_resized, breaks="batch size"),
         "undeclared steps": Setting(protocols=steps[2:], told=_as_gradient, breaks="one gradient"),
     }
@@ -251,6 +268,8 @@ def _draw(setting: Setting, seed: int, tamper: Callable[[nn.Module], nn.Module] 
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = _network(pick(setting.bodies), shape, classes, pick, pick(setting.heads))
+        frame = pick(setting.frames)
+        model = _Framed(model, frame, classes) if frame else model
     dtype = pick((torch.float32, torch.float32, torch.float32, torch.float64))
     model = model.to(dtype).eval()
     if tamper is not None:
@@ -336,6 +355,61 @@ class _Attention(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         pieces = self.embed(inputs.flatten(1)[:, : min(self.inputs, 16), None])
         return self.norm(pieces + self.attention(pieces, pieces, pieces, need_weights=False)[0]).mean(1)
+
+
+class _Framed(nn.Module):
+    """A network that changes its inputs before the first layer, or the logits behind the last one."""
+
+    def __init__(self, net: nn.Module, frame: str, classes: int) -> None:
+        super().__init__()
+        self.net, self.frame = net, frame
+        self.factor, self.shift = nn.Parameter(torch.tensor(3.0)), nn.Parameter(torch.randn(classes))
+        self.norm = nn.BatchNorm1d(classes)
+        self.norm.running_var.uniform_(0.5, 2)  # pyright: ignore[reportOptionalMemberAccess]
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self._behind(self.net(self._before(inputs)), inputs)
+
+    def _before(self, inputs: Tensor) -> Tensor:
+        norms = inputs.flatten(1).norm(dim=1).clamp_min(1e-9).reshape(-1, *[1] * (inputs.ndim - 1))
+        changed = {
+            "negative": 1 - inputs,
+            "standardised": (inputs - 0.3) / 0.2,
+            "turned": inputs.flip(-1),
+            "rolled": inputs.roll(1, -1),
+            "squared": inputs.square(),
+            "less the batch's mean": inputs - inputs.mean(0),
+            "norm one": inputs / norms,
+        }
+        return changed.get(self.frame, inputs)
+
+    def _behind(self, logits: Tensor, inputs: Tensor) -> Tensor:
+        match self.frame:
+            case "two views":
+                return logits + self.net(inputs.flip(-1))
+            case "two views in the loss":
+                return ((logits.softmax(1) + self.net(inputs.flip(-1)).softmax(1)) / 2).log()
+            case "ten times":
+                return 10 * logits
+            case "learned scale":
+                return logits / self.factor
+            case "log-softmax":
+                return logits.log_softmax(1)
+            case "softmax":
+                return logits.softmax(1)
+            case "clamped":
+                return logits.clamp(-0.1, 0.1)
+            case "normed":
+                return self.norm(logits)
+            case "learned shift":
+                return logits + self.shift
+            case "half detached":
+                return logits + logits.detach()
+            case "tanh":
+                return 5 * logits.tanh()
+            case "centred":
+                return logits - logits.mean(1, keepdim=True)
+        return logits
 
 
 def _network(body: str, shape: tuple[int, ...], classes: int, pick: Callable[[tuple[Any, ...]], Any], head: str) -> nn.Module:

@@ -57,7 +57,7 @@ class TrapWeights(ActiveAttack):
 def _trapped_layer(exposure: Exposure) -> str:
     """The name of the layer with trap rows in the received model."""
     model = exposure.model
-    name = "rows" if isinstance(model, TrapLayer) else find_first_linear(model, torch.Size(exposure.public.input_shape).numel())
+    name = "rows" if isinstance(model, TrapLayer) else find_first_linear(model, exposure.public.input_shape)
     if name is not None:
         weight = model.get_submodule(name).weight
         assert isinstance(weight, torch.Tensor)

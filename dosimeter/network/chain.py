@@ -69,13 +69,17 @@ def find_chain(
             value, before = result, None
             if name == output:
                 return links
-        elif isinstance(module, nn.Flatten | nn.Identity) or (isinstance(module, nn.modules.dropout._DropoutNd) and not module.training):
+        elif _changes_nothing(module) and isinstance(received, Tensor) and _same_entries(received, value):
             value = result
         elif links and before is None and received.shape == value.shape and torch.equal(received, value):
             before, value = _activation(module, name, method), result
         else:
             raise broken.at(name)
     raise broken.at(output)
+
+
+def _changes_nothing(module: nn.Module) -> bool:
+    return isinstance(module, nn.Flatten | nn.Identity) or (isinstance(module, nn.modules.dropout._DropoutNd) and not module.training)
 
 
 def _same_entries(received: Tensor, value: Tensor) -> bool:

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+import dosimeter as dm
 from dosimeter.network.chain import find_chain, walk_back
 from dosimeter.types import Refused
 
@@ -58,3 +59,26 @@ def test_a_weight_that_is_used_twice_is_refused():
     layer = nn.Linear(16, 16)
     with pytest.raises(Refused, match="used twice"):
         find_chain(nn.Sequential(nn.Flatten(), layer, nn.Tanh(), layer, nn.Linear(16, 3)).eval(), (1, 4, 4), "4")
+
+
+class Negative(nn.Module):
+    """Turns black into white before the network."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.net(1 - inputs)
+
+
+@pytest.mark.parametrize("first", [nn.Flatten(), nn.Identity()])
+def test_an_input_that_is_changed_before_the_first_layer_is_no_end_of_a_chain(first):
+    """The way back would end at what the layer received, which is no sample."""
+    model = Negative(nn.Sequential(first, nn.Flatten(), nn.Linear(16, 9), nn.ReLU(), nn.Linear(9, 5)))
+    with pytest.raises(Refused, match="plain chain"):
+        find_chain(model, (1, 4, 4), "net.4")
+    exposure = dm.observe(model, dm.Batch(torch.rand(1, 1, 4, 4), torch.tensor([2])))
+    for attack in ("linear_recursion", "rgap"):
+        with pytest.raises(Refused, match="plain chain"):
+            dm.reconstruct(exposure, attack)

@@ -8,7 +8,11 @@ import math
 import torch
 from torch import Generator, Tensor, nn
 
+from dosimeter.network.probing import record_calls
+from dosimeter.randomness import generator
+
 LAYER_STRENGTH = 0.01  # factor on an inserted layer's answers: small, so that the model still works
+PROBES = 2  # inputs that show whether a layer takes them as they are
 PIXEL_CONTRAST = 0.45  # standard deviation over mean of a natural image's pixels
 
 
@@ -36,7 +40,7 @@ class TrapLayer(nn.Module):
 def plant_traps(model: nn.Module, input_shape: tuple[int, ...], rows: int, scale: float | None, expected: int, rng: Generator) -> nn.Module:
     """A copy of the model with trap rows and a zero bias in its first linear layer. A model that begins otherwise gets a layer inserted."""
     model = copy.deepcopy(model)
-    name = find_first_linear(model, math.prod(input_shape))
+    name = find_first_linear(model, input_shape)
     size = math.prod(input_shape)
     like = next(model.parameters())
     if name is None:
@@ -53,13 +57,19 @@ def plant_traps(model: nn.Module, input_shape: tuple[int, ...], rows: int, scale
     return planted
 
 
-def find_first_linear(model: nn.Module, inputs: int) -> str | None:
-    """The name of the linear layer that takes the whole input before any other layer with weights; None if there is none."""
+def find_first_linear(model: nn.Module, input_shape: tuple[int, ...]) -> str | None:
+    """The name of the linear layer that takes the whole input, once and as it is, before any other layer with weights; None without one."""
     weighted = ((name, module) for name, module in model.named_modules() if isinstance(getattr(module, "weight", None), Tensor))
     name, first = next(weighted, ("", None))
-    if not isinstance(first, nn.Linear) or first.in_features != inputs:
+    if not isinstance(first, nn.Linear) or first.in_features != math.prod(input_shape):
         return None
-    return name if "weight" in dict(first.named_parameters(recurse=False)) else None  # a computed weight cannot be set
+    if "weight" not in dict(first.named_parameters(recurse=False)):  # a computed weight cannot be set
+        return None
+    probes = torch.rand(PROBES, *input_shape, generator=generator(0, "trap probes")).to(first.weight)
+    with torch.random.fork_rng():
+        _, calls = record_calls(model, probes, lambda _, module: module is first)
+    received = [call.received.flatten(1) for call in calls if isinstance(call.received, Tensor)]
+    return name if len(received) == 1 and torch.equal(received[0], probes.flatten(1)) else None
 
 
 def trap_scale(inputs: int, expected: int) -> float:

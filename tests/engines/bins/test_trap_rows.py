@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+import dosimeter as dm
 from dosimeter.engines.bins.trap_rows import LAYER_STRENGTH, TrapLayer, _trap_rows, find_first_linear, plant_traps, trap_scale
 
 
@@ -51,10 +52,38 @@ def test_convolutions_get_the_rows_inserted_before_them_one_entry_each(rng):
 
 def test_only_a_linear_layer_on_the_whole_input_comes_first():
     linear, convolution = nn.Linear(48, 7), nn.Conv2d(3, 2, 3)
-    assert find_first_linear(nn.Sequential(nn.Flatten(), linear), 48) == "1"
-    assert find_first_linear(nn.Sequential(nn.Flatten(), linear), 50) is None
-    assert find_first_linear(nn.Sequential(convolution, nn.Flatten(), linear), 48) is None
-    assert find_first_linear(nn.Sequential(nn.Flatten(), nn.utils.parametrizations.weight_norm(nn.Linear(48, 7))), 48) is None
+    shape = (3, 4, 4)
+    assert find_first_linear(nn.Sequential(nn.Flatten(), linear), shape) == "1"
+    assert find_first_linear(nn.Sequential(nn.Flatten(), linear), (3, 4, 5)) is None
+    assert find_first_linear(nn.Sequential(convolution, nn.Flatten(), linear), shape) is None
+    assert find_first_linear(nn.Sequential(nn.Flatten(), nn.utils.parametrizations.weight_norm(nn.Linear(48, 7))), shape) is None
+
+
+class Changing(nn.Module):
+    """Changes its input before the network, or adds the answer to another view."""
+
+    def __init__(self, net: nn.Module, how: str) -> None:
+        super().__init__()
+        self.net, self.how = net, how
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        if self.how == "two views":
+            return self.net(inputs) + self.net(inputs.flip(-1))
+        return self.net(1 - inputs if self.how == "negative" else inputs.flip(-1))
+
+
+@pytest.mark.parametrize("how", ["negative", "turned", "two views"])
+def test_a_layer_that_takes_the_input_changed_or_twice_does_not_come_first(how, rng):
+    """Quotients of its rows are no samples: the rows are inserted before the change, and show the samples."""
+    model = Changing(nn.Sequential(nn.Flatten(), nn.Linear(48, 60), nn.ReLU(), nn.Linear(60, 10)), how)
+    assert find_first_linear(model, (3, 4, 4)) is None
+    attack = dm.attack("trap_weights", input_shape=(3, 4, 4), expected=3)
+    batch = dm.Batch((torch.rand(3, 3, 4, 4, generator=rng) * 255).round() / 255, torch.tensor([1, 5, 7]))
+    planted = attack.tamper(model)
+    assert isinstance(planted, TrapLayer)
+    found = dm.reconstruct(dm.observe(planted, batch), attack)
+    assert len(found.inputs) > 0
+    assert torch.cdist(found.inputs.flatten(1), batch.inputs.flatten(1)).amin(1).max() < 1e-3
 
 
 def test_another_input_shape_is_refused(rng):
