@@ -124,10 +124,14 @@ def test_long_words_do_not_widen_the_page(browser, make_record, width):
         assert page.evaluate("document.documentElement.scrollWidth") == width
 
 
+UNTRIED = (("maps", "shifts"), ("membership", "spans"))
+
+
 @pytest.mark.browser
-def test_the_report_prints_on_one_page(browser, audit_records, tmp_path):
+def test_the_report_prints_on_one_page(browser, single_setting, make_record, tmp_path):
     path = tmp_path / "report.html"
-    path.write_text(render(audit_records), encoding="utf-8")
+    untried = [make_record(surface, method, reason="no layer has room for it. " * 20) for surface, method in UNTRIED]
+    path.write_text(render([*single_setting, *untried]), encoding="utf-8")
     with browser.new_context(color_scheme="dark") as context:
         page = context.new_page()
         page.goto(path.as_uri())
