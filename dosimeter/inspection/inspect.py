@@ -46,7 +46,7 @@ CHECKS: Mapping[str, Check] = {
     "head_biases": Check(measure=head_biases.measure, made_for=(GRADFILT, FISHING), otherwise=SWITCHED_OFF),
     "shut_out_classes": Check(measure=shut_out_classes.measure, made_for=(GRADFILT,), otherwise=SWITCHED_OFF),
     "constant_output": Check(
-        measure=constant_output.measure, made_for=(GRADFILT,), otherwise="a network that was trained to one answer whatever it sees"
+        measure=constant_output.measure, made_for=(GRADFILT, FISHING), otherwise="a network that was trained to one answer whatever it sees"
     ),
     "silenced_classes": Check(measure=silenced_classes.measure, made_for=(GRADFILT, FISHING), otherwise=UNTAUGHT),
     "parallel_rows": Check(measure=parallel_rows.measure, made_for=(IMPRINT,), otherwise="a layer that was widened by copies of its rows"),
@@ -59,7 +59,7 @@ CHECKS: Mapping[str, Check] = {
     "lone_rows": Check(measure=lone_rows.measure, made_for=(IMPRINT, TRAPS), otherwise="a first layer that hardly any sample fires"),
     "previous_round": Check(
         measure=previous_round.measure,
-        made_for=(GRADFILT, FISHING, IMPRINT, TRAPS, "model_inconsistency"),
+        made_for=(GRADFILT, FISHING, IMPRINT, TRAPS),
         otherwise="a layer that was drawn anew, or began so small that training outgrew it",
     ),
     "isolated_samples": Check(measure=isolated_samples.measure, made_for=()),
