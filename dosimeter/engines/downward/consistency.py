@@ -22,7 +22,7 @@ from torch import Generator, Tensor
 from dosimeter.engines.downward.equations import Solution
 from dosimeter.engines.downward.layers import Layer
 from dosimeter.engines.downward.norms import Freedom, freedom_before, norm_behind
-from dosimeter.engines.downward.settling import MOST_FLIPS, Estimates, flip_one, solve
+from dosimeter.engines.downward.settling import LEAST_GAINS, MOST_FLIPS, Estimates, flip_one, flip_together, solve, undo
 from dosimeter.engines.downward.slopes import Backward
 
 SLACK = 10.0  # over the tolerance, where no flip explains more: errors of the maps above add up in the slopes
@@ -58,18 +58,20 @@ def solve_consistently(backward: Backward, layers: Sequence[Layer], value: int, 
         return "the slopes behind it depend on maps that are not known"
     freedom = freedom_before(backward.tape, [layer.output for layer in usable])
     flips = 0
-    while True:
-        solution, factors, at = _rounds(backward, usable, value, at, freedom)
-        if not bool(solution.solved.all()):
-            return solution.reason
-        if solution.misfit <= tolerance:
-            break
-        flipped = flip_one(backward, usable, value, solution, at) if flips < MOST_FLIPS else None
-        if flipped is None:
-            if solution.misfit <= SLACK * tolerance:
+    solution, factors, at = _rounds(backward, usable, value, at, freedom)
+    while bool(solution.solved.all()) and solution.misfit > tolerance and flips < MOST_FLIPS:
+        flipped = flip_together(backward, usable, solution, at)
+        better = _rounds(backward, usable, value, at, freedom)
+        if not better[0].misfit < LEAST_GAINS[0] * solution.misfit:
+            undo(backward, flipped)
+            if flip_one(backward, usable, value, solution, at) is None:
                 break
-            return f"no choice of open rectifiers explains the gradients (misfit {solution.misfit:.1g})"
-        flips += 1
+            flipped, better = [(value, 0)], _rounds(backward, usable, value, at, freedom)
+        (solution, factors, at), flips = better, flips + len(flipped)
+    if not bool(solution.solved.all()):
+        return solution.reason
+    if solution.misfit > SLACK * tolerance:
+        return f"no choice of open rectifiers explains the gradients (misfit {solution.misfit:.1g})"
     if solution.floor_spread > LARGEST_FLOOR_SPREAD:
         return "the slopes sum to zero, and the rectifier has too few zeros to tell what they leave open"
     solution = replace(solution, maps=scaled(solution.maps, 1 / factors))

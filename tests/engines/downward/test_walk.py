@@ -1,5 +1,7 @@
 """The walk down: every layer's input as a forward pass has it, wrong rectifier entries corrected, undetermined positions left."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -7,6 +9,7 @@ from torch import nn
 import dosimeter as dm
 from dosimeter.engines.downward.equations import _floor, solve_input
 from dosimeter.engines.downward.layers import Layer, find_layers
+from dosimeter.engines.downward.settling import flip_together, solve
 from dosimeter.engines.downward.slopes import Backward, Gate
 from dosimeter.engines.downward.walk import KnownMap, walk_down
 from dosimeter.network.tape import record, tensors_of
@@ -63,6 +66,32 @@ def test_wrong_entries_of_a_rectifier_are_found_and_corrected() -> None:
     assert found.known[1].flips == 2
     torch.testing.assert_close(backward.gates[6].opened, values[6] > 0)
     torch.testing.assert_close(found.known[-1].maps, inputs, rtol=1e-6, atol=1e-8)
+
+
+def test_all_wrong_entries_come_out_of_one_least_squares() -> None:
+    inputs = torch.rand(2, 1, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
+    wrong = (17, 45, 101, 160, 230, 290)
+    backward, layers, _, values = prepared(stack(5), inputs, 6, wrong=wrong)
+    solution = solve(backward, layers[4], 4, {})
+    assert solution.misfit > 1e-3
+    found = {entry for _, entry in flip_together(backward, layers[4], solution, {})}
+    torch.testing.assert_close(backward.gates[6].opened, values[6] > 0)
+    assert found == set(wrong)
+    assert solve(backward, layers[4], 4, {}).misfit < 1e-6
+
+
+def test_nothing_is_flipped_where_the_gradient_is_noise() -> None:
+    inputs = torch.rand(2, 1, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
+    backward, layers, _, values = prepared(stack(5), inputs, 6)
+    rng = torch.Generator().manual_seed(0)
+    noisy = [
+        replace(one, gradient=one.gradient + 0.01 * one.gradient.std() * torch.randn(one.gradient.shape, generator=rng).double())
+        for one in layers[4]
+    ]
+    solution = solve(backward, noisy, 4, {})
+    assert solution.misfit > 1e-3
+    assert flip_together(backward, noisy, solution, {}) == []
+    torch.testing.assert_close(backward.gates[6].opened, values[6] > 0)
 
 
 def test_positions_with_too_few_equations_are_left_and_said() -> None:
