@@ -1,6 +1,6 @@
 """What the analytic attacks recover on real images, and how much of what they claim is right. Needs ../shared/data.
 
-    python benchmarks/analytic.py imprint trap_weights linear_recursion quotients few_levels [--seeds 0 5] [--device cpu] [--data ...]
+    python benchmarks/analytic.py imprint loki trap_weights linear_recursion quotients few_levels [--seeds 0 5] [--device cpu] [--data ...]
 
 A sample counts as recovered at 40 dB; a claim is right where it is a sample of the batch at 40 dB.
 """
@@ -47,6 +47,29 @@ def imprint(arguments: argparse.Namespace) -> None:
                     attack = dm.attack("imprint", input_shape=tuple(images.shape[1:]), **options)
                     rows.append(attacked(attack, model, batch, arguments.device))
                 show(f"imprint {file} {name} {options or ''}", 64, rows)
+
+
+def loki(arguments: argparse.Namespace) -> None:
+    """Ten clients of 64 images each behind secure aggregation: a claim is right where it is a sample of the client that it is given to."""
+    images = load_images(arguments.data / "cifar100.npz").images
+    eight_steps = dm.FedAvg(learning_rate=1e-4, mini_batch=8)
+    for training, scale in ((dm.FedSGD(), 2.0**15), *((eight_steps, scale) for scale in (1.0, 512.0, 2.0**15))):
+        rows = []
+        for seed in range(*arguments.seeds):
+            began, everything = time.monotonic(), drawn(images, 640, 100, seed)
+            batches = [dm.Batch(*pair) for pair in zip(everything.inputs.split(64), everything.targets.split(64), strict=True)]
+            model = load_model("resnet20", {"classes": 100}, None, seed).eval()
+            attack = dm.attack("loki", clients=10, scale=scale, input_shape=(3, 32, 32))
+            found = attack.of_clients(dm.observe(attack.tamper(model), batches, training=training))
+            right = sum(_right(one, batch) for one, batch in zip(found, batches, strict=True))
+            rows.append((right, sum(len(one.inputs) for one in found), time.monotonic() - began))
+        show(f"loki {training.name} scale {scale:g}", 640, rows)
+
+
+def _right(found: dm.Reconstruction, batch: dm.Batch) -> int:
+    if len(found.inputs) == 0:
+        return 0
+    return int((dm.score(found, batch, metrics=["psnr"])["psnr"].nan_to_num(0.0) >= RECOVERED).sum())
 
 
 def trap_weights(arguments: argparse.Namespace) -> None:
@@ -156,6 +179,7 @@ def show(label: str, size: int, rows: list[tuple[int, int, float]]) -> None:
 
 ATTACKS = {
     "imprint": imprint,
+    "loki": loki,
     "trap_weights": trap_weights,
     "linear_recursion": linear_recursion,
     "quotients": quotients,

@@ -46,6 +46,7 @@ def attacks(zoo: Zoo, classes: int, shape: tuple[int, ...]) -> dict[str, dm.atta
         "imprint": dm.attack("imprint", input_shape=shape),
         "imprint sparse": dm.attack("imprint", sparse=True, input_shape=shape),
         "trap_weights": dm.attack("trap_weights", input_shape=shape),
+        "loki": dm.attack("loki", clients=3, input_shape=shape),
     }
 
 

@@ -78,10 +78,13 @@ class Imprint(ActiveAttack):
         return read_inserted_layer(exposure, layer, known, exposure.public.batch_size)
 
 
-def read_inserted_layer(exposure: Exposure, layer: InsertedLayer, labels: torch.Tensor | None, count: int | None) -> Reconstruction:
+def read_inserted_layer(
+    exposure: Exposure, layer: InsertedLayer, labels: torch.Tensor | None, count: int | None, blur: Blur | None = None
+) -> Reconstruction:
     """The samples that the layer's gradient shows alone in a bin.
 
-    `labels` (n,) are those that occur, and `count` is the number of samples, if these are known.
+    `labels` (n,) are those that occur, and `count` is the number of samples, if these are known. `blur` is what the client's rounding and
+    its defenses may have changed, where the layer was sent in another form.
     """
     missing = [name for name in LAYER_NAMES if name not in exposure.update]
     if missing:
@@ -92,7 +95,7 @@ def read_inserted_layer(exposure: Exposure, layer: InsertedLayer, labels: torch.
     if hidden:
         return exposure.without_inputs(Outcome.SINGULAR, f"{hidden} changes the update in ways that it does not declare: nothing is proved")
     replay = replayer_for(exposure, layer, labels)
-    blur = _blur(exposure, layer)
+    blur = blur or _blur(exposure, layer)
 
     def decode() -> DecodedBins:
         return decode_bins(layer, weight, bias, public.normalization, public.input_shape, replay, blur, count)

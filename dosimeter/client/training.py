@@ -285,7 +285,7 @@ class FedAvg(Replayable):
 class MeanOfClients(Replayable):
     """The mean of the updates that clients compute on their shares of the batch, weighted by the shares' sizes.
 
-    A dishonest server may send each client a model of its own (`PerClient`). Attacks replay the mean at one model.
+    A dishonest server may send each client a model of its own (`SentPerClient`). Attacks replay the mean at one model.
     """
 
     name: ClassVar[str] = "mean_of_clients"

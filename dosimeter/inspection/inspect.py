@@ -29,7 +29,7 @@ from dosimeter.types import Batch
 
 UNTAUGHT = "classes that nobody has had since a last layer of zeros, or before most of it was pruned"
 SWITCHED_OFF = "a class that was switched off by its bias"
-GRADFILT, FISHING, IMPRINT, TRAPS = "gradfilt", "fishing", "imprint", "trap_weights"
+GRADFILT, FISHING, IMPRINT, LOKI, TRAPS = "gradfilt", "fishing", "imprint", "loki", "trap_weights"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +49,9 @@ CHECKS: Mapping[str, Check] = {
         measure=constant_output.measure, made_for=(GRADFILT, FISHING), otherwise="a network that was trained to one answer whatever it sees"
     ),
     "silenced_classes": Check(measure=silenced_classes.measure, made_for=(GRADFILT, FISHING), otherwise=UNTAUGHT),
-    "parallel_rows": Check(measure=parallel_rows.measure, made_for=(IMPRINT,), otherwise="a layer that was widened by copies of its rows"),
+    "parallel_rows": Check(
+        measure=parallel_rows.measure, made_for=(IMPRINT, LOKI), otherwise="a layer that was widened by copies of its rows"
+    ),
     "trap_rows": Check(measure=trap_rows.measure, made_for=(TRAPS,)),
     "inserted_layer": Check(
         measure=inserted_layer.measure,
@@ -59,7 +61,7 @@ CHECKS: Mapping[str, Check] = {
     "lone_rows": Check(measure=lone_rows.measure, made_for=(IMPRINT, TRAPS), otherwise="a first layer that hardly any sample fires"),
     "previous_round": Check(
         measure=previous_round.measure,
-        made_for=(GRADFILT, FISHING, IMPRINT, TRAPS),
+        made_for=(GRADFILT, FISHING, IMPRINT, LOKI, TRAPS),
         otherwise="a layer that was drawn anew, or began so small that training outgrew it",
     ),
     "isolated_samples": Check(measure=isolated_samples.measure, made_for=()),

@@ -1,8 +1,9 @@
-"""A model of which a server sends some clients another copy, in which the layers before the last give no gradient."""
+"""Models of which a dishonest server sends each client another copy."""
 
 from __future__ import annotations
 
 import copy
+from abc import ABC, abstractmethod
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +11,15 @@ from torch import Tensor, nn
 DEAD = -1.0  # the bias of a layer whose weights are zero: a ReLU behind it neither answers nor has a slope
 
 
-class PerClient(nn.Module):
+class SentPerClient(nn.Module, ABC):
+    """A model that every client gets another copy of. Its own weights are those of one client."""
+
+    @abstractmethod
+    def of_client(self, number: int) -> nn.Module:
+        """What the client of this number is sent."""
+
+
+class PerClient(SentPerClient):
     """The body for one client, and a copy whose `silenced` layers are dead for every other client."""
 
     def __init__(self, body: nn.Module, target: int, silenced: tuple[str, ...]) -> None:
@@ -21,7 +30,6 @@ class PerClient(nn.Module):
         return self.body(inputs)
 
     def of_client(self, number: int) -> nn.Module:
-        """What the client of this number is sent."""
         if number == self.target:
             return self
         other = copy.deepcopy(self)
@@ -41,4 +49,4 @@ def silence(model: nn.Module, layers: tuple[str, ...]) -> nn.Module:
 
 def of_client(model: nn.Module, number: int) -> nn.Module:
     """The model as one client is sent it."""
-    return model.of_client(number) if isinstance(model, PerClient) else model
+    return model.of_client(number) if isinstance(model, SentPerClient) else model

@@ -32,6 +32,7 @@ ATTACKS = {
     "gradfilt_imprint": {"targets": (2, 5), "expected": 20},
     "imprint": {"bins": 200},
     "imprint sparse": {"bins": 200, "sparse": True},
+    "loki": {"bins": 200, "clients": 3},
     "trap_weights": {"rows": 200},
 }
 

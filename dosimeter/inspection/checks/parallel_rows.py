@@ -1,4 +1,4 @@
-"""Rows of a linear layer that are copies of one another with different biases (imprint)."""
+"""Rows of a linear layer that are copies of one another with different biases (imprint, loki)."""
 
 from __future__ import annotations
 
