@@ -69,7 +69,21 @@ LOCAL_STEPS: tuple[dict[str, Any], ...] = (
     {"learning_rate": 0.5, "steps": 4},
     {"learning_rate": 0.05, "epochs": 2, "mini_batch": 2},
 )
-CHANGED_INPUTS = ("negative", "standardised", "turned", "rolled", "squared", "less the batch's mean", "two views", "two views in the loss")
+CHANGED_INPUTS = (
+    "negative",
+    "standardised",
+    "turned",
+    "rolled",
+    "squared",
+    "less the batch's mean",
+    "near the batch's mean",
+    "cut to pixels",
+    "cut at two",
+    "dark ones turned",
+    "two views",
+    "two views in the loss",
+)
+RANDOM_INPUTS = ("turned at times", "mixed by chance")  # nobody can compute again what the client's layers received
 CHANGED_LOGITS = (
     "ten times",
     "learned scale",
@@ -96,6 +110,7 @@ class Setting:
     frames: tuple[str, ...] = ("",)  # what the model does to its inputs and logits
     told: Callable[[dm.Exposure, Generator], dm.Exposure] | None = None  # what the server is told instead
     breaks: str = ""
+    repeatable: bool = True  # the same inputs give the same features, so that features and maps can be held against the truth
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,7 +136,7 @@ def kinds(data: Path | None) -> list[Kind]:
         Kind(name=f"{surface}: strangers, {name}", draw=partial(judge, setting), breaks=setting.breaks)
         for surface, judge in (rows | singles).items()
         for name, setting in settings().items()
-        if surface not in singles or setting.sizes == (1,)
+        if (surface not in singles or setting.sizes == (1,)) and (setting.repeatable or surface.startswith(("labels", "claims")))
     ]
 
 
@@ -153,6 +168,7 @@ def settings() -> dict[str, Setting]:
         "behind defenses": Setting(protocols=defenses),
         "local steps": Setting(protocols=steps),
         "changed inputs": Setting(frames=CHANGED_INPUTS),
+        "inputs changed at random": Setting(frames=RANDOM_INPUTS, repeatable=False),
         "changed logits": Setting(frames=CHANGED_LOGITS),
         "inputs of norm one": Setting(frames=("norm one",), breaks="span of the batch"),
         "wrong size": Setting(told=_resized, breaks="batch size"),
@@ -379,8 +395,16 @@ class _Framed(nn.Module):
             "rolled": inputs.roll(1, -1),
             "squared": inputs.square(),
             "less the batch's mean": inputs - inputs.mean(0),
+            "near the batch's mean": 0.9 * inputs + 0.1 * inputs.mean(0),
+            "cut to pixels": inputs.clamp(0, 1),
+            "cut at two": inputs.clamp(-2, 2),
+            "dark ones turned": inputs.where(inputs.flatten(1).mean(1).reshape(norms.shape) > 0.3, inputs.flip(-1)),
             "norm one": inputs / norms,
         }
+        if self.frame == "turned at times":
+            return inputs.flip(-1) if float(torch.rand(())) < 0.3 else inputs
+        if self.frame == "mixed by chance":
+            return 0.8 * inputs + 0.2 * inputs[torch.randperm(len(inputs))]
         return changed.get(self.frame, inputs)
 
     def _behind(self, logits: Tensor, inputs: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Generator
+from torch import Generator, Tensor, nn
 
 import dosimeter as dm
 from certificate_kinds.kind import Kind, Row
@@ -24,6 +24,7 @@ class Setting:
     language_model: bool = False  # one target a position; else one class a text
     tied: bool = False  # the output layer shares the embedding's weight
     duplicate: bool = False
+    lookups: str = ""  # what the model looks up beside its texts' tokens, or in their place
     protocol: tuple[tuple[str, Any], ...] = ()  # options of `observe`
     wrong_size: int = 0  # added to the declared size
     breaks: str = ""
@@ -55,9 +56,45 @@ def settings() -> dict[str, Setting]:
         "behind 6-bit quantisation": behind("quantisation", bits=6),
         "behind pruning": behind("pruning", ratio=0.5),
         "behind faint noise": behind("gaussian_noise", std=1e-7),
+        "a beginning by the model": Setting(lookups="beginning"),
+        "a beginning from the weight": Setting(lookups="beginning from the weight"),
+        "texts moved by one": Setting(lookups="moved"),
+        "hashed tokens": Setting(lookups="hashed"),
+        "unknown words": Setting(lookups="unknown words"),
+        "dropped words": Setting(lookups="dropped words"),
         "one text too many declared": Setting(wrong_size=1, breaks="batch size"),
         "one text too few declared": Setting(wrong_size=-1, breaks="batch size"),
     }
+
+
+class Reader(nn.Module):
+    """A small encoder that looks up other tokens than those of its texts."""
+
+    def __init__(self, lookups: str, vocabulary: int, width: int, length: int, classes: int) -> None:
+        super().__init__()
+        self.lookups, self.vocabulary = lookups, vocabulary
+        self.tokens, self.places = nn.Embedding(vocabulary, width), nn.Parameter(torch.randn(length, width))
+        self.layer = nn.TransformerEncoderLayer(width, 4, 2 * width, dropout=0.0, batch_first=True)
+        self.head = nn.Linear(width, classes)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.head(self.layer(self._vectors(ids) + self.places).mean(1))
+
+    def _vectors(self, ids: Tensor) -> Tensor:
+        first = torch.full_like(ids[:, :1], self.vocabulary // 7)
+        match self.lookups:
+            case "beginning":
+                return torch.cat([self.tokens(first), self.tokens(ids)[:, 1:]], 1)
+            case "beginning from the weight":
+                return self.tokens(ids) + self.tokens.weight[0]
+            case "moved":
+                return self.tokens(ids) + self.tokens(torch.cat([first, ids[:, :-1]], 1))
+            case "hashed":
+                return self.tokens(ids % (self.vocabulary // 2))
+            case "unknown words":
+                return self.tokens(ids.where(ids < 0.9 * self.vocabulary, 3))
+            case _:
+                return self.tokens(ids.where(torch.rand(ids.shape) > 0.2, 2) if self.training else ids)
 
 
 def certified_tokens(method: str, setting: Setting, seed: int) -> list[Row]:
@@ -75,6 +112,8 @@ def certified_tokens(method: str, setting: Setting, seed: int) -> list[Row]:
         shape = {"vocabulary": vocabulary, "width": width, "layers": pick(1, 2), "heads": 4, "positions": length}
         head = {"tied": setting.tied} if setting.language_model else {"classes": pick(2, 3, 10)}
         model = Transformer("gpt2" if setting.language_model else pick("gpt2", "bert"), **shape, **head).eval()
+        if setting.lookups:
+            model = Reader(setting.lookups, vocabulary, width, length, head["classes"]).train(setting.lookups == "dropped words")
     texts = torch.randint(vocabulary, (count, length), generator=rng)
     if setting.duplicate:
         texts[-1] = texts[0]

@@ -8,11 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from dosimeter.network.first_layer import raw_probes, receives_raw_input
 from dosimeter.network.probing import is_leaf, record_calls
-from dosimeter.randomness import generator
 from dosimeter.types import Refused
-
-PROBES = 8
 
 Values = Callable[[Tensor], Tensor]  # entry by entry; of an activation's output, unless said otherwise
 
@@ -50,8 +48,7 @@ def find_chain(
     model: nn.Module, input_shape: tuple[int, ...], output: str, *, method: str = "linear_recursion", convolutions: bool = False
 ) -> list[Link]:
     """The layers from the input to the linear layer named `output`; refused, in the name of `method`, where the model is no such chain."""
-    like = next(model.parameters())
-    probes = torch.rand(PROBES, *input_shape, generator=generator(0, "chain probes")).to(like)
+    probes = raw_probes(model, input_shape)
     with torch.random.fork_rng():
         _, calls = record_calls(model, probes, is_leaf)
     kinds = (nn.Linear, nn.Conv2d) if convolutions else (nn.Linear,)
@@ -68,6 +65,8 @@ def find_chain(
             links.append(Link(name=name, module=module, shape=tuple(received.shape[1:]), before=before))
             value, before = result, None
             if name == output:
+                if not receives_raw_input(model, links[0].name, input_shape):
+                    raise broken.at(links[0].name)
                 return links
         elif _changes_nothing(module) and isinstance(received, Tensor) and _same_entries(received, value):
             value = result

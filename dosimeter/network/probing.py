@@ -6,11 +6,13 @@ A pass leaves the caller's model as it was. Hooks are removed, modes restored, a
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
@@ -168,6 +170,57 @@ def record_inputs(model: nn.Module, inputs: Any, selected: Selection) -> tuple[A
     ]
     with _remove_after(hooks):
         return output_of(model, inputs), received
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """What a module is called with, and whether the pass drew random numbers before."""
+
+    name: str
+    received: Any  # the first argument, mostly a tensor
+    drawn: bool
+
+
+def record_arrivals(model: nn.Module, inputs: Any, selected: Selection, *, last: Callable[[Arrival], bool] | None = None) -> list[Arrival]:
+    """What each selected module is called with, in the order in which the calls begin, in the model's current mode; without gradients.
+
+    The pass ends at the `last` arrival, if there is one. All random states are the same afterwards: PyTorch's, NumPy's and Python's.
+    """
+    arrivals: list[Arrival] = []
+
+    def record(name: str, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+        first = next(iter((*arguments, *options.values())), None)
+        arrivals.append(Arrival(name, first.detach().clone() if isinstance(first, Tensor) else first, random_states() != before))
+        if last is not None and last(arrivals[-1]):
+            raise _Stopped
+
+    hooks = [
+        module.register_forward_pre_hook(lambda _, *given, name=name: record(name, *given), with_kwargs=True)
+        for name, module in model.named_modules()
+        if selected(name, module)
+    ]
+    with _remove_after(hooks), random_states_restored() as before, suppress(_Stopped):
+        output_of(model, inputs)
+    return arrivals
+
+
+@contextmanager
+def random_states_restored() -> Iterator[tuple[Any, Any, list[bytes]]]:
+    """The global streams of Python, NumPy and PyTorch are afterwards where they were; gives their states at the beginning."""
+    before = random_states()
+    try:
+        with torch.random.fork_rng():
+            yield before
+    finally:
+        random.setstate(before[0])
+        np.random.set_state(before[1])
+
+
+def random_states() -> tuple[Any, Any, list[bytes]]:
+    """The states of the global streams of Python, NumPy and PyTorch, such that two of them can be compared."""
+    kind, words, *rest = np.random.get_state()
+    streams = [torch.get_rng_state(), *(torch.cuda.get_rng_state_all() if torch.cuda.is_available() else ())]
+    return random.getstate(), (kind, tuple(np.asarray(words).tolist()), *rest), [state.numpy().tobytes() for state in streams]
 
 
 @dataclass(frozen=True)

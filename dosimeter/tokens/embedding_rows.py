@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from scipy.stats import chi2, gamma
@@ -13,7 +13,8 @@ from dosimeter.client.training import FedAvg
 from dosimeter.engines.premises import premises_of
 from dosimeter.engines.sample_share import training_of_one_client
 from dosimeter.engines.subspace.distortion import distortion_of, unmodelled
-from dosimeter.engines.tokens.tied_head import TIED_SLACK, head_span, is_tied
+from dosimeter.engines.tokens.lookups import Lookups, lookups_of
+from dosimeter.engines.tokens.tied_head import TIED_SLACK, head_span
 from dosimeter.interfaces import Exposure, Public, TokenRecovery
 from dosimeter.network.token_inputs import TokenEmbedding, find_token_embedding
 from dosimeter.registry import TOKENS
@@ -36,7 +37,8 @@ class EmbeddingRows(TokenRecovery):
     Departures: where the output layer shares the weight, its part Σ (p − y) hᵀ is taken off by its span, which the rows of
     absent tokens show. Behind declared noise each row is tested, with a bound on the chance that any token is listed by accident.
     Behind pruning a row that survives in part still proves its token. Adam and its like move no row without a gradient, so that the set
-    is exact after local steps with any optimiser; weight decay moves all rows, and leaves guesses.
+    is exact after local steps with any optimiser; weight decay moves all rows, and leaves guesses. A model that looks up other tokens
+    than those of its texts shows this on texts of the server's own (`lookups_of`): nothing is proved by such rows.
     """
 
     reads_any_update = True
@@ -46,14 +48,31 @@ class EmbeddingRows(TokenRecovery):
         change = exposure.update.get(embedding.parameter)
         if change is None:
             raise Refused("embedding_rows needs the embedding's gradient: the client withholds it, or does not train the embedding")
-        if is_tied(exposure, embedding):
-            return _tied(exposure, embedding, change, rng)
-        return _untied(exposure, embedding, change)
+        lookups = lookups_of(exposure, embedding)
+        found = _tied(exposure, embedding, change, lookups, rng) if lookups.tied else _untied(exposure, embedding, change, lookups)
+        return _without_added(found, lookups.added)
 
 
-def _untied(exposure: Exposure, embedding: TokenEmbedding, change: Tensor) -> TokenEstimate:
+def _without_added(found: TokenEstimate, added: frozenset[int]) -> TokenEstimate:
+    """The estimate without tokens that the model adds to every text: their rows say nothing of the batch."""
+    if not found.tokens & added:
+        return found
+    ids = ", ".join(str(token) for token in sorted(added))
+    said = f"the model itself looks up token {ids} beside every text, so that this row says nothing of the batch"
+    return replace(
+        found,
+        tokens=found.tokens - added,
+        certified=found.certified - added,
+        complete=False,
+        error_bars={token: bar for token, bar in found.error_bars.items() if token not in added},
+        message="; ".join(filter(None, (found.message, said))),
+        outcome=Outcome.PARTIAL,
+    )
+
+
+def _untied(exposure: Exposure, embedding: TokenEmbedding, change: Tensor, lookups: Lookups) -> TokenEstimate:
     public = exposure.public
-    distortion, doubt = distortion_of(change, public), _doubt(change, public)
+    distortion, doubt = distortion_of(change, public), lookups.doubt or _doubt(change, public)
     if doubt:
         return _guesses(change, embedding, f"guesses only: {doubt}")
     if distortion is None or distortion.noise == 0:
@@ -101,12 +120,12 @@ def _guesses(change: Tensor, embedding: TokenEmbedding, message: str) -> TokenEs
     return TokenEstimate(tokens=found, outcome=Outcome.PARTIAL, message=message, details={"embedding": embedding.name})
 
 
-def _tied(exposure: Exposure, embedding: TokenEmbedding, change: Tensor, rng: Generator) -> TokenEstimate:
+def _tied(exposure: Exposure, embedding: TokenEmbedding, change: Tensor, lookups: Lookups, rng: Generator) -> TokenEstimate:
     """The tokens whose rows leave the span of the output layer's part."""
     public = exposure.public
     if why := public.training.preconditioning():
         return _guesses(change, embedding, f"guesses only: the output layer shares the weight, and {why}")
-    distortion, doubt = distortion_of(change, public), _doubt(change, public)
+    distortion, doubt = distortion_of(change, public), lookups.doubt or _doubt(change, public)
     if distortion is not None and not bool(distortion.live.all()):
         doubt = doubt or "entries were emptied or rounded, so that the output layer's part cannot be taken off"
     declared = 0.0 if distortion is None else distortion.noise

@@ -8,11 +8,9 @@ import math
 import torch
 from torch import Generator, Tensor, nn
 
-from dosimeter.network.probing import record_calls
-from dosimeter.randomness import generator
+from dosimeter.network.first_layer import receives_raw_input
 
 LAYER_STRENGTH = 0.01  # factor on an inserted layer's answers: small, so that the model still works
-PROBES = 2  # inputs that show whether a layer takes them as they are
 PIXEL_CONTRAST = 0.45  # standard deviation over mean of a natural image's pixels
 
 
@@ -65,11 +63,7 @@ def find_first_linear(model: nn.Module, input_shape: tuple[int, ...]) -> str | N
         return None
     if "weight" not in dict(first.named_parameters(recurse=False)):  # a computed weight cannot be set
         return None
-    probes = torch.rand(PROBES, *input_shape, generator=generator(0, "trap probes")).to(first.weight)
-    with torch.random.fork_rng():
-        _, calls = record_calls(model, probes, lambda _, module: module is first)
-    received = [call.received.flatten(1) for call in calls if isinstance(call.received, Tensor)]
-    return name if len(received) == 1 and torch.equal(received[0], probes.flatten(1)) else None
+    return name if receives_raw_input(model, name, input_shape) else None
 
 
 def trap_scale(inputs: int, expected: int) -> float:

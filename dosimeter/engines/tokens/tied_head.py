@@ -1,41 +1,17 @@
-"""Embeddings that share their weight with the output layer: the part of the gradient that the output layer adds is taken off."""
+"""The part of an embedding's gradient that an output layer with the same weight adds, which is taken off."""
 
 from __future__ import annotations
 
 import torch
 from torch import Generator, Tensor
 
-from dosimeter.client.gradients import eager_gradient, leaves
-from dosimeter.client.losses import CrossEntropy, TokenCrossEntropy
 from dosimeter.engines.subspace.spectrum import rounding_unit
 from dosimeter.engines.tokens.span import Span, span_of
-from dosimeter.interfaces import Exposure
-from dosimeter.network.probing import copied_buffers
-from dosimeter.network.token_inputs import TokenEmbedding, with_ids
-from dosimeter.types import NamedInputs, Refused
+from dosimeter.types import Refused
 
 SPARE_ROWS = 64  # of the sketch, beyond the width of the embedding
 TIED_SLACK = 8.0  # a row is outside of the output layer's span beyond as many of its error bars
 SMALL_SHARE = 0.5  # of the vocabulary: the smallest rows of the gradient, which belong to tokens that do not occur
-
-
-def is_tied(exposure: Exposure, embedding: TokenEmbedding) -> bool:
-    """Whether tokens that a text does not hold get a gradient too, on one probe: then another layer uses the same weight."""
-    blank = exposure.public.blank
-    main = blank.main if isinstance(blank, NamedInputs) else blank
-    ids = torch.full_like(main, 1 % embedding.vocabulary)
-    probe = with_ids(blank, ids)
-    positions = exposure.public.positions
-    loss = TokenCrossEntropy() if positions else CrossEntropy()
-    targets = torch.zeros_like(ids) if positions else torch.zeros(1, dtype=torch.int64, device=ids.device)
-    gradient = eager_gradient(exposure.model, loss, create_graph=False)
-    with torch.random.fork_rng([ids.device] if ids.is_cuda else []):
-        slope = gradient(leaves(exposure.model), copied_buffers(exposure.model), probe, targets).get(embedding.parameter)
-    if slope is None:
-        return False
-    others = slope.any(1)
-    others[1 % embedding.vocabulary] = False
-    return bool(others.any())
 
 
 def head_span(change: Tensor, rng: Generator, *, declared: float = 0.0, most: int | None = None) -> Span:
