@@ -40,8 +40,8 @@ def gather(folder: str, simulations: int, clients: int, seed: int) -> tuple[Tens
     counts = simulator.draw_counts(simulations)
     shown, whole = [], []
     for one in counts:
-        batch = simulator._draw_batch(one)
-        update = training(model, batch.inputs, batch.targets, dm.CrossEntropy())
+        places = simulator._draw_places(one)
+        update = training(model, simulator.inputs[places], simulator.labels[places], dm.CrossEntropy())
         shown.append(simulator.statistics(update))
         whole.append(flat(update))
     of_private = [dm.observe(model, batch, seed=seed + place, **known).update for place, (batch, _) in enumerate(private)]

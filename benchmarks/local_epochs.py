@@ -71,11 +71,15 @@ def network(folder: str, trained: bool) -> nn.Module:
 
 
 def client(folder: str, seed: int, size: int = BATCH) -> tuple[dm.Batch, Tensor]:
-    """A batch of images that no model has seen, and its label counts."""
+    """A batch of images that no model has seen, and its label counts. No class gives more images than it has; then others give more."""
     rng, images = torch.Generator().manual_seed(seed), images_of(folder, "train")
     shares = torch._sample_dirichlet(torch.full((CLASSES,), 0.5), rng)
-    wanted = torch.bincount(torch.multinomial(shares, size, replacement=True, generator=rng), minlength=CLASSES)
     rest = torch.arange(LESSONS, len(images.targets))
+    stock = torch.bincount(images.targets[rest], minlength=CLASSES)
+    wanted = torch.bincount(torch.multinomial(shares, size, replacement=True, generator=rng), minlength=CLASSES).minimum(stock)
+    while missing := size - int(wanted.sum()):
+        more = torch.multinomial(shares * (wanted < stock), missing, replacement=True, generator=rng)
+        wanted = (wanted + torch.bincount(more, minlength=CLASSES)).minimum(stock)
     rest = rest[torch.randperm(len(rest), generator=rng)]
     chosen = torch.cat([rest[images.targets[rest] == label][: int(count)] for label, count in enumerate(wanted)])
     chosen = chosen[torch.randperm(len(chosen), generator=rng)]

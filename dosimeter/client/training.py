@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from dosimeter.client.gradients import Gradient, eager_gradient, leaves
 from dosimeter.client.optimisers import (
     State,
+    Step,
     build,
     check_arguments,
     farthest,
@@ -139,8 +140,7 @@ class FedAvg(Replayable):
         batch_size: int,
     ) -> Update:
         """The update of a client with `batch_size` samples whose steps take these mini-batches of `inputs`."""
-        step = replayed_step(self.optimizer, self.learning_rate, self.arguments)
-        names = self.trained(parameters)
+        step, names = self.step(), self.trained(parameters)
         weights: Update = dict(parameters)
         states: dict[str, State] = {name: {} for name in names}
         for group in groups:
@@ -156,6 +156,10 @@ class FedAvg(Replayable):
             for name, g in slope.items():
                 weights[name], states[name] = step(weights[name], g, states[name])
         return self._in_units(parameters, weights, names, batch_size)
+
+    def step(self) -> Step:
+        """One step of the optimiser as a function of stateless tensors; refused where there is no rule."""
+        return replayed_step(self.optimizer, self.learning_rate, self.arguments)
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -193,6 +197,17 @@ class FedAvg(Replayable):
         """The mini-batches in the order in which they are trained on."""
         return [piece for group in self.groups(batch_size) for piece in group]
 
+    def visits(self, batch_size: int) -> tuple[Tensor, list[tuple[slice, ...]]]:
+        """The samples as all steps take them, one after the other, and the mini-batches of each step. A shuffling client draws."""
+        taken, groups, first = [], [], 0
+        for order, group in self._orders(batch_size):
+            lengths = [piece.stop - piece.start for piece in group]
+            ends = [first + sum(lengths[: place + 1]) for place in range(len(lengths))]
+            groups.append(tuple(slice(end - length, end) for end, length in zip(ends, lengths)))
+            taken.extend(order[piece] for piece in group)
+            first = ends[-1]
+        return torch.cat(taken), groups
+
     def is_ordered(self, batch_size: int | None) -> bool:
         """Whether a replay takes the samples in the client's order, as far as the order matters."""
         return not self.shuffle or (batch_size is not None and batch_size <= (self.mini_batch or batch_size))
@@ -217,8 +232,7 @@ class FedAvg(Replayable):
     def largest_norm(self, batch_size: int | None) -> float:
         if self.max_norm is None or self.preconditioning():
             return math.inf
-        step = replayed_step(self.optimizer, self.learning_rate, self.arguments)
-        _, moved = linear_response(step, self.local_steps(batch_size), 0.0)  # FedProx's pull is clipped with the gradient
+        _, moved = linear_response(self.step(), self.local_steps(batch_size), 0.0)  # FedProx's pull is clipped with the gradient
         return -self.max_norm * moved / self.unit(batch_size)
 
     def unit(self, batch_size: int | None) -> float:
@@ -258,8 +272,7 @@ class FedAvg(Replayable):
         return not any(unusual)
 
     def _response(self, batch_size: int | None) -> tuple[float, float]:
-        step = replayed_step(self.optimizer, self.learning_rate, self.arguments)
-        return linear_response(step, self.local_steps(batch_size), self.proximal)
+        return linear_response(self.step(), self.local_steps(batch_size), self.proximal)
 
     def _orders(self, batch_size: int) -> Iterator[tuple[Tensor, tuple[slice, ...]]]:
         """The order of the samples at each step, and the mini-batches in it. A shuffling client draws a new order for each epoch."""

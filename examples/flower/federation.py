@@ -4,9 +4,8 @@
     python examples/flower/federation.py --out out/flower
 
 Four clients train a small network on handwritten digits for two rounds, as Flower's PyTorch quickstart does: SGD with momentum, a shuffled
-DataLoader, and the whole state_dict as the reply. Two lines make the tap: the wrapped strategy and its folder. The last step audits what
-one
-client sent in the first round.
+DataLoader, and the whole state_dict as the reply. Two lines make the tap: the wrapped strategy and its folder. The last step audits
+what one client sent in the first round.
 """
 
 from __future__ import annotations

@@ -113,7 +113,7 @@ def test_simulated_clients_have_the_counts_that_were_drawn():
     counts = simulator.draw_counts(7)
     assert (counts.sum(1) == SIZE).all()
     for one in counts:
-        assert torch.equal(torch.bincount(simulator._draw_batch(one).targets, minlength=CLASSES), one)
+        assert torch.equal(torch.bincount(simulator.labels[simulator._draw_places(one)], minlength=CLASSES), one)
     centred = simulator.draw_counts(200, torch.tensor([1.0, 0, 0, 0, 0]), certainty=100.0)
     assert float(centred.double().mean(0)[0]) > 0.9 * SIZE
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Generator, Tensor
 
+from dosimeter.client.together import train_each
 from dosimeter.interfaces import Exposure
 from dosimeter.network.head import find_head, parameter_name
 from dosimeter.network.probing import copied_buffers, evaluation_mode, forward, input_of
-from dosimeter.randomness import global_seed
 from dosimeter.types import Batch, Refused, Update
 
 PROBES = 200  # auxiliary samples on which the model after training is compared with the model before
@@ -34,7 +34,7 @@ class Simulator:
         self.head = find_head(exposure)
         with evaluation_mode(exposure.model):
             self.feature = input_of(exposure.model, self.head.name, self.probes).double().mean(0)  # (H,)
-        self.before = self._logits({})
+        self.before = self._logits({})[0]
 
     def draw_counts(self, number: int, centre: Tensor | None = None, certainty: float = 1.0) -> Tensor:
         """(number, C) label counts around the shares `centre` (C,); without a centre, of any kind. Only of classes with samples."""
@@ -46,13 +46,11 @@ class Simulator:
 
     def simulate(self, counts: Tensor) -> Tensor:
         """The statistics of one client's update for each of these counts (K, C): (K, S, c)."""
-        shown = []
-        for one in counts:
-            batch = self._draw_batch(one)
-            with global_seed(int(torch.randint(2**31, (1,), generator=self.rng)), "simulated client"):
-                update = self.public.training(self.exposure.model, batch.inputs, batch.targets, self.public.loss)
-            shown.append(self.statistics({name: update[name] for name in self.exposure.update if name in update}))
-        return torch.stack(shown)
+        drawn = [(self._draw_places(one), int(torch.randint(2**31, (1,), generator=self.rng))) for one in counts]
+        places, samples = torch.stack([place for place, _ in drawn]), Batch(self.inputs, self.labels)
+        clients = train_each(self.public.training, self.exposure.model, samples, places, self.public.loss, [seed for _, seed in drawn])
+        shown = [self._statistics({name: update[name] for name in self.exposure.update if name in update}) for update in clients]
+        return torch.cat(shown)
 
     def statistics(self, update: Update) -> Tensor:
         """What an update shows of each class, in a gradient's units: (S, c), c logits.
@@ -60,29 +58,36 @@ class Simulator:
         How the logits change on average over all probes and over the class's own, with the model after the update; the head's row times
         the mean feature; the head's bias. Logits count up to a constant a sample, as in a softmax.
         """
+        return self._statistics({name: change[None] for name, change in update.items()})[0]
+
+    def _statistics(self, updates: Update) -> Tensor:
+        """The same of several clients' updates (k, ...): (k, S, c)."""
         try:
             unit, decay = self.public.training.unit(self.size), self.public.training.decay(self.size)
         except Refused:
             unit, decay = 1.0, 1.0  # a gradient: one step of rate 1
         named = dict(self.exposure.model.named_parameters())
-        after = {name: (decay * named[name].detach() - unit * change).to(named[name].dtype) for name, change in update.items()}
-        moved = (self._logits(after) - self.before) / unit  # (n, c)
-        if moved.shape[1] > 1:
-            moved = moved - moved.mean(1, keepdim=True)
-        rows = [moved.mean(0), (moved * self.own).sum(0) / self.own.sum(0).clamp_min(1)]
-        weight, bias = (update.get(parameter_name(self.exposure.model, self.head.name, which)) for which in ("weight", "bias"))
+        after = {name: (decay * named[name].detach() - unit * change).to(named[name].dtype) for name, change in updates.items()}
+        moved = (self._logits(after) - self.before) / unit  # (k, n, c)
+        if moved.shape[2] > 1:
+            moved = moved - moved.mean(2, keepdim=True)
+        rows = [moved.mean(1), (moved * self.own).sum(1) / self.own.sum(0).clamp_min(1)]
+        weight, bias = (updates.get(parameter_name(self.exposure.model, self.head.name, which)) for which in ("weight", "bias"))
         if weight is not None:
             rows.append(weight.double() @ self.feature)
         if bias is not None:
             rows.append(bias.double())
-        return torch.stack(rows).cpu()
+        return torch.stack(rows, 1).cpu()
 
     def _logits(self, parameters: Update) -> Tensor:
-        with torch.no_grad(), evaluation_mode(self.exposure.model):
-            return forward(self.exposure.model, (parameters, copied_buffers(self.exposure.model)), self.probes).double()
+        """Of the probes, with these parameters (k, ...) of several clients in place of the model's: (k, n, c)."""
+        model = self.exposure.model
+        clients = [dict(zip(parameters, own)) for own in zip(*parameters.values())] or [{}]
+        with torch.no_grad(), evaluation_mode(model):
+            return torch.stack([forward(model, (own, copied_buffers(model)), self.probes) for own in clients]).double()
 
-    def _draw_batch(self, counts: Tensor) -> Batch:
-        """Auxiliary samples of these labels in random order, each once where a class has enough of them."""
+    def _draw_places(self, counts: Tensor) -> Tensor:
+        """The places of auxiliary samples of these labels in random order, each once where a class has enough of them."""
         labels, chosen = self.labels.cpu(), []
         for label in counts.nonzero().flatten().tolist():
             own, wanted = (labels == label).nonzero().flatten(), int(counts[label])
@@ -91,5 +96,4 @@ class Simulator:
                 places = torch.randint(len(own), (wanted,), generator=self.rng)
             chosen.append(own[places])
         every = torch.cat(chosen)
-        every = every[torch.randperm(len(every), generator=self.rng)].to(self.labels.device)
-        return Batch(self.inputs[every], self.labels[every])
+        return every[torch.randperm(len(every), generator=self.rng)].to(self.labels.device)
