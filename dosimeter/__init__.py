@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from dosimeter.registry import attack, defense, feature_recovery, label_recovery, privacy
     from dosimeter.runs.audit import Audit, audit, read
     from dosimeter.runs.ceilings import Ceilings, ceilings
+    from dosimeter.runs.disaggregate import Disaggregation, disaggregate
     from dosimeter.runs.dose import dose
     from dosimeter.runs.dp_guarantee import DPGuarantee, dp_guarantee
     from dosimeter.runs.membership import test_membership
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "dosimeter.captures.aggregate": ("aggregate",),
     "dosimeter.captures.capture": ("Capture",),
+    "dosimeter.runs.disaggregate": ("Disaggregation", "disaggregate"),
     "dosimeter.runs.dose": ("dose",),
     "dosimeter.runs.dp_guarantee": ("DPGuarantee", "dp_guarantee"),
     "dosimeter.captures.store": ("read_capture", "write_capture"),
@@ -107,6 +109,7 @@ __all__ = [
     "Columns",
     "CrossEntropy",
     "DPGuarantee",
+    "Disaggregation",
     "Exposure",
     "FeatureEstimate",
     "FedAvg",
@@ -134,6 +137,7 @@ __all__ = [
     "audit",
     "ceilings",
     "defense",
+    "disaggregate",
     "dose",
     "dp_guarantee",
     "feature_recovery",
