@@ -1,7 +1,7 @@
 """Damaged and hostile files, command lines and calls: is each answered by a result or by one sentence?
 
     python benchmarks/fuzz.py --inputs 10000 --jobs 8 --out fuzz.json
-    python benchmarks/fuzz.py --captures 10000 --seed 7 --record docs/results/records/ground/fuzz.json
+    python benchmarks/fuzz.py --captures 10000 --seed 7 --record FILE.json
 
 Each worker is a process of its own with a limit on its memory. A refusal is a ValueError or a TypeError that a `raise` of Dosimeter's own
 code makes, or an OSError of the system. Any other exception counts as a traceback, 20 s of CPU or 120 s by the clock as a hang, 1 GB beyond

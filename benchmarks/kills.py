@@ -1,6 +1,6 @@
 """Whether an audit that is killed, stopped or out of disk loses nothing, repeats nothing, and ends as if nothing had happened.
 
-    python benchmarks/kills.py --kills 50 --seed 7 --record docs/results/records/ground/kills.json
+    python benchmarks/kills.py --kills 50 --seed 7 --record FILE.json
 
 An audit of two digits is killed again and again, and the same command resumes it until it ends; then the next one begins. Every other kill
 falls into an attack, right behind its checkpoint; the others fall anywhere. No record that was on disk may change or be missing. The whole

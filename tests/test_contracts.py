@@ -64,7 +64,7 @@ REQUIRED |= {
     "sigma": 1.0,
     "expected": 12,
 }
-FAST = {"steps": 4, "restarts": 1, "iterations": 4, "generations": 4, "epochs": 1}  # where an option of that name exists
+FAST = {"steps": 4, "restarts": 1, "iterations": 4, "generations": 4, "epochs": 1, "simulations": 24}  # where an option of that name exists
 
 ALL = [(registry, name) for registry in METHODS for name in registry]
 SERVER = [(registry, name) for registry in (LABELS, FEATURES, ATTACKS) for name in registry]

@@ -48,7 +48,7 @@ def wide(outputs: int) -> nn.Module:
 
 
 WORLDS = {"perceptron": perceptron, "one sample": perceptron, "convolutions": convolutions, "normed": normed, "texts": transformer}
-WORLDS |= {"several labels": wide, "regression": wide, "shuffled epochs": perceptron}
+WORLDS |= {"several labels": wide, "regression": wide, "shuffled epochs": perceptron, "clients": perceptron}
 NETWORKS = WORLDS | {"noisy": perceptron}
 
 
@@ -100,6 +100,8 @@ def method_for(surface: str, name: str):
     method = build(surface_named(surface).methods, name, fast=True)
     options = {"input_shape": (1, 8, 8)} if hasattr(method, "input_shape") else {}
     options |= {"targets": (1,)} if isinstance(getattr(method, "targets", None), tuple) else {}
+    options |= {"target": 1} if hasattr(method, "target") else {}
+    options |= {"clients": 4} if hasattr(method, "clients") else {}
     return replace(method, **options)
 
 
@@ -111,7 +113,8 @@ def run_hard(surface: str, method, world: str, hard: str) -> tuple[object, dm.Ex
         model = method.tamper(model)
     known = targets_of(world, torch.arange(30) % classes, classes)[0]
     auxiliary = None if world == "texts" else dm.Batch(draw(30, 30).inputs, known)
-    exposure = dm.observe(model, batch, auxiliary=auxiliary, **options)
+    clients = [dm.Batch(x[None], y[None]) for x, y in zip(batch.inputs, batch.targets)]  # one sample each
+    exposure = dm.observe(model, clients if world == "clients" else batch, auxiliary=auxiliary, **options)
     declared = max(len(batch.targets) + EXTRA.get(hard, 0), 1)
     exposure = replace(exposure, public=replace(exposure.public, batch_size=declared))
     if surface_named(surface).asks_about_candidates:

@@ -109,6 +109,8 @@ def _sizes(exposure: Exposure) -> list[int | None]:
     if not isinstance(training, MeanOfClients):
         return [size]
     if training.sizes:
+        if size not in (None, sum(training.sizes)):
+            raise Refused(f"loki needs clients' sizes that sum to the declared batch size {size}; they sum to {sum(training.sizes)}")
         return list(training.sizes)
     return [None] * training.clients if size is None else [len(one) for one in torch.arange(size).tensor_split(training.clients)]
 

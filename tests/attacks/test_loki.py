@@ -1,6 +1,7 @@
 """LOKI: an aggregate of many clients shows every client's samples apart, after local steps too."""
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -140,6 +141,14 @@ def test_refusals(model, clients) -> None:
     withheld = dm.observe(attack.tamper(model), clients[:2], defenses=(dm.defense("only_layer", layer="body.fc"),))
     with pytest.raises(dm.Refused, match="reads the gradient of the inserted layer"):
         dm.reconstruct(withheld, attack)
+
+
+def test_a_declared_size_that_contradicts_the_clients_is_refused(model, clients) -> None:
+    attack = attack_for(CLIENTS)
+    exposure = dm.observe(attack.tamper(model), clients)
+    fewer = replace(exposure, public=replace(exposure.public, batch_size=51))
+    with pytest.raises(dm.Refused, match="sum to the declared batch size 51; they sum to 52"):
+        dm.reconstruct(fewer, attack)
 
 
 def test_no_client_is_sent_anothers_kernels(model) -> None:

@@ -173,12 +173,22 @@ def read_table(key: str, *, quick: bool = False) -> Table:
     files = table_files()
     path = files.get(key) or Path(key)
     if key not in files and not (path.suffix == ".toml" and path.is_file()):
-        there = ", ".join(files) or f"none in {_search_path()}"
-        raise FileNotFoundError(f"{key}: no such table; there are: {there}")
+        raise FileNotFoundError(f"{key}: no such table; {_there_is(key, list(files))}")
     try:
         return parse_table(read_toml(path), key if key in files else f"{path.resolve().parent.name or 'own'}/{path.stem}", quick=quick)
     except OptionError as error:
         raise OptionError(f"{path}: {error.path}", error.problem) from None
+
+
+def _there_is(key: str, tables: list[str]) -> str:
+    """The tables of the paper that a key names, or the papers."""
+    if not tables:
+        return f"there are none in {_search_path()}"
+    near = [table for table in tables if table.split("/")[0] == key.split("/")[0]]
+    if near:
+        return f"there are: {', '.join(near)}"
+    papers = dict.fromkeys(table.split("/")[0] for table in tables)
+    return f"there are tables of {', '.join(papers)}, such as {tables[0]}; `dosimeter reproduce` lists them"
 
 
 def parse_table(data: dict[str, Any], key: str, *, quick: bool = False) -> Table:

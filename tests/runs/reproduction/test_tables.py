@@ -70,6 +70,12 @@ def test_an_unknown_table_lists_those_that_there_are():
         read_table("ilrg/table9")
 
 
+def test_a_key_of_no_paper_names_the_papers():
+    with pytest.raises(FileNotFoundError, match=r"tables of .*thesis, such as hfginv/") as caught:
+        read_table("nobody/table1")
+    assert len(str(caught.value)) < 300
+
+
 def test_a_table_of_ones_own_is_read_from_its_path(tmp_path):
     (tmp_path / "mine.toml").write_text('[[rows]]\nname = "x"\nrepeats = "many"\n')
     with pytest.raises(OptionError, match=r"mine.toml: rows\[0\]"):
