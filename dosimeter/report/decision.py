@@ -14,8 +14,7 @@ from dosimeter.types import Record
 
 def in_plain_words(found: Sequence[Finding], records: Sequence[Record]) -> str:
     """What was shown, on what it rests, and what it does not say; for a reader who must answer for it."""
-    leaked = sorted((finding for finding in found if finding.state in LEAK_STATES), key=lambda one: -surface_named(one.surface).position)
-    open_ = [finding.surface for finding in found if finding.state in ("not-shown", "not-attempted", "not-measured")]
+    leaked = sorted((finding for finding in found if finding.state in LEAK_STATES), key=_nearness)
     sizes = {record.threat_model.get("batch_size") for record in records}
     size = next(iter(sizes)) if len(sizes) == 1 else None
     samples = f"{size} private sample{'s' if size != 1 else ''}" if isinstance(size, int) else "private samples"
@@ -33,10 +32,30 @@ def in_plain_words(found: Sequence[Finding], records: Sequence[Record]) -> str:
     if unverified:
         answers = f"For {enumeration(unverified)} an attack gave an answer that nobody can check without the private samples"
         sentences.append(f"{answers}: it may be right or invented, and it is no sign of safety.")
-    if open_ and leaked:
-        sentences.append(f"For {enumeration(open_)} no leak was shown, which does not mean safe.")
+    if leaked or unverified:
+        sentences.extend(_open_ends(found))
     sentences.append("All of this was measured on one model, one way of training and these samples; another setting can leak more or less.")
     return " ".join(sentences)
+
+
+def _nearness(finding: Finding) -> tuple[bool, int]:
+    """The order in which leaks are told: what is closest to the samples themselves first, and membership last."""
+    surface = surface_named(finding.surface)
+    return surface.asks_about_candidates, -surface.position
+
+
+def _open_ends(found: Sequence[Finding]) -> list[str]:
+    """What is said of the surfaces that gave nothing away: that nothing was shown, or that nothing was tried."""
+    ends = {
+        ("not-shown",): "For {} no leak was shown, which does not mean safe.",
+        ("not-attempted", "not-measured"): "On {} no method gave an answer, so nothing is known there.",
+    }
+    said = []
+    for states, sentence in ends.items():
+        names = [finding.surface for finding in found if finding.state in states]
+        if names:
+            said.append(sentence.format(enumeration(names)))
+    return said
 
 
 GRID = "dosimeter audit --defenses all"  # what measures the price of every defense
@@ -76,7 +95,5 @@ def _own_advice(found: Sequence[Finding], records: Sequence[Record]) -> list[str
     """What each surface that leaked says of its own defense, once."""
     said: dict[str, None] = {}
     for surface in (surface_named(finding.surface) for finding in found if finding.state in LEAK_STATES):
-        for record in records:
-            if record.surface == surface.name:
-                said.update(dict.fromkeys(surface.advice(record.details)))
+        said.update(dict.fromkeys(surface.advice([record.details for record in records if record.surface == surface.name])))
     return list(said)

@@ -132,11 +132,12 @@ def piece_of(i: int, shown: dict[str, Any], surface: Surface[Any], record: Recor
         named = named[1:]  # no truth was at hand
     named += [(null_name(name), thing, _score(rivals[name], metric) if name in rivals else "") for name, thing in nulls]
     kind = str(shown.get("kind"))
+    sample = shown.get("sample")
     tables = [(name, thing) for name, thing, _ in named if isinstance(thing, dict)] if kind == "table" else []
     names = dict.fromkeys(row for _, table in tables for row in table)
     return Piece(
         kind=kind,
-        title=str(shown.get("caption") or "") or f"Sample {(shown.get('sample') or i) + 1}",
+        title=str(shown.get("caption") or "") or f"Sample {(i if sample is None else sample) + 1}",
         beats=known and surface.rule_of(metric)(shown.get("score"), list(rivals.values())),
         shown=[Shown(name=name, source=_checked(kind, thing), score=value) for name, thing, value in named] if kind != "table" else [],
         rows=[(row, [str(table.get(row, "–")) for _, table in tables]) for row in names],

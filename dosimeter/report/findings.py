@@ -16,6 +16,7 @@ from dosimeter.surfaces.verdicts import Verdict
 from dosimeter.types import Outcome, Record
 
 LEAK_STATES = ("leaked", "proved")
+OPEN_STATES = ("not-attempted", "not-measured")  # they lead no headline where only surfaces are open that most models close
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +100,9 @@ def _phrases(found: Sequence[Finding]) -> list[str]:
         "impossible": "recovery of {} impossible here",
         "not-measured": "{} not measured",
     }
-    said = [phrase.format(enumeration(by_state[key])) for key, phrase in phrases.items() if key in by_state]
+    waited = {surface.name for surface in surfaces() if surface.gate_waits}
+    told = sorted((key for key in phrases if key in by_state), key=lambda key: key in OPEN_STATES and not waited & set(by_state[key]))
+    said = [phrases[key].format(enumeration(by_state[key])) for key in told]
     return [said[0][0].upper() + said[0][1:], *said[1:]]
 
 

@@ -10,6 +10,7 @@ from dosimeter.report.plots import HEIGHT, Scale, Tick, level_text, round_step
 from dosimeter.report.scores import score
 from dosimeter.report.words import higher_is_better, is_share, metric_name
 from dosimeter.surfaces.limits import CLOSED_DB, Limits
+from dosimeter.surfaces.surface import surface_named
 
 WHOLE_PICTURE_DB = 60.0  # beyond it every grey level of an 8-bit picture is right; larger values stand at the edge
 MOST_RANKED = 3  # of the samples that are most exposed
@@ -73,7 +74,7 @@ def limits_sentence(limits: Limits) -> str:
     """Whether anything is left to find, and else by how much shown and ceiling are apart."""
     metric, count = limits.metric, len(limits.shown)
     if limits.proved and all(value is not None for value in limits.proved):
-        return f"Nothing is left to find: {'everything' if count == 1 else f'each of {count} values'} is proved from the update."
+        return _all_proved(limits)
     top, shown, gap = limits.mean_ceiling, limits.mean_shown, limits.gap
     if top is None:
         return "No ceiling is known here" + (f": {'; '.join(limits.refusals)}." if limits.refusals else ".")
@@ -99,6 +100,16 @@ def limits_sentence(limits: Limits) -> str:
     if limits.closed:
         return f"Nothing is left to find, within {CLOSED_DB:g}{THIN}dB: {figures}."
     return f"A better attack may gain {score(gap, metric)}: {figures}."
+
+
+def _all_proved(limits: Limits) -> str:
+    """Every value is proved. A share below all is one of which the rest leaves no trace in the update."""
+    of_what, count = surface_named(limits.surface).headline_covers, len(limits.shown)
+    left = f"Nothing is left to find{f' in {of_what}' if of_what else ''}"
+    if is_share(limits.metric) and any(value is not None and value < 1 for value in limits.proved):
+        return f"{left}: what the update holds of it is proved, and the rest leaves no trace in the update."
+    whole = "all of it" if of_what else "everything" if count == 1 else f"each of {count} values"
+    return f"{left}: {whole} is proved from the update."
 
 
 def exposure_sentence(limits: Limits) -> str:

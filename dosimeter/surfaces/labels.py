@@ -61,7 +61,7 @@ class Labels(Surface[LabelEstimate]):
         "a diagnosis, a purchase, a word that was typed."
     )
     if_leaked = "Whoever runs the server can tell what kinds of samples this client holds from one update, without seeing any."
-    if_not_shown = "What was tried here did no better than guessing. That is no proof: another method or a larger budget may do better."
+    if_not_shown = "What was tried here did no better than luck can. That is no proof: another method or a larger budget may do better."
     null_words: ClassVar = {
         "prior": ("guessing", "labels guessed from how common each class is, averaged over many guesses"),
         "guess": ("guessing", "labels drawn at random, many times over: what luck alone gets right"),

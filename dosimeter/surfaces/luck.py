@@ -26,7 +26,9 @@ def correct_for_attempts(chance: float, attempts: int) -> float:
 def luck_words(chance: float, attempts: int) -> str:
     """How likely luck is, as the end of a sentence about an agreement."""
     counting = f", counting {attempts} methods tried" if attempts > 1 else ""
-    return f"as much agreement comes by luck with probability {correct_for_attempts(chance, attempts):.2g}{counting}"
+    corrected = correct_for_attempts(chance, attempts)
+    said = "below one in a million" if corrected < 1e-6 else f"{corrected:.2g}"
+    return f"as much agreement comes by luck with probability {said}{counting}"
 
 
 def chance_of_luck(guesses: Tensor, truth: Tensor, references: Tensor, classmates: Tensor | None = None) -> float:

@@ -57,7 +57,7 @@ class Maps(Surface[MapEstimate]):
         return score_maps(found, comparison)
 
     def judge(self, found: MapEstimate, scores: Scores, attempts: int) -> tuple[Verdict, str]:
-        counted = f"samples' activation maps at {found.layer}"
+        counted = f"samples' activation maps at {_named(found.layer)}"
         return judge_errors("map", counted, scores, certified=int(found.certified.sum()), attempts=attempts)
 
     def may_leak(self, found: MapEstimate, scores: Scores) -> bool:
@@ -70,7 +70,7 @@ class Maps(Surface[MapEstimate]):
         return bool(found.certified.any())
 
     def proof(self, found: MapEstimate) -> str:
-        certified, where = int(found.certified.sum()), f"at the input of {found.layer}"
+        certified, where = int(found.certified.sum()), f"at the input of {_named(found.layer)}"
         return f"the maps of {certified} of {len(found.maps)} samples {where} certified from the update alone" if certified else ""
 
     def proved_samples(self, found: MapEstimate, scores: Scores) -> list[bool]:
@@ -110,7 +110,7 @@ class Maps(Surface[MapEstimate]):
         facts = []
         certified, false = details.get("certified"), details.get("false_certificates")
         if isinstance(details.get("layer"), str) and isinstance(details.get("shape"), list):
-            facts.append(f"the input of {details['layer']}, {' × '.join(map(str, details['shape']))} numbers a sample")
+            facts.append(f"the input of {_named(details['layer'])}, {' × '.join(map(str, details['shape']))} numbers a sample")
         if isinstance(certified, int):
             facts.append(f"{certified} certified from the gradient alone" + (f", {false} of them wrongly" if false else ""))
         if details.get("batch_size") is not None:
@@ -123,22 +123,22 @@ class Maps(Surface[MapEstimate]):
         without = _without_room([one for one in layers if not one.get("largest_batch")])
         return [*facts, *map(_room, roomy[:SHOWN_LAYERS]), *without]
 
-    def advice(self, details: Mapping[str, Any]) -> list[str]:
-        """From the shapes of all layers, and from how clearly their spectra stand out."""
-        layers = _layers(details)
+    def advice(self, details: Sequence[Mapping[str, Any]]) -> list[str]:
+        """From the shapes of all layers that any method read, and from how clearly their spectra stand out."""
+        layers = [layer for one in details for layer in _layers(one)]
         most = max((int(one.get("largest_batch") or 0) for one in layers), default=0)
         if not most:
             return []
         said = [
             f"A batch of more than {most} sample{'s' if most > 1 else ''} has more positions than any layer of this model can tell apart, "
-            "which stops the activation maps at no price in the update. Another norm, such as GroupNorm, does not."
+            "which stops the activation maps at no price in the update. Another norm in the place of batch norm does not stop them."
         ]
         clearest = max(layers, key=lambda one: float(one.get("hiding_noise") or 0))
         if noise := float(clearest.get("hiding_noise") or 0):
             share = float(clearest.get("hiding_share") or 0)
             said.append(
                 f"Noise with a standard deviation of {noise:.1g} on each entry, {significant(share)} of an entry’s root mean square, "
-                f"drowns the weakest direction of {clearest['name']}, the layer that shows its maps most clearly."
+                f"drowns the weakest direction of {_named(clearest['name'])}, the layer that shows its maps most clearly."
             )
         return said
 
@@ -151,6 +151,11 @@ class Maps(Surface[MapEstimate]):
             _show_map(found.maps[partner].to(true) if partner >= 0 else None, true[i], i, score_of(scores, "map_error", i))
             for i, partner in enumerate(scores.assignment[:MOST_PICTURES].tolist())
         ]
+
+
+def _named(layer: str) -> str:
+    """The layer's name, which in a Sequential is a number, so that it reads as one."""
+    return f"layer {layer}" if layer.replace(".", "").isdecimal() else layer
 
 
 def _room(layer: Mapping[str, Any]) -> str:

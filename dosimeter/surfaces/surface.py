@@ -65,6 +65,7 @@ class Surface(ABC, Generic[Estimate]):
     if_impossible: ClassVar[str] = (
         "A proof shows that no method can tell this batch from random ones. Another setting may open this surface again."
     )
+    headline_covers: ClassVar[str] = ""  # what of the surface the headline measures, where that is not all of it
     without_ceiling: ClassVar[str] = ""  # why no bound on it is known, where none is
     null_words: ClassVar[Mapping[str, tuple[str, str]]]  # null -> its name on the page, and what it means
     share_words: ClassVar[str]  # what the share of a grid cell is, after "of <surface>"
@@ -184,8 +185,8 @@ class Surface(ABC, Generic[Estimate]):
         """What the report says about a method beside its numbers, from a record's details."""
         return []
 
-    def advice(self, details: Mapping[str, Any]) -> list[str]:
-        """What a client can do where this surface leaks, in sentences, from the figures of a record's details."""
+    def advice(self, details: Sequence[Mapping[str, Any]]) -> list[str]:
+        """What a client can do where this surface leaks, in sentences, from the figures of the details of all its records."""
         return []
 
     def curves(self, details: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -57,6 +57,7 @@ class Tokens(Surface[TokenEstimate]):
         "foreign": ("foreign gradient", "the same method fed another client’s update: what it invents by itself"),
     }
     without_ceiling = "no bound on sets of tokens is built in; behind differential privacy, membership of one text has one"
+    headline_covers = "the set of tokens"
     share_words = "how far recovery is from guessing to perfect"
     counting_words = "Tokens count as leaked if some are certified, or if the set of them is closer to the truth than guessing explains."
 

@@ -34,6 +34,8 @@ OVERFLOW = """() => [...document.querySelectorAll('body *')].filter(e => !e.clos
   .filter(e => { const r = e.getBoundingClientRect(); return r.width > 1 && (r.right > innerWidth + 1 || r.left < -1); })
   .map(e => e.tagName + '.' + (e.className.baseVal ?? e.className))"""
 
+HEIGHTS = "all => all.map(element => element.clientHeight)"
+
 
 @pytest.fixture(scope="module")
 def browser():
@@ -109,6 +111,26 @@ def test_values_with_several_nulls_fit_a_phone(browser, make_record):
         page.evaluate("for (const fold of document.querySelectorAll('details')) fold.open = true")
         assert page.evaluate("document.documentElement.scrollWidth") == 360
         assert page.evaluate(OVERFLOW) == []
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("width", [360, 1280])
+def test_rows_of_a_table_keep_their_words_whole(browser, make_record, width):
+    values = {"age": "47.59 years", "hours a week": "63.35 h", "education": "secondary"}
+    rows = [{"kind": "table", "private": values, "recovered": values, "nulls": {"nearest": values}, "sample": i} for i in range(4)]
+    record = make_record("inputs", "dlg", metrics={"columns_right": [1.0] * 4}, verdict="leaked", reason="", evidence=rows)
+    curve = make_record("membership", "alignment", metrics={"members_at_1": [0.5]}, details={"curve": {"found": [[0, 0], [1, 1]]}})
+    with browser.new_context(viewport={"width": width, "height": 800}) as context:
+        page = context.new_page()
+        page.set_content(render([record, curve]))
+        assert page.locator(".finding.first .values:visible").count() == (3 if width > 1000 else 2)
+        names = page.locator(".finding .values tbody th:text-is('education'):visible")
+        assert max(names.evaluate_all(HEIGHTS)) < 36  # one line high
+        page.evaluate("for (const fold of document.querySelectorAll('details')) fold.open = true")
+        assert page.evaluate("document.documentElement.scrollWidth") == width
+        assert page.evaluate(OVERFLOW) == []
+        page.emulate_media(media="print")
+        assert max(names.evaluate_all(HEIGHTS)) < 36
 
 
 @pytest.mark.browser

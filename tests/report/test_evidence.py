@@ -64,11 +64,38 @@ def test_the_paragraph_says_what_leaked_what_it_rests_on_and_what_stays_open(sin
     assert "from 8 private samples" in said
     assert "The server can rebuild private samples" in said
     assert "compared with the private samples themselves" in said
-    assert "maps no leak was shown, which does not mean safe." in said
+    assert "On maps no method gave an answer, so nothing is known there." in said
+    dull = make_record("labels", "ilrg", verdict="not shown at this budget", reason="as guessing")
+    leaked = make_record("inputs", "dlg", verdict="leaked", reason="")
+    untried = make_record("maps", "shifts", verdict="not attempted", outcome="not attempted", reason="no room")
+    said = in_plain_words(findings([dull, leaked, untried]), [dull, leaked, untried])
+    assert "For labels no leak was shown, which does not mean safe. On features and maps no method gave an answer" in said
     nothing = [make_record("labels", "ilrg", reason="as guessing")]
     said = in_plain_words(findings(nothing), nothing)
     assert "no proof that nothing can" in said
     assert "protect" not in said
+
+
+def test_the_paragraph_tells_what_is_nearest_to_the_samples_first_and_membership_last(make_record):
+    leaked = [make_record(surface, "any", verdict="leaked", reason="") for surface in ("membership", "labels", "inputs")]
+    said = in_plain_words(findings(leaked), leaked)
+    assert said.index("rebuild private samples") < said.index("what kinds of samples") < said.index("whether this client trained on it")
+
+
+def test_what_only_optional_surfaces_leave_open_leads_no_headline(make_record):
+    tried = [make_record(surface, "any", verdict="not shown at this budget", reason="") for surface in ("labels", "features", "inputs")]
+    refused = {"verdict": "not attempted", "outcome": "not attempted", "reason": ""}
+    untried = [make_record(surface, "any", **refused) for surface in ("maps", "membership")]
+    first, others = headline_parts(findings([*tried, *untried]))
+    assert first == "No leak of labels, features and inputs shown at this budget."
+    assert others == "Nothing tried on maps and membership, which says nothing about safety."
+    first, _ = headline_parts(findings([*tried[:2], make_record("inputs", "dlg", **refused)]))
+    assert first == "Nothing tried on inputs, which says nothing about safety."
+
+
+def test_a_sample_keeps_its_number_wherever_it_stands(make_record):
+    shown = [{"kind": "text", "recovered": "b", "sample": 3}, {"kind": "text", "recovered": "a", "sample": 0}]
+    assert [piece.title for piece in pieces_of(make_record("inputs", "dlg", evidence=shown))] == ["Sample 4", "Sample 1"]
 
 
 def test_the_advice_has_a_price_or_says_how_to_get_one(single_setting, grid_records):
@@ -98,6 +125,10 @@ def test_a_surface_that_leaked_advises_from_its_own_records(make_record):
     leaked = make_record("maps", "shifts", verdict="leaked", reason="", details={"layers": [layer]})
     said = what_to_do(findings([leaked]), [leaked], None)
     assert "A batch of more than 6 samples" in said
+    other = make_record("maps", "cocktail_party", reason="", details={"layers": [layer | {"name": "fc", "largest_batch": 4}]})
+    said = what_to_do(findings([leaked, other]), [leaked, other], None)
+    assert "A batch of more than 6 samples" in said  # the largest of all layers, whichever method read them
+    assert said.count("A batch of more than") == 1
     assert "Noise with a standard deviation of 2e-05 on each entry, 0.0100 of an entry" in said
     assert "nothing more to advise yet" in said
 

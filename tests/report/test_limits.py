@@ -5,6 +5,8 @@ import pytest
 from dosimeter.report.limits import ceiling_text, limits_plot, limits_sentence
 from dosimeter.surfaces.limits import Limits
 
+TOKENS = {"surface": "tokens", "metric": "token_f1", "ceiling": [1.0], "bound": ""}
+
 
 def limits(**changes):
     usual = {"surface": "inputs", "metric": "psnr", "proved": [None, None], "shown": [12.0, 14.0], "ceiling": [22.0, 18.0]}
@@ -34,6 +36,8 @@ def test_a_huge_ceiling_does_not_squeeze_the_rest():
         ({}, "A better attack may gain"),
         ({"shown": [21.8, 17.9]}, "Nothing is left to find, within 1"),
         ({"proved": [12.0, 14.0]}, "Nothing is left to find: each of 2 values is proved"),
+        (TOKENS | {"proved": [1.0], "shown": [1.0]}, "in the set of tokens: all of it"),
+        (TOKENS | {"proved": [0.9], "shown": [0.9]}, "the rest leaves no trace"),
         ({"shown": [25.0, 25.0]}, "these samples are easier"),
         ({"shown": [None, None]}, "Nothing came back"),
         ({"ceiling": [None, None], "bound": "", "refusals": ("needs noise",)}, "No ceiling is known here: needs noise."),

@@ -54,7 +54,7 @@ def audited(digits):
 
 def test_an_audit_finds_certified_maps_leaked(audited):
     assert (audited.surface, audited.method, audited.outcome, audited.verdict) == ("maps", "shifts", "completed", "leaked")
-    assert audited.reason.startswith("3 of 3 samples' activation maps at 4 certified")
+    assert audited.reason.startswith("3 of 3 samples' activation maps at layer 4 certified")
     assert max(audited.metrics["map_error"]) < 1e-3
     assert set(audited.nulls) == {"mean", "nearest", "foreign"}
     assert min(audited.nulls["nearest"]["map_error"]) > 0.05
@@ -66,7 +66,7 @@ def test_an_audit_finds_certified_maps_leaked(audited):
         "shape": [48, 2, 2],
     }
     assert Maps().facts(audited.details)[:3] == [
-        "the input of 4, 48 × 2 × 2 numbers a sample",
+        "the input of layer 4, 48 × 2 × 2 numbers a sample",
         "3 certified from the gradient alone",
         "batch size 3 read off the gradient",
     ]
@@ -215,9 +215,9 @@ def test_a_record_tells_what_every_layer_allows_and_the_report_what_to_do(audite
 
 
 def test_the_advice_has_the_limit_of_the_batch_and_a_noise_that_stops_the_maps(audited):
-    batch, noise = Maps().advice(audited.details)
+    batch, noise = Maps().advice([audited.details])
     assert batch.startswith("A batch of more than 12 samples")
-    assert Maps().advice({"layers": []}) == []
+    assert Maps().advice([{"layers": []}]) == Maps().advice([]) == []
     strongest = max(one["hiding_noise"] for one in audited.details["layers"])
     assert f"standard deviation of {strongest:.1g} on each entry" in noise
 

@@ -23,7 +23,7 @@ class PixelProblem:
     def __init__(self, mechanism: Mechanism, bound: str) -> None:
         inputs, auxiliary = mechanism.client.batch.inputs, mechanism.auxiliary
         if auxiliary is None or len(auxiliary.inputs) < 2:
-            raise Refused(f"{bound} needs auxiliary samples, from which it estimates what an attacker expects; give `auxiliary`")
+            raise Refused(f"{bound} needs auxiliary samples, from which it estimates what an attacker expects")
         if not isinstance(inputs, Tensor):
             raise Refused(f"{bound} needs one tensor of real numbers; this batch has several tensors")
         if not inputs.is_floating_point():

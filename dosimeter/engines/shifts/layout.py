@@ -209,7 +209,8 @@ def find_rank(spectrum: _Spectrum, gradient: Tensor, area: int, *, unit: float, 
         above = _white_behind(values[: int(gradient.any(dim=3).any(dim=2).any(dim=0).sum())], rows, area) or above
     if above % area or not 0 < above <= most * area:
         expected = f"a whole number of {area} positions" if batch_size is None else f"the {batch_size * area} of {batch_size} samples"
-        short = "; one short, as behind a batch norm in train mode, where slopes sum to zero" if (above + 1) % area == 0 else ""
+        one_short = (above + 1) % area == 0 if area > 1 else above + 1 == batch_size
+        short = "; one short, as behind a batch norm in train mode, where slopes sum to zero" if one_short else ""
         raise NoLayout(f"{above} directions stand above the noise, not {expected}{short}")
     dropped = float(values[above] / values[0]) if above < len(values) else 0.0
     kept = float(values[above - 1] / values[0])
