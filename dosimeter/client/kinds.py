@@ -1,11 +1,13 @@
 """What kind of numbers an update holds, measured: the weights after training, their difference, or a gradient.
 
-Ours; in no paper. Two measurements use nothing but the weights that the server sent.
+Ours; in no paper. The measurements use nothing but the weights that the server sent.
 
 - Weights after training are the weights before plus what training added, which has little to do with them. The least-squares fit of
   the sent numbers to the old weights then has a slope near 1, whatever the learning rate. Of gradients and differences it is near 0.
   Where training threw a part of the weights far away, the others still lie near their old values. Unrelated numbers lie near the
   weights' negatives as often.
+- Where a loss depends on differences of logits alone, each gradient of the output layer sums to zero over the classes. Training by sums of
+  gradients then keeps the sums of the weights, up to a factor of weight decay, however far it throws the weights themselves.
 - The difference of two float32 weights lies on the grid of float32 around the weight: added to the weight it gives another float32
   number, without rounding. An entry of a gradient that is much smaller than its weight has digits below that grid.
 """
@@ -28,6 +30,8 @@ MIRRORED = 2.0  # how many times as much lies near the weights as near their neg
 SMALL_SHARE = 0.25  # of a weight: smaller entries have digits below the weight's last place
 ON_GRID = 0.999  # share of entries that a difference of weights has on the grid; computed from two numbers, it has all
 USES_GRID = 0.03  # share at odd multiples of the last place: half of a difference's entries; coarse numbers that lie on the grid have none
+FEWEST_SUMS = 16  # over classes that must agree; unrelated sums have no such cosine
+KEPT = 0.9  # least cosine of sums over classes that training kept; rounding takes the rest
 COARSE_BITS = 11  # digits of half precision
 COARSE = 0.99  # share of entries with so few digits from which an update counts as rounded on its way
 
@@ -130,6 +134,15 @@ def grid_of(update: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> Grid
         coarse=coarse >= COARSE and finest < USES_GRID,
         dtype=dtype,
     )
+
+
+def keeps_class_sums(sent: Tensor, weight: Tensor) -> bool:
+    """Whether rows of an output layer (C, H) sum over the classes to what the rows of the weights before sum to, but for weight decay."""
+    sums, own = (tensor.detach().double().sum(0) for tensor in (sent, weight.to(sent.device)))  # (H,)
+    product, squares = float(sums @ own), float(own @ own)
+    if len(weight) < 2 or len(own) < FEWEST_SUMS or product <= 0:
+        return False
+    return product > 0.5 * squares and product > KEPT * math.sqrt(squares * float(sums @ sums))
 
 
 def _is_exact(weight: Tensor, change: Tensor, dtype: torch.dtype) -> Tensor:

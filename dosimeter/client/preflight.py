@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from dosimeter.client.checks import check_update
-from dosimeter.client.kinds import Kind, grid_of, resemblance
+from dosimeter.client.kinds import Kind, grid_of, keeps_class_sums, resemblance
 from dosimeter.client.sent_tensors import Converted, SentTensors, convert
 from dosimeter.client.training import FedAvg
 from dosimeter.interfaces import Defense, Loss, Training
@@ -87,12 +87,13 @@ def look_at(model: nn.Module, sent: SentTensors, declared: Declared) -> Prefligh
     if sent.unknown:
         return Preflight(tuple(lines))
     lines.append(_precision(sent, model))
-    lines.append(_kind(sent.parameters, model, declared))
+    head = _head_of(model, declared)
+    lines.append(_kind(sent.parameters, model, declared, head))
     converted = convert(sent, model, declared.kind, unit, decay)
     if lines[-1].state != "misfit":
         lines.extend(_frozen(converted, declared))
         lines.extend(_batch_norms(model, converted.buffers, declared))
-        lines.append(_size(converted.update, model, declared))
+        lines.append(_size(converted.update, declared, head))
         lines.extend(_bounds(converted.update, sent.parameters, model, declared))
     return Preflight(tuple(lines), converted)
 
@@ -143,18 +144,24 @@ def _precision(sent: SentTensors, model: nn.Module) -> Line:
     return Line("dtype", "note", f"sent in {' and '.join(kinds)}, while the model has {trained} in {_listed(other)}")
 
 
-def _kind(sent: Update, model: nn.Module, declared: Declared) -> Line:
+def _kind(sent: Update, model: nn.Module, declared: Declared, head: str | None) -> Line:
     """Whether the numbers are what they are said to be: see `kinds`."""
     if not declared.check_kind:
         return Line("kind", "note", f"{declared.kind}, unchecked")
     weights = dict(model.named_parameters())
-    alike = resemblance(sent, weights)
+    alike, matrix = resemblance(sent, weights), None if head is None else f"{head}.weight".lstrip(".")
+    summed = matrix in sent and declared.loss.shift_invariant and keeps_class_sums(sent[matrix], weights[matrix])
+    thrown = f"{matrix} moved far, and sums over the classes to what the model's own does, as after training"
     if declared.kind == "weights":
         if alike is None or alike.is_weights:
             return Line("kind", "fits", f"weights after training: {alike}" if alike else "weights: too few entries to tell")
+        if summed:
+            return Line("kind", "fits", f"weights after training: {thrown}")
         return Line("kind", "misfit", f"update: is no model after training: {alike}; pass kind='gradient' or 'difference'")
     if alike is not None and alike.is_weights:
         return Line("kind", "misfit", f"update: looks like the weights after training: {alike}; pass kind='weights'")
+    if summed:
+        return Line("kind", "misfit", f"update: looks like the weights after training: {thrown}; pass kind='weights'")
     if declared.is_changed:
         return Line("kind", "note", f"{declared.kind}, as declared: the defenses changed the digits that would tell")
     grid = grid_of(sent, weights)
@@ -224,7 +231,7 @@ def _batch_norms(model: nn.Module, buffers: dict[str, Tensor], declared: Declare
         yield Line("mode", "fits", f"train, and {passed}, as batch norm's counters say")
 
 
-def _size(update: Update, model: nn.Module, declared: Declared) -> Line:
+def _size(update: Update, declared: Declared, head: str | None) -> Line:
     """Whether the declared training can move the head's bias as far as it moved.
 
     The gradient of the head's bias is a mean of gradients at the logits, whose L1 norm a loss bounds. A sum of such gradients is bounded
@@ -232,7 +239,7 @@ def _size(update: Update, model: nn.Module, declared: Declared) -> Line:
     """
     gain = declared.training.gain(declared.batch_size)
     bound = math.inf if gain is None else declared.loss.steepest(declared.classes) * gain * SIZE_SLACK
-    bias = None if declared.is_changed or declared.defenses else _bias_of_head(update, model, declared)
+    bias = None if declared.is_changed or declared.defenses or head is None else update.get(f"{head}.bias".lstrip("."))
     if bias is None or not math.isfinite(bound):
         return Line("training", "note", "no bound tells whether the declared training explains the update's size")
     moved = float(bias.double().abs().sum())
@@ -269,12 +276,11 @@ def _bounded(fits: bool, said: str, suspects: str) -> Line:
     return Line("training", "fits", said) if fits else Line("training", "misfit", f"update: {said}: no data explain it; check {suspects}")
 
 
-def _bias_of_head(update: Update, model: nn.Module, declared: Declared) -> Tensor | None:
+def _head_of(model: nn.Module, declared: Declared) -> str | None:
     try:
-        name, _ = locate_head(model, declared.input_shape, allow_shift=declared.loss.shift_invariant)
-    except Exception:  # a model without a head, or that cannot run on probes: nothing bounds it
+        return locate_head(model, declared.input_shape, allow_shift=declared.loss.shift_invariant)[0]
+    except Exception:  # a model without a head, or that cannot run on probes
         return None
-    return update.get(f"{name}.bias" if name else "bias")
 
 
 def _listed(names: Sequence[Any]) -> str:

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import dosimeter as dm
-from dosimeter.client.kinds import grid_of, resemblance
+from dosimeter.client.kinds import grid_of, keeps_class_sums, resemblance
 from dosimeter.models.loading import load_model
 
 KINDS = ("gradient", "difference", "weights")
@@ -150,3 +150,37 @@ def test_steps_as_large_as_the_weights_mislead_nobody(optimizer, rate, digits):
     assert not resemblance({name: after[name] - before[name] for name in after}, before).is_weights
     for size in (0.1, 1.0, 10.0):
         assert not resemblance({name: size * change for name, change in gradient.items()}, before).is_weights
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_weights_that_training_threw_far_away_are_still_weights(momentum, bias):
+    """A rate of 1 throws the weights where nothing resembles the old ones. Their sums over the classes stay."""
+    torch.manual_seed(1)
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3, stride=2), nn.GroupNorm(2, 8), nn.SiLU(), nn.Flatten(), nn.Linear(8 * 49, 7, bias=bias)
+    ).train()
+    images, labels = torch.rand(8, 3, 16, 16), torch.randint(7, (8,))
+    sent = train(model, images, labels, rate=8.0, momentum=momentum, steps=4, decay=1e-3)["weights"]
+    training = dm.FedAvg(learning_rate=8.0, momentum=momentum, weight_decay=1e-3, steps=4)
+    found = resemblance(sent, dict(model.named_parameters()))
+    assert found is not None
+    assert not found.is_weights
+    assert dm.receive(model, sent, kind="weights", training=training, input_shape=(3, 16, 16)).update
+    for kind in ("gradient", "difference"):
+        declared = dm.FedSGD() if kind == "gradient" else training
+        with pytest.raises(ValueError, match=r"4.weight moved far, and sums over the classes .*; pass kind='weights'"):
+            dm.receive(model, sent, kind=kind, training=declared, input_shape=(3, 16, 16))
+
+
+def test_sums_over_classes_of_other_numbers():
+    rng = torch.Generator().manual_seed(0)
+    weight, noise = torch.randn(2, 7, 40, generator=rng)
+    balanced = noise - noise.mean(0)
+    assert keeps_class_sums(100 * balanced + 0.99 * weight, weight)
+    assert not keeps_class_sums(100 * balanced, weight)  # a gradient
+    assert not keeps_class_sums(100 * balanced - 0.01 * weight, weight)  # a difference behind weight decay
+    assert not keeps_class_sums(100 * balanced + 0.01 * weight, weight)  # the same reversed
+    assert not keeps_class_sums(noise, weight)  # steps of Adam
+    assert not keeps_class_sums(weight[:, :8], weight[:, :8])  # too few to tell
+    assert not keeps_class_sums(balanced, torch.zeros_like(weight))
