@@ -86,6 +86,7 @@ class Condition:
             return None
         what = f"{self.surface}.{self.metric}" + (f".{self.statistic}" if self.metric == CEILING else "")
         why_absent = _why_no_ceiling if self.metric == CEILING else _why_absent
+        of_surface.sort(key=lambda record: not record.metrics)  # a method that was scored knows best why this metric was not
         return _nothing_measures(what, [why_absent(record, self.metric) for record in of_surface])
 
 
@@ -135,7 +136,7 @@ class VerdictCondition:
     def failure(self, records: Sequence[Record]) -> str | None:
         """A sentence where the verdict meets the condition, or None."""
         found = self._found(records)
-        if found is None or (found[0] is self.verdict) is not self.equal:
+        if found is None or (found[0] in self._alike) is not self.equal:
             return None
         return f"failed on {self}: {self.surface} {found[0].value}: {found[1]}"
 
@@ -149,6 +150,11 @@ class VerdictCondition:
         if self.verdict in ANSWERS and self.equal and found[0] not in ANSWERS:
             return _nothing_measures(self.surface, [found[1]])
         return None
+
+    @property
+    def _alike(self) -> Sequence[Verdict]:
+        """What counts as the verdict: what is proved without the private samples has leaked too."""
+        return LEAKS if self.verdict is Verdict.LEAKED else (self.verdict,)
 
     def _found(self, records: Sequence[Record]) -> tuple[Verdict, str] | None:
         """The verdict and its reason; None where no record is of the surface."""

@@ -39,7 +39,7 @@ def check(conditions: Sequence[AnyCondition], records: Sequence[Record]) -> list
             failure=(failure := condition.failure(records)),
             untested=None if failure else condition.why_untested(records),
         )
-        for condition in conditions
+        for condition in dict.fromkeys(conditions)  # the schema of SARIF takes no rule twice
     ]
 
 

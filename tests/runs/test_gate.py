@@ -209,6 +209,25 @@ def test_a_verdict_is_a_condition(text, verdict, fails):
     assert parse_condition(str(condition)) == condition
 
 
+def test_what_is_proved_without_the_private_samples_has_leaked():
+    proved = [dataclasses.replace(BLANK, surface="labels", verdict="proved", reason="r", details={"certified": True})]
+    for text, fails in (("leaked", True), ("== proved", True), ("!= leaked", False), ("== not shown", False)):
+        condition = parse_condition(text if text == "leaked" else f"labels.verdict {text}")
+        assert (condition.failure(proved) is not None) is fails, text
+    condition = parse_condition("labels.verdict == leaked")
+    assert condition.failure(proved) == "failed on labels.verdict == leaked: labels proved: r"
+    unverified = [dataclasses.replace(BLANK, verdict="unverified", reason="no truth")]
+    assert parse_condition("inputs.verdict == leaked").why_untested(unverified)
+
+
+def test_a_method_that_was_scored_says_first_why_the_metric_is_missing():
+    refused = [dataclasses.replace(BLANK, method=f"m{i}", outcome="not attempted", reason="no room") for i in range(4)]
+    scored = dataclasses.replace(record(psnr=[9.0]), details={"unavailable": {"lpips": "needs weights"}})
+    said = parse_condition("inputs.lpips.median < 0.2").why_untested([*refused, scored])
+    assert said is not None
+    assert said.startswith("nothing that ran measures inputs.lpips (dlg: needs weights; m0: no room")
+
+
 def test_a_verdict_that_rests_on_nothing_is_no_pass():
     none_ran = [dataclasses.replace(BLANK, verdict="not attempted", outcome="not attempted", reason="no bias")]
     condition = parse_condition("inputs.verdict == leaked")

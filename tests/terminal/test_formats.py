@@ -57,6 +57,12 @@ def test_sarif_points_to_the_file_and_has_a_rule_for_every_result():
     assert all(one["locations"][0]["physicalLocation"]["artifactLocation"]["uri"] == "my%20audit.toml" for one in run["results"])
 
 
+def test_a_condition_that_is_given_twice_is_one_rule():
+    checks = check([parse_condition(text) for text in CONDITIONS * 2], RESULT.records)
+    rules = json.loads(FORMATS["sarif"](RESULT, checks, Path("r.html"), "a.toml"))["runs"][0]["tool"]["driver"]["rules"]
+    assert len({rule["id"] for rule in rules}) == len(rules) == 3  # SARIF takes no rule twice
+
+
 def test_markdown_has_verdicts_gate_and_cuts():
     lines = written("markdown").splitlines()
     assert lines[0].startswith("### Inputs leaked")
