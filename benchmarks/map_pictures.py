@@ -3,8 +3,8 @@
     python benchmarks/map_pictures.py --data DIR --images cifar100 --batch 8 --seeds 0 1 [--norm group] [--mode train]
         [--attacks inverting_gradients stepwise] [--steps 1000] [--device cuda] [--out table.json]
 
-Labels and batch size are unknown to `maps`; the matching attacks are given both. Prints PSNR of every sample and seconds. Nulls: the mean
-of other images, and the attack on the gradient of another batch (`--foreign`).
+Labels and batch size are unknown to `maps`; the matching attacks are given both. Prints PSNR of every sample, seconds, and the seconds of
+processors. Nulls: the mean of other images, and the attack on the gradient of another batch (`--foreign`).
 """
 
 from __future__ import annotations
@@ -69,9 +69,9 @@ def measure(options: argparse.Namespace, seed: int, attack: str, extra: dict[str
     model = network(options.norm, options.mode, seed).to(options.device)
     batch, other, rest = batches_of(pixels, options.batch, seed, options.device)
     exposure = dm.observe(model, batch, declare_batch_size=attack != "maps")
-    began = time.perf_counter()
+    began, processor = time.perf_counter(), time.process_time()
     found = dm.reconstruct(exposure, attack, labels=None if attack == "maps" else batch.targets, seed=seed, **extra)
-    seconds = time.perf_counter() - began
+    seconds, processor = time.perf_counter() - began, time.process_time() - processor
     foreign = None
     if options.foreign:
         strange = dm.observe(model, other, declare_batch_size=attack != "maps")
@@ -81,7 +81,8 @@ def measure(options: argparse.Namespace, seed: int, attack: str, extra: dict[str
         save_picture(options.picture, batch.inputs, found.inputs)
     psnr = [round(float(value), 1) for value in scores["psnr"]]
     nulls = {name: round(statistics.median(float(value) for value in values["psnr"]), 1) for name, values in scores.nulls.items()}
-    return {"attack": attack, "seed": seed, "psnr": psnr, "seconds": round(seconds, 1), "nulls": nulls, "message": found.message}
+    spent = {"seconds": round(seconds, 1), "processor_seconds": round(processor, 1)}
+    return {"attack": attack, "seed": seed, "psnr": psnr, **spent, "nulls": nulls, "message": found.message}
 
 
 def main() -> None:
@@ -110,7 +111,8 @@ def main() -> None:
             images = options.images if options.data else "photographs"
             setting = f"{images} B={options.batch} {options.norm} norm, {options.mode} mode, seed {seed}"
             middle = statistics.median(row["psnr"])
-            print(f"{attack} {setting}: median {middle:.1f} dB, {row['psnr']}, {row['seconds']} s, nulls {row['nulls']}; {row['message']}")
+            spent = f"{row['seconds']} s ({row['processor_seconds']} s of processors)"
+            print(f"{attack} {setting}: median {middle:.1f} dB, {row['psnr']}, {spent}, nulls {row['nulls']}; {row['message']}", flush=True)
     if options.out:
         options.out.write_text(json.dumps(rows, indent=1))
 

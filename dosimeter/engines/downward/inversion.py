@@ -32,6 +32,7 @@ from dosimeter.progress import advance
 FIRST_DAMPING = 1e-4
 DAMPING_DOWN, DAMPING_UP = 1 / 3, 4.0
 INEXACT = (1e-3, 3e-2)  # squared share of the right side at which conjugate gradients stop: near the end, and far from it
+STEP_SHARES = (1.0, 0.25, 0.06)  # of a step that are tried one after the other: a pass each, where the step took many
 SMALL_STEP = 3e-5  # root mean square, as a share of the range, below which a sample is done
 SMALL_LOSS = 1e-12  # of the maps' squared norm
 LARGEST_STRETCH = 1e5
@@ -139,19 +140,24 @@ def invert(
                 joint,
             )
         )
-        moved = torch.minimum(torch.maximum(here + move, low), high)
-        with torch.no_grad():
-            after = softened.residuals(moved)
-        reached = _total(after, after, joint)
-        better = reached + smooth.height(moved, joint) < losses + smooth.height(here, joint)
-        length = (moved - here).flatten(1).square().mean(1).sqrt() / width
-        here = torch.where(_wide(better, here), moved, here)
-        losses = torch.where(better, reached, losses)
-        damping = torch.where(better, damping * DAMPING_DOWN, damping * DAMPING_UP)
+        tried = [torch.minimum(torch.maximum(here + share * move, low), high) for share in STEP_SHARES]
+        length = (tried[0] - here).flatten(1).square().mean(1).sqrt() / width
+        height, left = losses + smooth.height(here, joint), linear.value
+        better = whole = torch.zeros_like(losses, dtype=torch.bool)
+        for moved in tried:
+            with torch.no_grad():
+                after = softened.residuals(moved)
+            reached = _total(after, after, joint)
+            lower = ~better & (reached + smooth.height(moved, joint) < height)
+            here, left = torch.where(_wide(lower, here), moved, here), torch.where(_wide(lower, after), after, left)
+            losses, better = torch.where(lower, reached, losses), better | lower
+            whole = lower if moved is tried[0] else whole
+            if bool(better.all()):
+                break
+        damping = torch.where(whole, damping * DAMPING_DOWN, damping * DAMPING_UP)
         advance(step, steps, f"maps' misfit {float(losses.max()):.2g}")
         done = (softness == 0) & ((losses < SMALL_LOSS) | (length < SMALL_STEP))
-        left = torch.where(_wide(better, after), after, linear.value).square().sum(1) / len(targets.maps)
-        softness = _harder(softness, left.sqrt(), better)
+        softness = _harder(softness, (left.square().sum(1) / len(targets.maps)).sqrt(), better)
         if bool(done.all()) or (seconds is not None and time.monotonic() - began > seconds):
             break
     return Inversion(inputs=here, losses=losses, steps=step)
