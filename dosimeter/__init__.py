@@ -10,7 +10,12 @@
 Names are imported when they are first used, so that `import dosimeter` does not import torch.
 """
 
-from __future__ import annotations
+# ruff: noqa: E402 (nothing may be imported before the working directory is out of the way)
+import sys
+
+_NAMED = {word.removeprefix("-m").partition(".")[0] for word in sys.orig_argv}
+if sys.argv[:1] == ["-m"] and __name__ in _NAMED and not sys.flags.safe_path:  # `python -m dosimeter` imports this file first
+    sys.path.pop(0)  # the working directory, whose files must not shadow installed modules: not even `__future__`, so it is not used here
 
 import importlib
 from typing import TYPE_CHECKING, Any

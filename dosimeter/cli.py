@@ -401,6 +401,4 @@ def _print_json(value: Any) -> None:
 
 
 if __name__ == "__main__":
-    if not sys.flags.safe_path:
-        sys.path.pop(0)  # the working directory, whose files must not shadow installed modules
     sys.exit(main())

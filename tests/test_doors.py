@@ -92,15 +92,19 @@ def test_a_table_of_ones_own_runs_no_code_either(folder, capsys):
 
 
 def test_local_files_shadow_no_installed_module(folder):
-    for name in ("torchvision", "json", "torch", "safetensors"):
+    for name in ("torchvision", "json", "torch", "safetensors", "typing", "__future__", "pickle", "random", "sitecustomize"):
         Path(f"{name}.py").write_text("open('trace', 'w').close()\n")
     for module in ("dosimeter", "dosimeter.cli"):
         done = subprocess.run([sys.executable, "-m", module, "list", "losses"], capture_output=True, text=True, env=environment())
         assert (done.returncode, done.stderr) == (0, ""), module
-        if module == "dosimeter":
-            assert not Path("trace").exists()
-            Path("json.py").unlink()  # which `-m dosimeter.cli` imports before it can say otherwise
-    assert not Path("trace").exists()
+        assert not Path("trace").exists()
+
+
+def test_local_files_shadow_no_module_of_a_worker(folder):
+    Path("pickle.py").write_text("open('trace', 'w').close()\n")
+    words = ["models=['fcn3']", "data=['digits']", "batch_sizes=[2]", "labels=['idlg']"]
+    done = subprocess.run([sys.executable, "-m", "dosimeter", "sweep", *words], capture_output=True, text=True, env=environment())
+    assert (done.returncode, Path("trace").exists()) == (0, False), done.stderr
 
 
 def environment():

@@ -6,7 +6,8 @@ import logging
 import multiprocessing
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from dosimeter.runs.sweep import Cell, Sweep, cells_of, pending, set_threads, sp
 
 ROUNDS_WITHOUT_PROGRESS = 3  # in which every worker dies before it has done anything, until a sweep gives up
 SECONDS_BETWEEN_LOOKS = 0.2
+SAFE_PATH = "PYTHONSAFEPATH"  # a variable of Python's
 Engine = Callable[[Path, dict[str, Any], Sequence[int]], None]
 
 _log = logging.getLogger("dosimeter")
@@ -77,8 +79,9 @@ class Processes:
             spawn.Process(target=work_alone, args=(folder, content, start, len(starts), allowed_modules(), os.getpid())) for start in starts
         ]
         try:
-            for process in started:
-                process.start()
+            with _no_working_directory():
+                for process in started:
+                    process.start()
             while any(process.is_alive() for process in started):
                 time.sleep(SECONDS_BETWEEN_LOOKS)
                 if self.progress is not None:
@@ -90,6 +93,20 @@ class Processes:
             for process in started:
                 if process.pid is not None:
                     process.join()
+
+
+@contextmanager
+def _no_working_directory() -> Iterator[None]:
+    """Python processes that are started here look for no module in the working directory, whose files must not shadow installed ones."""
+    before = os.environ.get(SAFE_PATH)
+    os.environ[SAFE_PATH] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[SAFE_PATH]
+        else:
+            os.environ[SAFE_PATH] = before
 
 
 class Ray:
