@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from dosimeter.files import check_path
+from dosimeter.files import check_path, kind_of
 from dosimeter.stopping import stop_if_requested, stop_requested
 
 CHECKPOINT_FOLDER = "checkpoints"  # in a run's own folder
@@ -74,8 +74,7 @@ def require_folder(path: Path) -> None:
     """Refuse what stands in the place of a folder that Dosimeter writes to."""
     check_path(path)
     if path.exists() and not path.is_dir():
-        kind = "a file" if path.is_file() else "a pipe" if path.is_fifo() else "a device or a socket"
-        raise ValueError(f"{path}: expected a folder to write to, got {kind}; choose another")
+        raise ValueError(f"{path}: expected a folder to write to, got {kind_of(path.stat().st_mode)}; choose another")
 
 
 def refuse_link(path: Path) -> None:
@@ -87,10 +86,12 @@ def refuse_link(path: Path) -> None:
 def open_own_file(path: Path) -> int:
     """The descriptor of a plain file to read and write, made where there is none. Nothing is cut, and no link is followed."""
     refuse_link(path)
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{path}: expected a plain file, got {kind_of(path.stat().st_mode)}")
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+    if not stat.S_ISREG(mode := os.fstat(descriptor).st_mode):  # put there since
         os.close(descriptor)
-        raise ValueError(f"{path}: expected a plain file, got a device, a pipe or a folder")
+        raise ValueError(f"{path}: expected a plain file, got {kind_of(mode)}")
     return descriptor
 
 

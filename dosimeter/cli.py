@@ -264,6 +264,8 @@ def _sweep(options: argparse.Namespace) -> int:
         _print_json(found)
     else:
         sys.stdout.write("{done} of {experiments} experiments done, {crashed} crashed\nreport: {report}\n".format(**found))
+    if found["refused"]:
+        say("{refused} of {experiments} experiments have no model or data ({why}); the same command tries them again".format(**found))
     return 0 if found["done"] == found["experiments"] else 3
 
 

@@ -48,9 +48,15 @@ def open_regular(path: str | Path) -> BinaryIO:
     mode = os.fstat(descriptor).st_mode
     if not stat.S_ISREG(mode):
         os.close(descriptor)
-        kind = "a folder" if stat.S_ISDIR(mode) else "a pipe" if stat.S_ISFIFO(mode) else "a device or a socket"
-        raise ValueError(f"{path}: expected a file, got {kind}")
+        raise ValueError(f"{path}: expected a file, got {kind_of(mode)}")
     return os.fdopen(descriptor, "rb")
+
+
+def kind_of(mode: int) -> str:
+    """What a file's mode says that it is."""
+    if stat.S_ISREG(mode):
+        return "a file"
+    return "a folder" if stat.S_ISDIR(mode) else "a pipe" if stat.S_ISFIFO(mode) else "a device or a socket"
 
 
 def read_file(path: str | Path) -> bytes:

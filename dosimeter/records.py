@@ -31,7 +31,8 @@ CLAIMS_NAME = ".claims"
 CHECKSUM = "checksum"  # the last key of a line
 
 _held: ContextVar[frozenset[Path]] = ContextVar("locked folders", default=frozenset())
-_LINE_BEGINS = re.compile(rb'\{"key": ?"')  # as every line does that `write_record` began
+_LINE_BEGINS = re.compile(rb'\{"key": ?"[^"\\]*", ?"config": ?\{')  # as every line does that `write_record` began
+_SHORT_LINE = re.compile(rb'\{"key": ?"[^"\\]{,40}("[^{]{,12})?')  # cut before its configuration
 
 
 def write_record(folder: str | Path, record: Record) -> None:
@@ -60,8 +61,8 @@ def write_record(folder: str | Path, record: Record) -> None:
 def lock_folder(folder: str | Path | None, *, shared: bool = False) -> Iterator[None]:
     """Lock the folder against other runs; where the lock is `shared`, only against those that want it for themselves.
 
-    A block inside of another one on the same folder needs no lock of its own. A folder in which a link stands in the place of our
-    files is refused here, before anything is computed. A folder that was made here and that a refusal leaves empty is removed.
+    A block inside of another one on the same folder needs no lock of its own. A folder in which something else stands in the place of
+    our files is refused here, before anything is computed. A folder that was made here and that a refusal leaves empty is removed.
     """
     if folder is None or Path(folder).absolute() in _held.get():
         yield
@@ -70,8 +71,7 @@ def lock_folder(folder: str | Path | None, *, shared: bool = False) -> Iterator[
     require_folder(path.parent)
     new = not path.parent.exists()
     path.parent.mkdir(parents=True, exist_ok=True)
-    for name in (FILE_NAME, CHECKPOINT_FOLDER):
-        refuse_link(Path(folder) / name)
+    _check_place(path.parent)
     with os.fdopen(open_own_file(path), "r+b") as file:
         try:
             fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
@@ -88,6 +88,17 @@ def lock_folder(folder: str | Path | None, *, shared: bool = False) -> Iterator[
             raise
         finally:
             _held.reset(token)
+
+
+def _check_place(folder: Path) -> None:
+    """Refuse a folder in which something stands in the place of our records or checkpoints that we did not write."""
+    path, checkpoints = folder / FILE_NAME, folder / CHECKPOINT_FOLDER
+    for place in (path, checkpoints):
+        refuse_link(place)
+    require_folder(checkpoints)
+    if path.exists():
+        content = read_file(path)
+        _check_ends(content[: _whole_length(content, path)], path)
 
 
 def _remove_if_empty(lock: Path, descriptor: int) -> None:
@@ -155,7 +166,7 @@ def read_records(folder: str | Path) -> list[Record]:
     path = Path(folder) / FILE_NAME
     if not path.is_file() and (Path(folder) / CELL_FOLDER).is_dir():
         return list(read_cells(folder).values())
-    if not path.is_file():
+    if not path.exists():
         raise FileNotFoundError(f"{path}: no records there; `dosimeter audit --out {folder}` writes them")
     content = read_file(path)
     records: dict[str, Record] = {}
@@ -205,7 +216,7 @@ def _is_torn_record(torn: bytes) -> bool:
     content = _json_or_none(torn)
     if content is not None:
         return isinstance(content, dict) and CHECKSUM in content
-    return _LINE_BEGINS.match(torn) is not None or b'{"key":"'.startswith(torn)
+    return bool(_LINE_BEGINS.match(torn) or _SHORT_LINE.fullmatch(torn)) or b'{"key":"'.startswith(torn)
 
 
 def _json_or_none(line: bytes) -> Any:

@@ -91,6 +91,25 @@ def test_one_run_at_a_time(tmp_path):
     assert not refused_elsewhere(tmp_path)
 
 
+@pytest.mark.parametrize("name", [LOCK_NAME, FILE_NAME])
+@pytest.mark.parametrize(("make", "kind"), [(os.mkfifo, "a pipe"), (os.mkdir, "a folder")])
+def test_what_stands_in_the_place_of_a_file_is_named_before_anything_runs(name, make, kind, tmp_path):
+    make(tmp_path / name)
+    with pytest.raises(ValueError, match=f"expected a (plain )?file, got {kind}"), lock_folder(tmp_path):
+        raise AssertionError("the run began")
+
+
+def test_foreign_records_and_a_file_in_the_place_of_the_checkpoints_are_refused_before_anything_runs(tmp_path):
+    for name, content, said in [
+        (FILE_NAME, '{"a": 1}\n', "no records file"),
+        ("checkpoints", "x", "expected a folder to write to, got a file"),
+    ]:
+        (tmp_path / name).write_text(content)
+        with pytest.raises(ValueError, match=said), lock_folder(tmp_path):
+            raise AssertionError("the run began")
+        (tmp_path / name).unlink()
+
+
 @pytest.mark.parametrize("name", [LOCK_NAME, FILE_NAME, "checkpoints"])
 def test_no_link_is_followed(name, tmp_path):
     foreign = tmp_path / "foreign"
@@ -147,8 +166,13 @@ def test_a_pipe_is_refused_and_not_waited_for(tmp_path):
         write_record(tmp_path, record("a"))
 
 
+FOREIGN = '{"key": "a sentence of mine that is long enough to be no key of a record'
+FOREIGN_CUT = '{"key": "x", "name": "of another program", "values": [1, 2'
+
+
 @pytest.mark.parametrize(
-    "content", ["a note", "a note\n", '{"a": 1}', '{"a": 1}\n', "[1]\n", '{"key": "x"}', "1\n2", "\0", '{"key": "x"}\n']
+    "content",
+    ["a note", "a note\n", '{"a": 1}', '{"a": 1}\n', "[1]\n", '{"key": "x"}', "1\n2", "\0", '{"key": "x"}\n', FOREIGN, FOREIGN_CUT],
 )
 def test_a_file_that_dosimeter_did_not_write_is_refused_and_stays_as_it_is(content, tmp_path):
     (tmp_path / FILE_NAME).write_text(content)

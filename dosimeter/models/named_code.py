@@ -54,7 +54,7 @@ def find_function(name: str) -> Callable[..., Any]:
     module_name, _, function_name = name.partition(":")
     if not function_name.isidentifier() or not all(part.isidentifier() for part in module_name.split(".")):
         raise OptionError("model", f"expected a registered name or module:function, got {name!r}")
-    _check_allowed(module_name, name)
+    check_allowed(name)
     with working_directory_last():
         module = _import(module_name)
     if not hasattr(module, function_name):
@@ -76,7 +76,9 @@ def working_directory_last() -> Iterator[None]:
         sys.path[:] = before
 
 
-def _check_allowed(module_name: str, name: str) -> None:
+def check_allowed(name: str) -> None:
+    """Refuse `module:function` where the surrounding block does not allow its module."""
+    module_name = name.partition(":")[0]
     if module_name.partition(".")[0] in sys.stdlib_module_names:
         raise OptionError("model", f"{name!r} is in Python's standard library, which holds no model, so it is not run")
     if module_name not in _allowed.get():

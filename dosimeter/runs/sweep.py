@@ -18,7 +18,7 @@ from dosimeter.config import Surfaced, construct, describe, digest
 from dosimeter.interfaces import Defense, LabelRecovery, Loss, Training
 from dosimeter.models.loading import ModelConfig
 from dosimeter.options import OptionError, PositiveInt, check_fields
-from dosimeter.records import claim_cell, is_done, write_cell
+from dosimeter.records import cell_path, claim_cell, is_done, read_cell, write_cell
 from dosimeter.runs.audited_client import DataConfig, Experiment, prepare
 from dosimeter.runs.experiment import failure_record, run
 from dosimeter.runs.exposures import Exposures
@@ -107,6 +107,12 @@ def cells_of(sweep: Sweep) -> list[Cell]:
 def pending(folder: Path, cells: Sequence[Cell]) -> list[Cell]:
     """The cells whose record the folder lacks. A crash counts as lacking: it is tried again."""
     return [cell for cell in cells if not is_done(folder, cell.key)]
+
+
+def was_unprepared(folder: Path, key: str) -> bool:
+    """Whether a cell's record says that its model or its data were refused, so that nothing was tried."""
+    path = cell_path(folder, key)
+    return path.is_file() and not (record := read_cell(path)).versions and record.outcome == Outcome.NOT_ATTEMPTED
 
 
 def work(folder: Path, cells: Sequence[Cell], *, start: int = 0, goes_on: Callable[[], bool] = lambda: True) -> int:

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from dosimeter.config import construct
-from dosimeter.models.named_code import allow_code, allowed_modules
+from dosimeter.models.named_code import allow_code, allowed_modules, check_allowed, module_of
 from dosimeter.options import OptionError
-from dosimeter.records import check_cells_place
-from dosimeter.runs.sweep import Cell, Sweep, cells_of, pending, set_threads, spread, work
+from dosimeter.records import cell_path, check_cells_place
+from dosimeter.runs.sweep import Cell, Sweep, cells_of, pending, set_threads, spread, was_unprepared, work
 
 ROUNDS_WITHOUT_PROGRESS = 3  # in which every worker dies before it has done anything, until a sweep gives up
 SECONDS_BETWEEN_LOOKS = 0.2
@@ -37,7 +37,13 @@ def run_sweep(
     if workers < 1:
         raise OptionError("--workers", f"expected a positive number, got {workers}")
     check_cells_place(folder)
-    cells = cells_of(construct(Sweep, content))
+    sweep = construct(Sweep, content)
+    for name in (model.name for model in sweep.models if module_of(model.name) is not None):
+        check_allowed(name)
+    cells = cells_of(sweep)
+    for cell in cells:
+        if was_unprepared(folder, cell.key):  # its files may be there now
+            cell_path(folder, cell.key).unlink(missing_ok=True)
     engine = engine or Processes(progress=progress)
     failures = 0
     while left := pending(folder, cells):
@@ -51,8 +57,6 @@ def run_sweep(
 
 
 def _has_crashed(folder: Path, cell: Cell) -> bool:
-    from dosimeter.records import cell_path
-
     return cell_path(folder, cell.key).exists()  # it is there and does not count as done
 
 

@@ -6,17 +6,20 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
+from safetensors.torch import save_file
 
 import dosimeter as dm
 from dosimeter.cli import main
 from dosimeter.config import construct, override
+from dosimeter.models.loading import load_model
 from dosimeter.records import cell_path, claim_cell, is_done, read_cells, write_cell
 from dosimeter.report import write_report
 from dosimeter.runs.audited_client import Experiment, prepare
 from dosimeter.runs.experiment import run
-from dosimeter.runs.sweep import Sweep, cells_of, pending, spread, work
+from dosimeter.runs.sweep import Sweep, cells_of, pending, spread, was_unprepared, work
 from dosimeter.runs.workers import Ray, run_sweep
 
 CONTENT = {
@@ -124,6 +127,34 @@ def test_a_combination_that_cannot_be_is_recorded_and_a_crash_is_tried_again(tmp
     monkeypatch.undo()
     assert work(tmp_path, cells) == 1
     assert is_done(tmp_path, cells[1].key)
+
+
+def test_what_lacks_its_files_is_tried_again_and_code_is_refused_before_anything_runs(tmp_path, capsys):
+    words = ["sweep", "data=['digits']", "labels=['idlg']", "batch_sizes=[1]", "models=['lenet5', 'fcn3']", "--out", str(tmp_path / "new")]
+    assert main(words) == 0
+    said = capsys.readouterr()
+    assert "2 of 2 experiments done, 0 crashed" in said.out
+    assert "1 of 2 experiments have no model or data (model.size: expected at least 16 pixels" in said.err
+    keys = {Path(place).stem: record.versions for place, record in read_cells(tmp_path / "new").items()}
+    assert sorted(was_unprepared(tmp_path / "new", key) for key in keys) == [False, True]
+    file = tmp_path / "code.toml"
+    file.write_text("models = ['nowhere:build']\nlabels = ['idlg']\n", encoding="utf-8")
+    assert main(["sweep", str(file), "--out", str(tmp_path / "code")]) == 2
+    assert "add --allow-code nowhere" in capsys.readouterr().err
+    assert not (tmp_path / "code").exists()
+
+
+def test_an_experiment_without_weights_is_made_when_they_are_there(tmp_path):
+    content = override(CONTENT, ["attacks=[]", "labels=['idlg']", "seeds=[0]", "batch_sizes=[1]", "defenses=[[]]"])
+    content |= {"models": [{"name": "fcn3", "weights": str(tmp_path / "weights.safetensors")}]}
+    for outcome in ("not attempted", "completed"):
+        run_sweep(content, tmp_path / "new", engine=in_this_process)
+        assert [record.outcome for record in read_cells(tmp_path / "new").values()] == [outcome]
+        save_file(load_model("fcn3", {"size": 8, "channels": 1}, None, 3).state_dict(), tmp_path / "weights.safetensors")
+
+
+def in_this_process(folder, content, starts):
+    work(folder, cells_of(construct(Sweep, content)))
 
 
 def test_two_processes_do_each_experiment_once_and_the_page_links_to_every_record(tmp_path, capsys):
