@@ -210,8 +210,12 @@ def output_shape(model: nn.Module, inputs: Tensor | NamedInputs) -> tuple[int, .
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         kind = ", ".join(inputs.tensors) if isinstance(inputs, NamedInputs) else str(inputs.dtype)
         raise ValueError(f"model: cannot take {kind} inputs of shape {tuple(inputs.shape[1:])}: {reason}") from error
-    if not isinstance(output, Tensor) or not output.is_floating_point() or output.ndim == 0 or len(output) != len(inputs):
-        what = f"{output.dtype} of shape {tuple(output.shape)}" if isinstance(output, Tensor) else type(output).__name__
+    plain = isinstance(output, Tensor) and output.layout == torch.strided and not output.is_nested
+    if plain and output.device != inputs.device:
+        raise ValueError(f"model: its outputs are on the device {output.device}, and its inputs on {inputs.device}")
+    if not plain or not output.is_floating_point() or output.ndim == 0 or len(output) != len(inputs):
+        kind = f"a {'nested' if output.is_nested else 'sparse'} tensor" if isinstance(output, Tensor) else type(output).__name__
+        what = f"{output.dtype} of shape {tuple(output.shape)}" if plain else kind
         raise ValueError(f"model: expected one tensor of outputs for each sample, such as (batch, classes) logits, got {what}")
     return tuple(output.shape)
 

@@ -23,6 +23,7 @@ from dosimeter.types import NamedInputs
 MOST_AT_ONCE = 256  # inputs of a forward pass without gradients
 HELD_AT_ONCE = 6  # activations of the largest size, a convolution's own copies included
 PASS_BYTES = 2**29  # of activations in such a pass; a fixed number, so that every machine computes the same bits
+FAILED_MODEL = "raised in a forward pass of the model"  # the note on an error
 PARTS = "_dosimeter_parts"  # attribute of a model that takes several tensors: their names and shapes
 Selection = Callable[[str, nn.Module], bool]  # which modules are recorded, by name and by module
 
@@ -65,7 +66,26 @@ def forward(model: nn.Module, tensors: Mapping[str, Tensor] | Sequence[Mapping[s
     given: dict[str, Any] = {"args": (own,)}
     if isinstance(own, NamedInputs):
         given = {"args": tuple(own.tensors.values())} if own.by_place else {"args": (), "kwargs": own.tensors}
-    return logits_of(functional_call(model, tensors, **given, **options))  # pyright: ignore[reportArgumentType]
+    with _own_code():
+        output = functional_call(model, tensors, **given, **options)  # pyright: ignore[reportArgumentType]
+    return logits_of(output)
+
+
+@contextmanager
+def _own_code() -> Iterator[None]:
+    """A model's own code may fail in any way, at any pass. What no caller knows becomes a ValueError; so does an end of the program."""
+    try:
+        yield
+    except (ValueError, TypeError, OverflowError, MemoryError):
+        raise
+    except (Exception, SystemExit, GeneratorExit) as error:
+        if type(error).__module__.startswith("dosimeter."):  # a pass that is stopped on purpose
+            raise
+        if isinstance(error, RuntimeError) and not isinstance(error, RecursionError):  # mostly of PyTorch; callers tell them apart
+            error.add_note(FAILED_MODEL)
+            raise
+        said = f"{type(error).__name__}: {error}".rstrip(": ")
+        raise ValueError(f"model: its own code {'ended the program' if isinstance(error, SystemExit) else 'failed'} ({said})") from error
 
 
 def join_inputs(model: nn.Module, inputs: NamedInputs) -> nn.Module:

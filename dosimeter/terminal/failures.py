@@ -67,6 +67,8 @@ def _explain(error: BaseException, resumes: bool) -> tuple[str, int]:
         return ": ".join(str(part) for part in (error.filename, error.strerror) if part is not None), BAD_INPUT
     if isinstance(error, (ValueError, OSError)):
         return _text(error), BAD_INPUT
+    if "torch" in sys.modules and _is_of_the_model(error):
+        return f"the model failed in a forward pass: {_text(error).splitlines()[0]}", BAD_INPUT
     defect = f"an internal error, which is a defect of Dosimeter: {type(error).__name__}: {_text(error)}"
     return f"{defect}; --debug shows where; please report it", INTERNAL_ERROR
 
@@ -79,6 +81,12 @@ def _is_out_of_memory(error: BaseException) -> bool:
     from dosimeter.engines.matching.errors import is_out_of_memory
 
     return is_out_of_memory(error)
+
+
+def _is_of_the_model(error: BaseException) -> bool:
+    from dosimeter.network.probing import FAILED_MODEL
+
+    return FAILED_MODEL in getattr(error, "__notes__", ())
 
 
 def _text(error: BaseException) -> str:

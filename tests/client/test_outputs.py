@@ -105,6 +105,17 @@ def test_default_losses_follow_the_outputs():
     assert dm.observe(dense(3), dm.Batch(pictures(), numbers(4, 3)), loss="squared_error").public.kind == "regressions"
 
 
+class Ends(nn.Module):
+    """A dense net whose logits are changed at the end."""
+
+    def __init__(self, change):
+        super().__init__()
+        self.net, self.change = dense(3), change
+
+    def forward(self, inputs):
+        return self.change(self.net(inputs))
+
+
 @pytest.mark.parametrize(
     ("model", "targets", "loss", "message"),
     [
@@ -114,6 +125,9 @@ def test_default_losses_follow_the_outputs():
         (grid(), torch.full((4, 8, 8), 5), None, "batch.targets: expected class ids in 0..4, or -100"),
         (dense(1), torch.zeros(4, dtype=torch.int64), None, "cross_entropy over one logit has the gradient zero"),
         (nn.Sequential(dense(3), nn.Flatten(0)), LABELS, None, "model: expected one tensor of outputs for each sample"),
+        (Ends(lambda logits: logits.to_sparse()), LABELS, None, "got a sparse tensor"),
+        (Ends(lambda logits: torch.nested.nested_tensor(list(logits))), LABELS, None, "got a nested tensor"),
+        (Ends(lambda logits: logits.to("meta")), LABELS, None, "its outputs are on the device meta, and its inputs on cpu"),
     ],
 )
 def test_what_does_not_fit_gets_one_sentence(model, targets, loss, message):

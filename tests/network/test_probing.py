@@ -7,7 +7,9 @@ import pytest
 import torch
 from torch import nn
 
+import dosimeter as dm
 from dosimeter.network.probing import (
+    FAILED_MODEL,
     InputWatch,
     change_input,
     change_output,
@@ -150,3 +152,49 @@ def test_a_changed_input_or_output_is_part_of_the_model_and_of_its_copies() -> N
     for one in (model, copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         assert torch.allclose(one(INPUTS), expected)
     assert torch.equal(input_of(model, "0", INPUTS), 2 * INPUTS)
+
+
+class Failing(nn.Linear):
+    """Fails in every pass after the first ones."""
+
+    def __init__(self, error: BaseException, passes: int) -> None:
+        super().__init__(6, 3)
+        self.error, self.passes = error, passes
+
+    def forward(self, input):
+        self.passes -= 1
+        if self.passes < 0:
+            raise self.error
+        return super().forward(input)
+
+
+@pytest.mark.parametrize(
+    ("error", "raised", "said"),
+    [
+        (KeyError("x"), ValueError, r"model: its own code failed \(KeyError: 'x'\)"),
+        (StopIteration(), ValueError, r"model: its own code failed \(StopIteration\)"),
+        (RecursionError("deep"), ValueError, r"model: its own code failed \(RecursionError: deep\)"),
+        (GeneratorExit(), ValueError, "model: its own code failed"),
+        (SystemExit(0), ValueError, r"model: its own code ended the program \(SystemExit: 0\)"),
+        (NotImplementedError("kernel"), NotImplementedError, "kernel"),
+        (MemoryError(), MemoryError, ""),
+        (KeyboardInterrupt(), KeyboardInterrupt, ""),
+    ],
+)
+def test_whatever_a_models_own_code_raises_is_told_apart(error, raised, said):
+    with pytest.raises(raised, match=said) as caught:
+        output_of(Failing(error, 0), INPUTS)
+    assert (FAILED_MODEL in getattr(caught.value, "__notes__", ())) is (raised is NotImplementedError)
+
+
+@pytest.mark.parametrize("passes", range(8))
+def test_a_model_that_fails_later_is_refused_in_a_sentence(passes):
+    batch = dm.Batch(INPUTS, torch.tensor([0, 1, 2, 1]))
+    for begin in (
+        lambda model: dm.inspect(model, batch=batch),
+        lambda model: dm.audit(model.train(), batch, auxiliary=batch, labels=["idlg"], attacks=[], features=[], maps=[]),
+    ):
+        try:
+            begin(Failing(KeyError("later"), passes))
+        except ValueError as error:
+            assert "later" in str(error)  # noqa: PT017 (late enough, the calls succeed)
