@@ -6,9 +6,10 @@
 
 The server gets, in place of the private batch's update: that of other images with random labels; that of other images with the
 same labels, where only inputs are judged; or noise with the norm of each layer of a foreign update. Images of CIFAR-10, CIFAR-100
-and SVHN; three untrained nets; batches of 1, 4, 16 and 32; with 64 auxiliary images and without any. The second half of the table
-has audits of true updates. A label that is proved of the wrong update can be right by coincidence: the last column counts the audits
-in which nothing else leaked. No audit begins after `--seconds`; one that has begun is finished. Parts with other seeds are merged.
+and SVHN, and of a narrow kind: one image under faint noise (`--sets` takes some of these). Three untrained nets; batches of 1, 4, 16
+and 32; with 64 auxiliary images and without any. The second half of the table has audits of true updates. A label that is proved of
+the wrong update can be right by coincidence: the last column counts the audits in which nothing else leaked. No audit begins after
+`--seconds`; one that has begun is finished. Parts with other seeds are merged.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import json
 import multiprocessing
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -35,7 +36,9 @@ import dosimeter.runs.exposures
 from dosimeter.registry import MODELS
 from dosimeter.surfaces.inputs import Inputs
 
-DATASETS = ("cifar10", "cifar100", "svhn")
+DATASETS = ("cifar10", "cifar100", "svhn", "alike")
+ALIKE = 0.05  # deviation of the noise by which images of the narrow kind differ
+ALIKE_IMAGES = 2000
 NETS = ("small_cnn", "fcn3", "resnet20")
 BATCH_SIZES = (1, 4, 16, 32)
 AUXILIARY = 64
@@ -68,17 +71,17 @@ class Result:
     seconds: float = 0.0
 
 
-def cases(count: int, seed: int, updates: tuple[str, ...]) -> Iterator[Case]:
+def cases(count: int, seed: int, updates: tuple[str, ...], sets: Sequence[str] = DATASETS) -> Iterator[Case]:
     """Every combination in turn, in an order that mixes them."""
-    grid = [(u, d, n, b, a) for u in updates for d in DATASETS for n in NETS for b in BATCH_SIZES for a in (AUXILIARY, 0)]
+    grid = [(u, d, n, b, a) for u in updates for d in sets for n in NETS for b in BATCH_SIZES for a in (AUXILIARY, 0)]
     order = np.random.default_rng(seed).permutation(len(grid))
     for i in range(count):
         yield Case(seed * 1_000_000 + i, *grid[order[i % len(grid)]])
 
 
-def tasks(draws: int, power: int, seed: int) -> list[Case]:
+def tasks(draws: int, power: int, seed: int, sets: Sequence[str] = DATASETS) -> list[Case]:
     """Audits of empty and of true updates, mixed evenly: a campaign that is cut short has its share of both."""
-    empty, true = list(cases(draws, seed, EMPTY_UPDATES)), list(cases(power, seed + 1, ("true",)))
+    empty, true = list(cases(draws, seed, EMPTY_UPDATES, sets)), list(cases(power, seed + 1, ("true",), sets))
     placed = [(place / len(group), case) for group in (empty, true) for place, case in enumerate(group)]
     return [case for _, case in sorted(placed, key=lambda one: one[0])]
 
@@ -149,6 +152,10 @@ _LOADED: dict[str, tuple[Tensor, Tensor]] = {}
 
 def load(folder: Path, name: str) -> tuple[Tensor, Tensor]:
     """Images (N, 3, 32, 32) in [0, 1] and their labels (N,)."""
+    if name == "alike" and name not in _LOADED:
+        picture, rng = load(folder, "cifar10")[0][:1], torch.Generator().manual_seed(0)
+        noise = ALIKE * torch.randn(ALIKE_IMAGES, *picture.shape[1:], generator=rng)
+        _LOADED[name] = (picture + noise).clamp(0, 1), torch.randint(10, (ALIKE_IMAGES,), generator=rng)
     if name not in _LOADED:
         with np.load(folder / f"{name}.npz") as stored:
             images = np.concatenate([stored["train_images"], stored["test_images"]])
@@ -246,6 +253,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20, help="of inverting_gradients")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--data", type=Path, default=Path("shared/data"))
+    parser.add_argument("--sets", nargs="+", choices=DATASETS, default=DATASETS, help="of images")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--record", type=Path, help="the table as a JSON file for docs/results/build.py")
     parser.add_argument("--seconds", type=float, default=1e9, help="after which no audit is begun")
@@ -256,7 +264,7 @@ def main() -> None:
         results, runs = [result for part, _ in parts for result in part], [run for _, runs in parts for run in runs]
     else:
         end = time.time() + options.seconds
-        arguments = [(end, case, options.data, options.steps) for case in tasks(options.draws, options.power, options.seed)]
+        arguments = [(end, case, options.data, options.steps) for case in tasks(options.draws, options.power, options.seed, options.sets)]
         if options.jobs == 1:
             said = [carry_out_in_time(*argument) for argument in arguments]
         else:

@@ -18,11 +18,13 @@ import dosimeter as dm
 from certificate_kinds.kind import Kind, Row
 from certificate_kinds.rivals import split_copies
 from dosimeter.network.first_layer import find_first_layers
+from dosimeter.registry import ATTACKS as REGISTERED
 
 FALSE_INPUT = 0.02  # relative error beyond which a claimed input is no sample
 SHOWN_INPUT = 1e-3  # relative error up to which a row or bin shows a sample, and a claim recovers one
 DARK = 0.05  # root mean square below which a sample's error is relative to this
-ATTACKS = ("linear_recursion", "trap_weights", "imprint")
+ATTACKS = ("linear_recursion", "trap_weights", "imprint", "loki")
+OPTIONS: dict[str, dict[str, Any]] = {"imprint": {"bins": 60}, "loki": {"bins": 60, "clients": 3}}  # beside the inputs' shape
 ACTIVATIONS = (nn.ReLU, nn.ReLU, nn.ReLU6, nn.Tanh, partial(nn.LeakyReLU, 0.01), partial(nn.LeakyReLU, 0.1))
 SHAPES = ((1, 8, 8), (3, 8, 8))
 TINY_HEADS = (1e-5, 1e-4, 1e-3)  # the model predicts nearly the same for all inputs, so that the gradients of several samples can cancel
@@ -46,12 +48,15 @@ class Setting:
 
 
 def kinds(data: Path | None) -> list[Kind]:
+    known = [attack for attack in ATTACKS if attack in REGISTERED.names()]  # older code, with which results are compared, lacks some
+    several = {"three clients": {}, "three clients, two local steps": {"training": dm.FedAvg(learning_rate=0.1, steps=2)}}
+    several["three clients, mini-batches"] = {"training": dm.FedAvg(learning_rate=0.1, epochs=2, mini_batch=2)}
     return [
         Kind(name=f"claims/{attack}: {name}", draw=partial(claims, attack, setting), breaks=setting.breaks)
-        for attack in ATTACKS
+        for attack in known
         for name, setting in settings().items()
         if attack != "linear_recursion" or not setting.convolution
-    ]
+    ] + [Kind(name=f"claims/loki: {name}", draw=partial(clients_apart, options)) for name, options in several.items() if "loki" in known]
 
 
 def settings() -> dict[str, Setting]:
@@ -103,7 +108,7 @@ def claims(attack: str, setting: Setting, seed: int) -> list[Row]:
     batch, model = _draw(setting, rng, seed)
     shape = tuple(batch.inputs.shape[1:])
     options: dict[str, Any] = {} if attack == "linear_recursion" else {"input_shape": shape}
-    options |= {"expected": len(batch.inputs)} if attack == "trap_weights" else {"bins": 60} if attack == "imprint" else {}
+    options |= {"expected": len(batch.inputs)} if attack == "trap_weights" else OPTIONS.get(attack, {})
     method = dm.attack(attack, **options)
     if attack != "linear_recursion":
         model = method.tamper(model)  # pyright: ignore[reportAttributeAccessIssue]
@@ -133,6 +138,33 @@ def claims(attack: str, setting: Setting, seed: int) -> list[Row]:
     ]
 
 
+def clients_apart(protocol: dict[str, Any], seed: int) -> list[Row]:
+    """`loki` on the mean of three clients: a claim is true where it is a sample of the very client that it is told of."""
+    rng = torch.Generator().manual_seed(seed)
+    first, model = _draw(Setting(), rng, seed)
+    shape, classes = tuple(first.inputs.shape[1:]), model[-1].out_features  # pyright: ignore[reportIndexIssue]
+    sizes = [int(torch.randint(1, 9, (), generator=rng)) for _ in range(2)]
+    pictures = ("float", "coarse", "8-bit", "binary")
+    others = [
+        dm.Batch(
+            _pictures(pictures[int(torch.randint(4, (), generator=rng))], size, shape, rng),
+            torch.randint(classes, (size,), generator=rng),
+        )
+        for size in sizes
+    ]
+    batches = [first, *others]
+    method: Any = dm.attack("loki", input_shape=shape, **OPTIONS["loki"])
+    rows = []
+    for found, batch in zip(method.of_clients(dm.observe(method.tamper(model), batches, **protocol)), batches, strict=True):
+        apart = _relative(found.inputs.flatten(1).double(), batch.inputs.flatten(1).double())
+        claimed = (apart <= SHOWN_INPUT).any(0)
+        false = int((apart.amin(1) > FALSE_INPUT).sum()) if len(apart) else 0
+        false += max(len(found.inputs) - len(batch.inputs) - false, 0)
+        rows += [Row(certified=bool(sure), true=True, recovered=bool(sure), premises=found.premises) for sure in claimed]
+        rows += [Row(certified=True, true=False, recovered=False, premises=found.premises)] * false
+    return rows
+
+
 def has_rival(setting: Setting, model: nn.Module, batch: dm.Batch, sample: int) -> bool:
     """Whether another batch with the same update lacks this sample, so that no proof can tell."""
     return setting.twist == "duplicate" and split_copies(model, batch, sample, SHOWN_INPUT) is not None
@@ -145,11 +177,14 @@ def _relative(found: Tensor, truth: Tensor) -> Tensor:
 
 def _quotients(exposure: dm.Exposure, shape: tuple[int, ...]) -> Tensor:
     """What single rows, and differences of neighbouring rows, show: (n, d). Only the campaign compares them with the truth."""
-    pairs = find_first_layers(exposure.model, shape)
-    if "rows.weight" in exposure.update:
-        pairs = [("rows.weight", "rows.bias")]
-    weight = torch.cat([exposure.update[name].flatten(1) for name, _ in pairs]).double()
-    bias = torch.cat([exposure.update[name] for _, name in pairs]).double()
+    columns_of: Any = getattr(exposure.model, "columns_of", None)  # loki's
+    pairs = [("rows.weight", "rows.bias")] if "rows.weight" in exposure.update else find_first_layers(exposure.model, shape)
+    if columns_of is not None:
+        copies, marks = columns_of(exposure.update["rows.weight"].double(), 0)
+        weight, bias = copies / exposure.model.scale, marks  # pyright: ignore[reportOperatorIssue]
+    else:
+        weight = torch.cat([exposure.update[name].flatten(1) for name, _ in pairs]).double()
+        bias = torch.cat([exposure.update[name] for _, name in pairs]).double()
     weight, bias = torch.cat([weight, -weight.diff(dim=0)]), torch.cat([bias, -bias.diff()])
     seen = bias != 0
     return weight[seen] / bias[seen, None]

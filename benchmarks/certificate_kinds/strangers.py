@@ -18,6 +18,7 @@ import dosimeter as dm
 from certificate_kinds.kind import Kind, Row
 from dosimeter.network.head import find_head
 from dosimeter.network.probing import input_of
+from dosimeter.registry import ATTACKS as REGISTERED
 
 CERTIFIABLE = 1e-2  # relative error that a certified feature or map may have at most
 FALSE_INPUT = 0.02  # relative error beyond which a claimed input is no sample
@@ -128,6 +129,7 @@ def kinds(data: Path | None) -> list[Kind]:
         "claims/linear_recursion": partial(claims, "linear_recursion"),
         "claims/trap_weights": partial(claims, "trap_weights"),
         "claims/imprint": partial(claims, "imprint"),
+        **({"claims/loki": partial(claims, "loki")} if "loki" in REGISTERED.names() else {}),
         "maps": maps,
         "membership": membership,
     }
@@ -218,7 +220,7 @@ def claims(attack: str, setting: Setting, seed: int) -> list[Row]:
     tampered = attack != "linear_recursion"
     if tampered:
         shape = tuple(_draw(setting, seed).inputs.shape[1:])
-        method = dm.attack(attack, input_shape=shape, **({"bins": 60} if attack == "imprint" else {}))
+        method = dm.attack(attack, input_shape=shape, **({"bins": 60} if attack in ("imprint", "loki") else {}))
     draw = _draw(setting, seed, method.tamper if tampered else None)  # pyright: ignore[reportAttributeAccessIssue]
     found = dm.reconstruct(draw.exposure, method, seed=seed)
     truth = draw.inputs.flatten(1).double()

@@ -43,6 +43,7 @@ from dosimeter.surfaces.verdicts import Verdict
 from dosimeter.types import Batch, Evidence, Normalization, Reconstruction, Refused
 
 MARGIN_DB = 3.0  # an input counts as leaked if it beats each of its nulls by this margin
+LONE_ASSUMPTION = ", if samples of its kind differ from each other as drawn ones do: auxiliary samples would test it"
 LARGEST_CLAIM_ERROR = 0.02  # relative error beyond which an input that an attack claims to have proved is no sample of the batch
 DARKEST = 0.05  # root mean square of pixels below which an error is relative to this
 UNDECLARED = (
@@ -206,7 +207,8 @@ def judge_inputs(
         return Verdict.NOT_SHOWN, f"{figures}; {no_foreign_null(refused)}"
     luck = luck_words(chance, attempts)
     if correct_for_attempts(chance, attempts) <= LARGEST_CHANCE:
-        return Verdict.LEAKED, f"{figures}; {luck}"
+        assumed = "" if len(psnr) > 1 or "nearest" in nulls else LONE_ASSUMPTION
+        return Verdict.LEAKED, f"{figures}; {luck}{assumed}"
     return Verdict.NOT_SHOWN, f"{figures}; {luck}, so this batch does not tell a leak from luck"
 
 

@@ -58,13 +58,15 @@ def chance_of_luck(guesses: Tensor, truth: Tensor, references: Tensor, classmate
     return min(1.0, 2 * min(single, max(_mean_test(private, group) for group in groups)))
 
 
-def chance_without_references(guesses: Tensor, truth: Tensor, stand_ins: Tensor, center: Tensor) -> float:
+def chance_without_references(guesses: Tensor, truth: Tensor, stand_ins: Tensor, center: Tensor, *, kinship: float = 1.0) -> float:
     """As `chance_of_luck` where no sample of the same kind is at hand.
 
     Each pair of the matching is compared with what all other pairs of a guess and a private sample gain, and with what the guesses
     gain on `stand_ins` (N, *shape), which were drawn and are not of the same kind. The larger p-value counts. In the smallest
     batches there are too few other pairs: there a sample is taken to be a random point of few dimensions. A gain is relative to the
     nearest other sample or the blind guess `center`. Each p-value is multiplied by max(n, B), the number of pairs to choose from.
+
+    Of a single sample nothing shows how near others of its kind lie. They are taken to lie `kinship` times nearer than the stand-ins.
     """
     guesses, truth, stand_ins = (samples.detach().flatten(1).to(torch.float64) for samples in (guesses, truth, stand_ins))
     guesses = guesses[guesses.isfinite().all(1)]
@@ -81,7 +83,8 @@ def chance_without_references(guesses: Tensor, truth: Tensor, stand_ins: Tensor,
 
     def chance(gain: float) -> float:
         if len(between) < FEWEST_OF_A_GROUP:
-            rival = 10 ** (-LONE_DIMENSIONS * gain / 20)  # a random point of a ball is that near to its center
+            own = 20 * math.log10(kinship) if len(truth) == 1 else 0.0
+            rival = min(1.0, 10 ** (-LONE_DIMENSIONS * (gain - own) / 20))  # a random point of a ball is that near to its center
         else:
             rival = _extended_tail(gain, between, censored=len(columns))
         return min(1.0, max(gains.shape) * max(_extended_tail(gain, drawn), rival))

@@ -21,6 +21,9 @@ from dosimeter.types import Batch, Normalization
 Values = Sequence[float | None]  # one a sample; None or nan is a miss
 Nulls = Mapping[str, Mapping[str, Values]]  # null name -> metric name -> as above
 
+# How many times nearer to each other than to drawn stand-ins samples of one kind may lie: features of alike pictures are nearly parallel.
+KINSHIP = {"features": 30.0, "maps": 30.0}
+
 # The nulls of `score_samples`: name on the page, and what it means to a newcomer.
 SAMPLE_NULLS = {
     "mean": ("mean", "the average of the samples that the server already had: a blur that anyone can draw"),
@@ -126,7 +129,7 @@ def score_samples(
         apart = ~_held_too(truth, auxiliary)  # a sample that the client holds too is no reference
         chance = chance_of_luck(recovered, truth, auxiliary[apart], None if classmates is None else classmates[apart])
     elif stand_ins is not None:
-        chance = chance_without_references(recovered, truth, stand_ins, blind[1][0])
+        chance = chance_without_references(recovered, truth, stand_ins, blind[1][0], kinship=KINSHIP.get(surface, 1.0))
     scores = Scores(
         surface=surface,
         per_metric=compare_samples(usable, recovered, truth, assignment),

@@ -62,6 +62,18 @@ def test_the_order_of_guesses_and_samples_does_not_matter():
     assert chance_without_references(guesses.flip(0), truth.roll(2, 0), references, torch.zeros(6)) == pytest.approx(alone)
 
 
+def test_a_single_sample_of_a_narrow_kind_needs_a_nearer_guess():
+    """A foreign sample of the same kind is ten times nearer than what is drawn. Only what no such sample reaches is no luck."""
+    center = torch.full((6,), 9.0, dtype=torch.float64)
+    truth, alike = center + 0.2 * samples(1, 1), center + 0.2 * samples(1, 2)
+    stand_ins = samples(64, 3)
+    assert chance_without_references(alike, truth, stand_ins, torch.zeros(6)) < LARGEST_CHANCE
+    assert chance_without_references(alike, truth, stand_ins, torch.zeros(6), kinship=30) > LARGEST_CHANCE
+    assert chance_without_references(truth + 1e-3, truth, stand_ins, torch.zeros(6), kinship=30) < 1e-3
+    both = torch.cat([truth, center + 0.2 * samples(1, 4)])
+    assert chance_without_references(alike, both, stand_ins, torch.zeros(6)) > LARGEST_CHANCE
+
+
 def test_more_guesses_do_not_help():
     truth, references = samples(4, 1), samples(40, 2)
     assert chance_of_luck(samples(500, 3), truth, references) > LARGEST_CHANCE
