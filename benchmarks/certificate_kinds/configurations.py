@@ -127,6 +127,8 @@ def defended() -> list[Configuration]:
         *kinds,
         Configuration(name="mixup, declared", draw=mixed),
         Configuration(name="mixup, undeclared", draw=partial(mixed, declared=False)),
+        Configuration(name="instahide, declared", draw=partial(mixed, defense="instahide")),
+        Configuration(name="instahide, undeclared", draw=partial(mixed, defense="instahide", declared=False)),
     ]
 
 
@@ -285,15 +287,15 @@ def behind(
     return case if declared else _told(case, defenses=())
 
 
-def mixed(seed: int, *, declared: bool = True) -> Case:
-    """A batch that mixup blended; the truth is what the client trained on."""
+def mixed(seed: int, *, declared: bool = True, defense: str = "mixup") -> Case:
+    """A batch that a defense blended; the truth is what the client trained on."""
     plain = build(8, 100, 512, seed=seed)
     rng = Generator().manual_seed(seed)
     batch = dm.Batch(torch.rand(8, 256, generator=rng), plain.labels)
-    mixup = dm.defense("mixup")
-    blend = mixup(Client(model=plain.exposure.model, batch=batch, training=dm.FedSGD(), loss=dm.CrossEntropy()), rng).batch
+    blending = dm.defense(defense)
+    blend = blending(Client(model=plain.exposure.model, batch=batch, training=dm.FedSGD(), loss=dm.CrossEntropy()), rng).batch
     case = observed(plain.exposure.model, blend.inputs, blend.targets)
-    return _told(case, defenses=(mixup,)) if declared else case
+    return _told(case, defenses=(blending,)) if declared else case
 
 
 def wrong_size(change: int | str, seed: int) -> Case:

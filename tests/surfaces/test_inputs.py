@@ -307,3 +307,15 @@ def test_private_samples_refute_no_claim_about_what_replaced_them(classifier, di
     )
     (record,) = measured.records
     assert "false_certificates" not in record.details
+
+
+@pytest.mark.parametrize("null", ["gray", "nearest"])
+def test_a_single_input_leaks_under_an_assumption_that_auxiliary_samples_test(null):
+    def said(count):
+        nulls = {null: {"psnr": [10.0] * count}, "foreign": {"psnr": [9.0] * count}}
+        verdict, reason = judge_inputs({"psnr": [60.0] * count}, nulls, chance=1e-6)
+        assert verdict == "leaked"
+        return "auxiliary samples would test it" in reason
+
+    assert said(1) == (null == "gray")
+    assert not said(2)
