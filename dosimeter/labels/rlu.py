@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from torch import Generator, Tensor
 
+from dosimeter.client.training import FedAvg
 from dosimeter.engines.counting.counts import estimate_of, nearest_counts
 from dosimeter.engines.counting.regression import regress_counts
 from dosimeter.engines.counting.simulation import Simulator
@@ -15,6 +16,7 @@ from dosimeter.options import PositiveInt
 from dosimeter.registry import LABELS
 from dosimeter.types import Knowledge, LabelEstimate, Refused
 
+PASSES_A_STEP = 3  # forward and backward
 CERTAINTY = 2.0  # of later rounds: counts vary about half as much as those of a sample of shares
 
 
@@ -37,9 +39,10 @@ class RLU(LabelRecovery):
 
     simulations: PositiveInt = 32
     rounds: PositiveInt = 2
+    probes: PositiveInt = 200  # auxiliary samples, at most, on which the model after a simulated training is compared with the model before
 
     def __call__(self, exposure: Exposure, rng: Generator) -> LabelEstimate:
-        simulator = Simulator(exposure, rng)
+        simulator = Simulator(exposure, rng, self.probes)
         if int(simulator.seen.sum()) < 2:
             raise Refused("rlu needs auxiliary samples of at least two classes")
         sent = simulator.statistics(exposure.update)
@@ -54,6 +57,18 @@ class RLU(LabelRecovery):
         whole = nearest_counts(counts.where(simulator.seen, -float(simulator.size)), simulator.size)
         device = next(iter(exposure.update.values())).device
         return estimate_of(whole.to(device), scores=counts.to(device), message=message, details={"count_error": errors})
+
+    def forwards(self, exposure: Exposure) -> tuple[float, float]:
+        """How many forward passes of one sample a call takes: for all probes, and for the simulated training."""
+        public, known = exposure.public, exposure.auxiliary
+        if known is None or public.batch_size is None:
+            return 0.0, 0.0
+        clients = self.simulations * self.rounds
+        training = public.training
+        visits = public.batch_size
+        if isinstance(training, FedAvg):
+            visits = (training.local_batches(public.batch_size) or 1) * min(training.mini_batch or visits, visits)
+        return float((clients + 1) * min(self.probes, len(known.targets))), float(clients * PASSES_A_STEP * visits)
 
 
 def _shares(counts: Tensor | None) -> Tensor | None:

@@ -8,7 +8,7 @@ import torch
 from torch import Generator
 
 from dosimeter.engines.membership.estimate import MembershipEstimate
-from dosimeter.engines.membership.terms import candidate_terms, flat
+from dosimeter.engines.membership.terms import candidate_terms
 from dosimeter.interfaces import Exposure, MembershipTest
 from dosimeter.network.copies import deep_copy
 from dosimeter.registry import MEMBERSHIP
@@ -30,12 +30,14 @@ class Alignment(MembershipTest):
 
     def __call__(self, exposure: Exposure, candidates: Batch, rng: Generator) -> MembershipEstimate:
         calm = deep_copy(exposure.model).eval()
-        sent = {name: change.double() for name, change in exposure.update.items()}
+        sent = {name: change.flatten() for name, change in exposure.update.items()}
+        lengths = {name: torch.linalg.vector_norm(change, dtype=torch.float64) for name, change in sent.items()}
         scores = []
         for _, terms in candidate_terms(exposure, self.name, model=calm):
-            along = sum((term.double() * sent[name]).flatten(1).sum(1) for name, term in terms.items())
-            sizes = flat(terms).double().norm(dim=1)
-            length = torch.stack([sent[name].norm() for name in terms]).norm()
+            rows = {name: term.flatten(1).to(torch.promote_types(term.dtype, torch.float32)) for name, term in terms.items()}
+            along = sum((row * sent[name]).sum(1, dtype=torch.float64) for name, row in rows.items())  # float64 sums of float32 products
+            sizes = torch.stack([torch.linalg.vector_norm(row, dim=1, dtype=torch.float64) for row in rows.values()]).norm(dim=0)
+            length = torch.stack([lengths[name] for name in terms]).norm()
             scores.append(along / (sizes * length).clamp(min=torch.finfo(torch.float64).tiny))
         found = torch.cat(scores)
         nobody = torch.zeros(len(found), dtype=torch.bool, device=found.device)

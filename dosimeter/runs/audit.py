@@ -37,7 +37,16 @@ from dosimeter.runs.experiment import failure_record, run
 from dosimeter.runs.exposures import Expose, Exposures
 from dosimeter.runs.measurement import AuditedClient, Measurement, Protocol, key_of
 from dosimeter.runs.received import protocol_of, received_client
-from dosimeter.runs.timing import QUICK_SECONDS, OutOfTime, Timetable, left_out, quick_training, seconds_a_step, within_quick_budget
+from dosimeter.runs.timing import (
+    QUICK_SECONDS,
+    OutOfTime,
+    Timetable,
+    left_out,
+    quick_simulation,
+    quick_training,
+    seconds_a_step,
+    within_quick_budget,
+)
 from dosimeter.surfaces.judging import SurfaceVerdict, judge_surfaces
 from dosimeter.surfaces.surface import Surface, surfaces
 from dosimeter.types import Batch, NamedInputs, Normalization, Outcome, Record, Refused, in_one_row
@@ -331,6 +340,8 @@ def _quick(methods: Sequence[Recovery], step: float, exposure: Exposure, timetab
     fitted, left_out = within_quick_budget(methods, step)
     for position, method in enumerate(fitted):
         trained, said = quick_training(method, exposure)
+        if trained is method:
+            trained, said = quick_simulation(method, step, exposure)
         fitted[position] = method if trained is None else trained
         if position in left_out or trained is None:
             timetable.leave_out(method, left_out.get(position, said))

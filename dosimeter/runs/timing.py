@@ -13,6 +13,7 @@ import torch
 from dosimeter.artefacts import save_checkpoints
 from dosimeter.engines.decoder.drawing import DrawsWithDecoder
 from dosimeter.interfaces import Attack, Exposure, Recovery, Tampering, TokenRecovery
+from dosimeter.labels.rlu import RLU
 from dosimeter.network.operations import FLOPS_A_SECOND, forward_flops
 from dosimeter.numbers import duration
 from dosimeter.options import OptionError
@@ -29,6 +30,8 @@ FEWEST_STEPS = 10
 SECONDS_A_PARAMETER, FORWARDS_A_STEP = 1.8e-8, 6
 QUICK_SECONDS = 12.0  # of that core, which one attack may take where the budget is quick
 QUICK_MATCHING_SECONDS = 36.0  # of that core, which the attacks that match gradients share there
+QUICK_SIMULATION_SECONDS = 24.0  # of that core, for the clients that a label recovery simulates
+FEWEST_PROBES = 8  # auxiliary samples, on which it compares their models
 QUICK_TRAINING_SECONDS = 90.0  # of that core, for a decoder that several attacks share
 LEAST_SHARE_OF_EPOCHS = 1 / 3  # in a quick audit; a decoder that would have to do with fewer is not trained
 LEAST_SHARE_OF_TRAINING = 1 / 8  # of its seconds, where max_seconds cuts it
@@ -192,6 +195,26 @@ def quick_training(method: Any, exposure: Exposure) -> tuple[Any | None, str]:
         instead = f"attacks=[{method.name!r}] or the published budget trains it, and training_seconds= limits that"
         return None, f"{method.name} left out of the quick audit: {takes}; {instead}"
     return replace(method, epochs=allowed), f"{method.name} cut to {allowed} of {method.epochs} epochs of training: {takes}"
+
+
+def quick_simulation(method: Any, step: float, exposure: Exposure) -> tuple[Any | None, str]:
+    """The method with as many probes of its simulated clients as `QUICK_SIMULATION_SECONDS` allow, and what was cut.
+
+    None stands for a method that is left out, where the clients' training alone takes too long. On a GPU all of it is quick.
+    """
+    if not isinstance(method, RLU) or next(iter(exposure.update.values())).device.type != "cpu":
+        return method, ""
+    each = step / FORWARDS_A_STEP / (exposure.public.batch_size or 1)  # seconds of one sample's forward pass
+    probing, training = method.forwards(exposure)
+    if (probing + training) * each <= QUICK_SIMULATION_SECONDS:
+        return method, ""
+    clients = method.simulations * method.rounds + 1
+    allowed = int((QUICK_SIMULATION_SECONDS / each - training) / clients)
+    takes = f"its simulated clients take about {duration((probing + training) * each)} of one core"
+    if allowed < FEWEST_PROBES:
+        instead = f"labels=[{method.name!r}] or the published budget runs it"
+        return None, f"{method.name} left out of the quick audit: {takes}; {instead}"
+    return replace(method, probes=allowed), f"{method.name} cut to {allowed} auxiliary samples as probes: {takes}"
 
 
 @dataclass

@@ -1,3 +1,4 @@
+import dataclasses
 import resource
 from pathlib import Path
 
@@ -109,13 +110,24 @@ def test_the_error_is_that_of_leaving_a_client_out():
 
 def test_simulated_clients_have_the_counts_that_were_drawn():
     exposure, _ = exposure_of(model(), TRAININGS["sgd"], 0)
-    simulator = Simulator(exposure, torch.Generator().manual_seed(0))
+    simulator = Simulator(exposure, torch.Generator().manual_seed(0), probes=200)
     counts = simulator.draw_counts(7)
     assert (counts.sum(1) == SIZE).all()
     for one in counts:
         assert torch.equal(torch.bincount(simulator.labels[simulator._draw_places(one)], minlength=CLASSES), one)
     centred = simulator.draw_counts(200, torch.tensor([1.0, 0, 0, 0, 0]), certainty=100.0)
     assert float(centred.double().mean(0)[0]) > 0.9 * SIZE
+
+
+def test_fewer_probes_take_fewer_passes_and_still_count():
+    few = dm.label_recovery("rlu", probes=40)
+    exposure, wanted = exposure_of(model(), TRAININGS["gradient"], 0)
+    assert few.forwards(exposure) == (65 * 40, 64 * 3 * SIZE)
+    assert dm.label_recovery("rlu", rounds=1).forwards(exposure) == (33 * 200, 32 * 3 * SIZE)
+    local, _ = exposure_of(model(), TRAININGS["sgd"], 0)
+    assert few.forwards(local) == (65 * 40, 64 * 3 * 5 * SIZE)  # five epochs
+    assert few.forwards(dataclasses.replace(exposure, auxiliary=None)) == (0, 0)
+    assert right(dm.recover_labels(exposure, few).counts, wanted) >= 0.9
 
 
 def test_a_class_without_auxiliary_samples_counts_as_absent():

@@ -275,6 +275,33 @@ def test_an_attack_that_a_quick_audit_leaves_out_says_so(classifier, batch, monk
     assert sum(cut.startswith("dlg left out") for cut in report.cuts) == 1
 
 
+def test_simulated_clients_have_fewer_probes_in_a_quick_audit_or_are_left_out(classifier, batch, monkeypatch):
+    rlu = dm.label_recovery("rlu", rounds=1)
+    auxiliary = dm.Batch(torch.rand(64, *batch.inputs.shape[1:]), torch.arange(64) % 10)
+    exposure = dm.observe(classifier, batch, auxiliary=auxiliary)
+    size = len(batch.inputs)
+    whole = 33 * 64 + 32 * 3 * size  # forward passes
+
+    def fit(share):
+        step = timing.FORWARDS_A_STEP * size * timing.QUICK_SIMULATION_SECONDS / (share * whole)
+        return timing.quick_simulation(rlu, step, exposure)
+
+    assert fit(1.01) == (rlu, "")
+    cut, said = fit(0.5)
+    assert sum(cut.forwards(exposure)) <= 0.5 * whole < sum(dataclasses.replace(cut, probes=cut.probes + 1).forwards(exposure))
+    assert said.startswith(f"rlu cut to {cut.probes} auxiliary samples as probes: its simulated clients take about")
+    left_out, said = fit(0.1)
+    assert left_out is None
+    assert said.endswith("labels=['rlu'] or the published budget runs it")
+    ilrg = dm.label_recovery("ilrg")
+    assert timing.quick_simulation(ilrg, 1e9, exposure) == (ilrg, "")
+    monkeypatch.setattr("dosimeter.runs.audit.seconds_a_step", lambda _: 100.0)
+    report = dm.audit(classifier, batch, auxiliary=auxiliary, features=[], maps=[], attacks=[], ceilings=False, progress=None)
+    (record,) = (record for record in report.records if record.method == "rlu")
+    assert record.reason.startswith("rlu left out of the quick audit")
+    assert record.reason in report.cuts
+
+
 def test_convolutions_count_by_their_operations():
     model = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.Flatten(), nn.Linear(256, 10))
     flops = 2 * (4 * 9 * 64 + 256 * 10) * len(BATCH.inputs)

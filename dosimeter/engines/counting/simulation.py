@@ -9,9 +9,9 @@ from dosimeter.client.together import train_each
 from dosimeter.interfaces import Exposure
 from dosimeter.network.head import find_head, parameter_name
 from dosimeter.network.probing import copied_buffers, evaluation_mode, forward, input_of
+from dosimeter.progress import advance
 from dosimeter.types import Batch, Refused, Update
 
-PROBES = 200  # auxiliary samples on which the model after training is compared with the model before
 SPREAD = 0.5  # of a client's labels where nothing is known of them: Dirichlet(½), from nearly one class to all
 FLOOR = 0.15  # added to each class's weight, so that a class that seems absent is simulated too
 
@@ -19,7 +19,7 @@ FLOOR = 0.15  # added to each class's weight, so that a class that seems absent 
 class Simulator:
     """Trains clients on auxiliary samples, as the client behind an exposure trains on its own."""
 
-    def __init__(self, exposure: Exposure, rng: Generator) -> None:
+    def __init__(self, exposure: Exposure, rng: Generator, probes: int) -> None:
         assert exposure.auxiliary is not None
         assert exposure.public.batch_size is not None
         self.exposure, self.public, self.size = exposure, exposure.public, exposure.public.batch_size
@@ -28,8 +28,8 @@ class Simulator:
         self.inputs, self.labels = exposure.auxiliary.inputs, targets.argmax(1) if targets.ndim == 2 else targets
         self.classes = max(self.public.classes, 2)
         self.seen = torch.bincount(self.labels, minlength=self.classes).cpu() > 0  # (C,)
-        probes = torch.arange(len(self.labels))[:: -(-len(self.labels) // PROBES)].to(self.labels.device)
-        self.probes, own = self.inputs[probes], torch.nn.functional.one_hot(self.labels[probes], self.classes).double()
+        places = torch.arange(len(self.labels))[:: -(-len(self.labels) // probes)].to(self.labels.device)
+        self.probes, own = self.inputs[places], torch.nn.functional.one_hot(self.labels[places], self.classes).double()
         self.own = own[:, -self.public.classes :]  # a single logit is the second answer's
         self.head = find_head(exposure)
         with evaluation_mode(exposure.model):
@@ -49,7 +49,11 @@ class Simulator:
         drawn = [(self._draw_places(one), int(torch.randint(2**31, (1,), generator=self.rng))) for one in counts]
         places, samples = torch.stack([place for place, _ in drawn]), Batch(self.inputs, self.labels)
         clients = train_each(self.public.training, self.exposure.model, samples, places, self.public.loss, [seed for _, seed in drawn])
-        shown = [self._statistics({name: update[name] for name in self.exposure.update if name in update}) for update in clients]
+        shown, done = [], 0
+        for update in clients:
+            shown.append(self._statistics({name: update[name] for name in self.exposure.update if name in update}))
+            done += len(shown[-1])
+            advance(done, len(counts), "simulated clients")
         return torch.cat(shown)
 
     def statistics(self, update: Update) -> Tensor:
