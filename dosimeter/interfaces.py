@@ -70,6 +70,7 @@ class Loss(Method):
     """A training loss. The client trains with it and the attacks replay the same object, so that no factor can differ."""
 
     shift_invariant: ClassVar[bool] = False  # adding a constant to a sample's logits changes nothing (softmax losses)
+    takes_closings: ClassVar[bool] = False  # what follows the last layer, such as a sigmoid, counts as a part of the loss
 
     @abstractmethod
     def per_sample(self, logits: Tensor, targets: Tensor) -> Tensor:

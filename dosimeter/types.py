@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
+ID_TYPES = (torch.int64, torch.int32)  # of token ids; bytes of a picture are no ids
 FEW_ENTRIES = 16  # of a tensor that is printed whole
 Update = dict[str, Tensor]  # by parameter name; a layer that the client withholds is absent
 
@@ -75,7 +76,7 @@ class Knowledge(StrEnum):
 class NamedInputs:
     """Several tensors (B, ...) that a model takes by name, as a tokenizer gives them. They are cut, moved and copied together.
 
-    `main` is the tensor that the samples are read from: the token ids, or the first tensor.
+    `main` is the tensor that the samples are read from: the token ids (B, T), or the first tensor.
     """
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
@@ -83,7 +84,8 @@ class NamedInputs:
 
     @property
     def main(self) -> Tensor:
-        return self.tensors.get("input_ids", next(iter(self.tensors.values())))
+        rows = (one for name, one in self.tensors.items() if one.ndim == 2 and one.dtype in ID_TYPES and "mask" not in name)
+        return self.tensors.get("input_ids", next(rows, next(iter(self.tensors.values()))))
 
     @property
     def shape(self) -> torch.Size:

@@ -25,7 +25,7 @@ ROUNDINGS = 64  # units of single precision by which a target may miss beside it
 RECTIFIERS = (nn.ReLU, nn.ReLU, nn.ReLU6)
 OTHERS = (nn.LeakyReLU, nn.GELU, nn.Sigmoid, nn.Tanh)
 LOSSES = ("several labels", "one logit", "weighted classes", "weighted labels", "regression", "own loss")
-TOLD = {"labels": LOSSES[:3], "features": LOSSES, "targets": ("regression",)}  # the losses of which the head tells each
+TOLD = {"labels": LOSSES[:4], "features": LOSSES, "targets": ("regression",)}  # the losses of which the head tells each
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +36,7 @@ class Setting:
     activations: tuple[type[nn.Module], ...] = RECTIFIERS
     sizes: tuple[int, ...] = (1, 2, 3, 4, 6, 8, 12)
     classes: tuple[int, ...] = (2, 3, 5, 10, 20, 50)
-    twist: str = ""  # black, duplicate, alike or confident
+    twist: str = ""  # black, duplicate, alike, confident, zero biases, no biases, closed or summed
     dtypes: tuple[torch.dtype, ...] = (torch.float32,)
     protocol: tuple[tuple[str, Any], ...] = ()  # options of `observe`
     received: Callable[[Exposure], Exposure] | None = None  # what the server is told wrongly
@@ -80,6 +80,10 @@ def settings() -> dict[str, Setting]:
         "alike samples": Setting(twist="alike", sizes=(2, 3, 4, 6)),
         "nearly a duplicate": Setting(twist="near", sizes=(2, 3, 4, 6)),
         "a confident head": Setting(twist="confident"),
+        "biases of zero": Setting(twist="zero biases", activations=RECTIFIERS + OTHERS),
+        "no biases": Setting(twist="no biases", losses=("several labels", "one logit"), activations=RECTIFIERS + OTHERS),
+        "a function behind the head": Setting(twist="closed", losses=("several labels", "regression"), activations=RECTIFIERS + OTHERS),
+        "a sum over the batch": Setting(twist="summed", losses=("several labels", "weighted labels", "regression")),
         "many samples": Setting(sizes=(16, 24, 32)),
         "no size declared": Setting(protocol=(("declare_batch_size", False),)),
         "a duplicate, no size declared": Setting(twist="duplicate", sizes=(3, 4, 6), protocol=(("declare_batch_size", False),)),
@@ -166,7 +170,13 @@ def _draw(setting: Setting, seed: int) -> Draw:
         torch.manual_seed(seed)
         stem = nn.Conv2d(3, width // 16, 3, 2, 1) if convolution else nn.Linear(192, width)
         body = (stem, activation(), nn.Flatten()) if convolution else (nn.Flatten(), stem, activation())
-        model = nn.Sequential(*body, nn.Linear(width, classes)).to(dtype).eval()
+        head = nn.Linear(width, classes, bias=setting.twist != "no biases")
+        if setting.twist == "zero biases":
+            nn.init.zeros_(head.bias)
+        closing = []
+        if setting.twist == "closed":
+            closing = [nn.Sigmoid() if loss == "several labels" else pick((nn.Tanh, nn.Sigmoid, nn.Softplus))()]
+        model = nn.Sequential(*body, head, *closing).to(dtype).eval()
         if setting.twist == "confident":
             with torch.no_grad():
                 model[-1].weight.mul_(8)  # pyright: ignore[reportCallIssue]
@@ -184,7 +194,10 @@ def _draw(setting: Setting, seed: int) -> Draw:
         inputs = 0.8 * inputs[:1] + 0.2 * inputs
     inputs = inputs.to(dtype)
     targets = targets.to(dtype) if targets.is_floating_point() else targets
-    exposure = dm.observe(model, dm.Batch(inputs, targets), loss=_loss(loss, classes, rng, dtype), **dict(setting.protocol))
+    function = nn.BCELoss() if setting.twist == "closed" and loss == "several labels" else _loss(loss, classes, rng, dtype)
+    if setting.twist == "summed":
+        function.reduction = "sum"
+    exposure = dm.observe(model, dm.Batch(inputs, targets), loss=function, **dict(setting.protocol))
     exposure = exposure if setting.received is None else setting.received(exposure)
     features = input_of(model, find_head(exposure).name, inputs).detach().double()
     return Draw(loss=loss, exposure=exposure, features=features, targets=targets)

@@ -30,7 +30,10 @@ The proofs rest on these facts.
 
 - Labels and features: the head's gradient is Σ (p − y) fᵀ, and few samples leave it a low rank ([the last layer](last-layer.md)). Other
   losses and targets: the same product of slopes and features, taken apart by label vectors of zeros and ones, or by the zeros of a ReLU.
-  Without either, any mixing of the samples has the same gradient at the head.
+  Without either, any mixing of the samples has the same gradient at the head. The slope of a sample names its label by the client's own
+  loss. A sigmoid, softmax or tanh behind the head counts as a part of the loss.
+- Label vectors need the gradient of the head's bias, or features that are never negative: without biases, a sample's feature with the sign
+  turned and every label exchanged has the same gradient.
 - Maps: the matrices of a kernel's offsets are shifts of one another ([maps](maps.md)).
 - Tokens: the row of an absent token is zero, and a layer's gradient has the vectors that it received as its row space ([texts](text.md)).
 
@@ -54,6 +57,10 @@ class Setting:
 
 def _pixels(targets: Any) -> Callable[[], dm.Batch]:
     return lambda: dm.Batch(torch.rand(3, 1, 8, 8, generator=torch.Generator().manual_seed(3)), targets)
+
+
+def _linear(bias: bool) -> Callable[[], nn.Module]:
+    return lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 128), nn.Tanh(), nn.Linear(128, 8, bias=bias))
 
 
 def _one(targets: Any) -> Callable[[], dm.Batch]:
@@ -136,6 +143,18 @@ class Recurrent(nn.Module):
         return self.head(self.lstm(steps)[0][:, -1])
 
 
+class LastToken(nn.Module):
+    """A classifier as Transformers makes it of a decoder: logits at every position, of which the last is returned. Without biases."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.decoder = Transformer("gpt2", vocabulary=200, width=32, layers=2, heads=4, positions=8)
+        self.decoder.head = nn.Linear(32, 10, bias=False)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.decoder(ids)[:, -1]
+
+
 class Boxes(nn.Module):
     """Classes and the four numbers of a box from one layer, as the head of a detector for one object."""
 
@@ -145,6 +164,24 @@ class Boxes(nn.Module):
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         return self.head(self.body(images))
+
+
+class TwoLayers(nn.Module):
+    """Classes and a box from a layer each, returned as a tuple."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Flatten(), nn.Linear(64, 128), nn.ReLU())
+        self.classes, self.box = nn.Linear(128, 10), nn.Linear(128, 4)
+
+    def forward(self, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        features = self.body(images)
+        return self.classes(features), self.box(features)
+
+
+def loss_of_both(outputs: tuple[torch.Tensor, torch.Tensor], targets: torch.Tensor) -> torch.Tensor:
+    """The same loss, of what the model returns."""
+    return box_loss(torch.cat(outputs, 1), targets)
 
 
 def box_loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -157,6 +194,7 @@ def _small_segments() -> nn.Module:
     return nn.Sequential(*stem, nn.Conv2d(64, 5, 1))
 
 
+WEIGHTS = torch.full((8,), 3.0)
 IDS = torch.tensor([3, 1, 4])
 MANY = torch.tensor([[1, 0, 1, 0, 0, 0, 0, 1], [0, 1, 0, 0, 1, 0, 1, 1], [0, 0, 0, 1, 0, 0, 0, 0]]).float()
 NUMBERS = torch.randn(3, 8, generator=torch.Generator().manual_seed(4))
@@ -168,8 +206,24 @@ SETTINGS = [
     Setting("dense layers", "cross-entropy", _dense(10), _pixels(IDS)),
     Setting("dense layers", "binary cross-entropy, several labels", _dense(8), _pixels(MANY), nn.BCEWithLogitsLoss()),
     Setting("the same, with GELU", "binary cross-entropy, several labels", _dense(8, nn.GELU), _pixels(MANY), nn.BCEWithLogitsLoss()),
+    Setting(
+        "dense layers with tanh, a head without biases",
+        "binary cross-entropy, several labels",
+        _linear(False),
+        _pixels(MANY),
+        nn.BCEWithLogitsLoss(),
+    ),
+    Setting(
+        "dense layers",
+        "binary cross-entropy, positive weights",
+        _dense(8),
+        _pixels(MANY),
+        nn.BCEWithLogitsLoss(pos_weight=torch.full((8,), 3.0)),
+    ),
+    Setting("dense layers, a sigmoid behind the head", "nn.BCELoss", _dense(8, nn.GELU, nn.Sigmoid()), _pixels(MANY), nn.BCELoss()),
     Setting("dense layers", "mean squared error", _dense(8), _pixels(NUMBERS), nn.MSELoss()),
     Setting("the same, with GELU", "mean squared error", _dense(8, nn.GELU), _pixels(NUMBERS), nn.MSELoss()),
+    Setting("dense layers, a tanh behind the head", "mean squared error", _dense(8, nn.ReLU, nn.Tanh()), _pixels(NUMBERS), nn.MSELoss()),
     Setting("dense layers, one number", "mean squared error", _dense(1, nn.ReLU, nn.Flatten(0)), _pixels(NUMBERS[:, 0]), nn.MSELoss()),
     Setting("dense layers", "class weights", _dense(10), _pixels(IDS), nn.CrossEntropyLoss(weight=torch.arange(1.0, 11.0))),
     Setting("dense layers", "one target ignored", _dense(10), _pixels(IGNORED), nn.CrossEntropyLoss(ignore_index=-100)),
@@ -179,10 +233,12 @@ SETTINGS = [
     Setting("convolutions, a class at each pixel", "cross-entropy", _segments, _pixels(PLACES)),
     Setting("convolutions, a class at each of few places", "cross-entropy", _small_segments, _pixels(PLACES[:, ::2, ::2])),
     Setting("a class and a box from one layer", "a function of your own", Boxes, _pixels(BOXED), box_loss),
+    Setting("a class and a box from two layers, as a tuple", "a function of your own", TwoLayers, _pixels(BOXED), loss_of_both),
     Setting("a small vision transformer", "cross-entropy", Patches, _pixels(IDS)),
     Setting("LSTM over numbers", "cross-entropy", Recurrent, _pixels(IDS)),
     Setting("LSTM over texts", "cross-entropy", lambda: Recurrent(200), _texts(IDS)),
     Setting("decoder over texts, classes", "cross-entropy", _transformer("gpt2", classes=10), _texts(IDS)),
+    Setting("decoder over texts, classes at its last token", "cross-entropy", LastToken, _texts(IDS)),
     Setting("encoder over texts, classes", "cross-entropy", _transformer("bert", classes=10), _texts(IDS)),
     Setting("decoder over texts, LoRA and a trained head", "cross-entropy", _lora, _texts(IDS)),
     Setting("encoder over texts, a class at each token", "cross-entropy", _tagger, _texts(TAGS)),

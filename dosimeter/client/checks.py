@@ -79,7 +79,7 @@ def check_batch(model: nn.Module, batch: Batch, path: str, loss: Loss | None = N
     if targets.ndim == 0 or len(targets) != len(inputs):
         raise ValueError(f"{path}.targets: expected {len(inputs)}, one for each input, got shape {tuple(targets.shape)}")
     shape = output_shape(model, inputs[[0, 0]])
-    classes = class_count(shape, are_tokens(inputs))
+    classes = class_count(shape, are_tokens(inputs), targets)
     if loss is not None:
         check_loss(loss, classes)
     if isinstance(loss, SquaredError):
@@ -91,11 +91,17 @@ def check_batch(model: nn.Module, batch: Batch, path: str, loss: Loss | None = N
     return classes
 
 
-def class_count(output: tuple[int, ...], tokens: bool) -> int:
+def class_count(output: tuple[int, ...], tokens: bool, targets: Tensor | None = None) -> int:
     """How many numbers an output (B, ...) has for each sample, or for each place where there are several."""
-    if len(output) == 1:
-        return 1
-    return output[-1] if tokens or len(output) == 2 else output[1]
+    return 1 if len(output) == 1 else output[class_axis(output, tokens, targets)]
+
+
+def class_axis(output: tuple[int, ...], tokens: bool, targets: Tensor | None = None) -> int:
+    """The side of an output (B, ...) along which its classes lie: the second, as PyTorch has it, or the last at positions (B, T, V)."""
+    if tokens or len(output) == 2:
+        return -1
+    at_steps = targets is not None and len(output) == 3 and targets.shape[1:2] == output[1:2] and targets.shape[1:] != output[2:]
+    return -1 if at_steps else 1
 
 
 def _check_numbers(targets: Tensor, output: tuple[int, ...], path: str) -> None:
@@ -123,6 +129,12 @@ def check_inputs(inputs: Tensor | NamedInputs, path: str) -> None:
     """Refuse what is no batch of samples: numbers, or rows of token ids."""
     if len(inputs.shape) < 2 or len(inputs) == 0:
         raise ValueError(f"{path}: expected a batch of at least one sample, got shape {tuple(inputs.shape)}")
+    if isinstance(inputs, NamedInputs) and not are_tokens(inputs) and not inputs.are_numbers:
+        whole = ", ".join(name for name, tensor in inputs.tensors.items() if not tensor.is_floating_point())
+        raise ValueError(
+            f"{path}: expected tensors of numbers, or token ids (B, T) with what goes with them, got integers in {whole} beside numbers; "
+            "pass ids (B,) of a category as (B, 1), and a mask as numbers"
+        )
     for name, tensor in inputs.tensors.items() if isinstance(inputs, NamedInputs) else [("", inputs)]:
         if name and (tensor.ndim == 0 or len(tensor) != len(inputs)):
             raise ValueError(f"{path}.{name}: expected {len(inputs)} samples as in the other tensors, got shape {tuple(tensor.shape)}")
@@ -216,6 +228,8 @@ def output_shape(model: nn.Module, inputs: Tensor | NamedInputs) -> tuple[int, .
     if not plain or not output.is_floating_point() or output.ndim == 0 or len(output) != len(inputs):
         kind = f"a {'nested' if output.is_nested else 'sparse'} tensor" if isinstance(output, Tensor) else type(output).__name__
         what = f"{output.dtype} of shape {tuple(output.shape)}" if plain else kind
+        if isinstance(output, Mapping) and len(output) > 1:
+            what = f"{', '.join(map(str, output))}; call one of them logits, or pass a loss that takes what the model returns"
         raise ValueError(f"model: expected one tensor of outputs for each sample, such as (batch, classes) logits, got {what}")
     return tuple(output.shape)
 

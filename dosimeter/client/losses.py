@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -140,10 +141,17 @@ class SquaredError(Loss):
     """The squared distance between outputs and targets, for regressions.
 
     Ours, with the conventions of PyTorch's MSELoss: the gradient at each output is 2 (z − t), divided by the number of outputs where
-    `over_outputs` is "mean", PyTorch's default reduction.
+    `over_outputs` is "mean", and by the batch size where `over_batch` is: PyTorch's reductions.
     """
 
+    takes_closings: ClassVar[bool] = True
+
     over_outputs: Literal["mean", "sum"] = "mean"
+    over_batch: Literal["mean", "sum"] = "mean"
+
+    def __call__(self, logits: Tensor, targets: Tensor) -> Tensor:
+        value = super().__call__(logits, targets)
+        return value if self.over_batch == "mean" else value * len(logits)
 
     def per_sample(self, logits: Tensor, targets: Tensor) -> Tensor:
         losses = (logits - targets.to(logits).reshape(logits.shape)).square().flatten(1)
@@ -199,10 +207,12 @@ class OwnLoss(Loss):
     """
 
     name: ClassVar[str] = "own loss"
+    takes_closings: ClassVar[bool] = True
 
     function: Any
     targets: TargetKind = "numbers"
     shape: tuple[int, ...] | None = None  # of one sample's target; none: the output's
+    whole: Any = None  # an `OutputForm` where the function takes all that the model returns; none: it takes the logits
 
     def target_kind(self) -> TargetKind:
         return self.targets
@@ -211,10 +221,31 @@ class OwnLoss(Loss):
         return output if self.shape is None else self.shape
 
     def __call__(self, logits: Tensor, targets: Tensor) -> Tensor:
-        if isinstance(self.function, nn.CrossEntropyLoss) and logits.ndim == 3 and targets.shape[:2] == logits.shape[:2]:
+        if isinstance(self.function, nn.CrossEntropyLoss) and _classes_last(logits, targets):
             logits = logits.transpose(1, 2)  # (B, V, T), as PyTorch takes it
             targets = targets.transpose(1, 2) if targets.ndim == 3 else targets
-        return self.function(logits, targets)
+        try:
+            value = self.function(logits if self.whole is None else self.whole.split(logits), targets)
+        except (RuntimeError, Refused):
+            raise
+        except Exception as error:  # the client's function may fail in any way
+            line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            raise RuntimeError(
+                f"loss: {describe(self.function)} fails on outputs {tuple(logits.shape)} and targets {tuple(targets.shape)}: {line}"
+            ) from error
+        if not isinstance(value, Tensor) or value.numel() != 1:
+            got = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+            raise RuntimeError(f'loss: expected one number for the batch, got {got}; reduction="mean" gives one')
+        return value.reshape(())
+
+    def slopes(self, logits: Tensor, targets: Tensor, closing: Callable[[Tensor], Tensor]) -> Tensor:
+        """The gradient of the loss of all samples together at their logits (n, C), by autograd: a sample's own up to a positive factor.
+
+        `closing` makes the model's outputs of the logits.
+        """
+        at = logits.detach().requires_grad_()
+        with torch.enable_grad():
+            return torch.autograd.grad(self(closing(at), targets), at)[0]
 
     def per_sample(self, logits: Tensor, targets: Tensor) -> Tensor:
         return torch.stack([self(logits[i : i + 1], targets[i : i + 1]) for i in range(len(logits))])
@@ -223,6 +254,13 @@ class OwnLoss(Loss):
         raise Refused(
             f"no closed form of the gradient of the client's own loss ({describe(self.function)}) is known, which this method needs"
         )
+
+
+def _classes_last(logits: Tensor, targets: Tensor) -> bool:
+    """Whether logits are (B, T, V), and targets (B, T) or (B, T, V): PyTorch's cross-entropy takes the classes as the second side."""
+    if logits.ndim != 3 or targets.shape[:2] != logits.shape[:2]:
+        return False
+    return targets.ndim == 3 or targets.shape[1:] != logits.shape[2:]
 
 
 def loss_of(loss: Any, positions: bool = False, *, grid: bool = False, targets: Tensor | None = None) -> Loss:
@@ -249,6 +287,8 @@ def _own_loss(loss: Any, targets: Tensor | None) -> OwnLoss:
 
 def _closed_form(loss: Any, positions: bool, targets: Tensor | None) -> Loss | None:
     """The loss here that equals a plain loss of PyTorch; None where none does."""
+    if isinstance(loss, nn.MSELoss) and loss.reduction == "sum":
+        return SquaredError(over_outputs="sum", over_batch="sum")
     if getattr(loss, "reduction", "") != "mean" or getattr(loss, "weight", None) is not None:
         return None
     if isinstance(loss, nn.CrossEntropyLoss) and positions and loss.label_smoothing == 0:

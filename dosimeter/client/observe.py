@@ -20,14 +20,14 @@ from dosimeter.client.checks import (
     output_shape,
     warn_outside_bounds,
 )
-from dosimeter.client.losses import CrossEntropy, loss_of
+from dosimeter.client.losses import CrossEntropy, OwnLoss, loss_of
 from dosimeter.client.server_copy import server_copy
 from dosimeter.client.training import FedSGD
 from dosimeter.interfaces import Client, Defense, Exposure, Loss, Public, Training
 from dosimeter.network.copies import deep_copy
 from dosimeter.network.leftovers import nothing_kept
 from dosimeter.network.model_state import copy_of
-from dosimeter.network.probing import join_inputs, output_of
+from dosimeter.network.probing import OutputForm, join_inputs, join_outputs, output_of, raw_output
 from dosimeter.network.token_inputs import are_tokens, blank_of, tensors_of
 from dosimeter.options import check_value
 from dosimeter.precision import tf32
@@ -71,7 +71,7 @@ def observe(
         trial = copy_of(model)
         loss = loss_for(trial, batch, loss)
         classes = check_batch(trial, batch, "batch", loss)
-    sent = server_copy(model, batch)
+    sent = taking_all_outputs(server_copy(model, batch), loss)
     if isinstance(batch.inputs, NamedInputs) and batch.inputs.are_numbers:  # the attacks guess one row of numbers a sample
         sent, batch = join_inputs(sent, batch.inputs), Batch(batch.inputs.joined(), batch.targets)
         if auxiliary is not None and isinstance(auxiliary.inputs, NamedInputs):
@@ -141,11 +141,35 @@ def loss_for(model: nn.Module, batch: Batch, loss: Any) -> Loss:
         return loss
     check_tensors(batch, "batch")
     check_inputs(batch.inputs, "batch.inputs")
+    form = _outputs_of(model, batch, loss)
+    if form is not None:
+        join_outputs(model, form)
     shape = output_shape(model, batch.inputs[[0, 0]])
     if isinstance(loss, nn.NLLLoss) and loss.weight is None and loss.reduction == "mean" and _gives_log_probabilities(model, batch):
         loss = nn.CrossEntropyLoss(ignore_index=loss.ignore_index)  # the same number: log-probabilities are logits of their own
     tokens = are_tokens(batch.inputs)
-    return loss_of(loss, len(shape) == 3 and tokens, grid=len(shape) > 2 and not tokens, targets=batch.targets)
+    found = loss_of(loss, len(shape) == 3 and tokens, grid=len(shape) > 2 and not tokens, targets=batch.targets)
+    return replace(found, whole=form) if isinstance(found, OwnLoss) else found
+
+
+def taking_all_outputs(model: nn.Module, loss: Loss) -> nn.Module:
+    """The model, which gives all of its outputs where the loss takes them. In place."""
+    return join_outputs(model, loss.whole) if isinstance(loss, OwnLoss) and loss.whole is not None else model
+
+
+def _outputs_of(model: nn.Module, batch: Batch, loss: Any) -> OutputForm | None:
+    """The form of the model's outputs where the client's own loss takes all of them, not the logits alone. It is tried on two samples."""
+    if not callable(loss) or isinstance(loss, Loss | nn.modules.loss._Loss):
+        return None
+    pair, targets = batch.inputs[[0, 0]], batch.targets[[0, 0]]
+    try:
+        with torch.random.fork_rng(), torch.no_grad():
+            output = raw_output(model, pair)
+            form = None if isinstance(output, Tensor) else OutputForm.of(output, len(pair))
+            value = None if form is None else loss(form.split(form.join(output)), targets)
+    except Exception:  # it takes the logits, or fails on these too, which the training says
+        return None
+    return form if isinstance(value, Tensor) and value.numel() == 1 else None
 
 
 def _gives_log_probabilities(model: nn.Module, batch: Batch) -> bool:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,12 +12,19 @@ from torch import Tensor, nn
 
 from dosimeter.interfaces import Exposure
 from dosimeter.network.model_state import facts_of
-from dosimeter.network.probing import evaluation_mode, forward, input_of, record_calls
+from dosimeter.network.probing import at_positions, evaluation_mode, forward, input_of, positions_of, record_calls
 from dosimeter.network.token_inputs import blank_for, random_texts
 from dosimeter.randomness import generator
 from dosimeter.types import Refused
 
 PROBES = 16  # random inputs of the proof; each has many features, so that a negative one would show
+CLOSINGS = {  # what may follow the last layer under a loss of the client's own, whose slopes are then taken through it
+    "sigmoid": torch.sigmoid,
+    "softmax": partial(torch.softmax, dim=1),
+    "log_softmax": partial(torch.log_softmax, dim=1),
+    "tanh": torch.tanh,
+    "softplus": nn.functional.softplus,
+}
 ROUNDINGS = 64  # units in the last place by which the same logits, computed twice, may differ
 
 
@@ -27,6 +36,7 @@ class Proof:
     non_negative: bool
     alone: bool
     precision: float  # rounding unit of the layer's own arithmetic
+    closing: str = ""  # of `CLOSINGS`; "": the layer's output is the model's
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +51,7 @@ class Head:
     non_negative: bool  # no probe gave a negative feature, as after a ReLU
     alone: bool = True  # nothing else in the model uses the weight, so that its gradient is the layer's own
     precision: float = torch.finfo(torch.float32).eps  # rounding unit of what the layer computes in: autocast's, not the weight's
+    closing: str = ""  # of `CLOSINGS`: what the model makes of the layer's output
 
     @property
     def classes(self) -> int:
@@ -57,9 +68,12 @@ class Head:
 
 
 def find_head(exposure: Exposure) -> Head:
-    """The linear layer whose output is the model's output on random inputs, with its gradients; else a refusal."""
+    """The linear layer whose output is the model's output on random inputs, with its gradients; else a refusal.
+
+    Under a loss of the client's own, one of `CLOSINGS` may follow the layer.
+    """
     public = exposure.public
-    proof = _proof_of(exposure.model, public.input_shape, allow_shift=public.loss.shift_invariant)
+    proof = _proof_of(exposure.model, public.input_shape, public.loss.shift_invariant, public.loss.takes_closings, public.blank)
     weight, bias = _parameters(exposure.model.get_submodule(proof.name))
     return Head(
         name=proof.name,
@@ -70,6 +84,7 @@ def find_head(exposure: Exposure) -> Head:
         non_negative=proof.non_negative,
         alone=proof.alone,
         precision=proof.precision,
+        closing=proof.closing,
     )
 
 
@@ -102,28 +117,35 @@ def locate_head(model: nn.Module, input_shape: tuple[int, ...], allow_shift: boo
     return proof.name, proof.non_negative
 
 
-def _proof_of(model: nn.Module, input_shape: tuple[int, ...], allow_shift: bool) -> Proof:
+def _proof_of(model: nn.Module, input_shape: tuple[int, ...], allow_shift: bool, allow_closing: bool = False, blank: Any = None) -> Proof:
     facts, training = facts_of(model)
-    question = ("head", tuple(input_shape), allow_shift, training)
+    question = ("head", tuple(input_shape), allow_shift, allow_closing, training)
     if question not in facts:
-        facts[question] = _prove(model, input_shape, allow_shift)
+        inputs = _probe_inputs(model, input_shape, blank)
+        facts[question] = _prove(model, inputs, allow_shift, CLOSINGS if allow_closing else {})
     return facts[question]
 
 
-def _prove(model: nn.Module, input_shape: tuple[int, ...], allow_shift: bool) -> Proof:
-    inputs = _probe_inputs(model, input_shape)
+def _prove(model: nn.Module, inputs: Any, allow_shift: bool, closings: Mapping[str, Callable[[Tensor], Tensor]]) -> Proof:
     output, calls = record_calls(model, inputs, _has_matrix, evaluate=True)
     output = _as_rows(output)
     if not isinstance(output, Tensor) or output.ndim != 2:
         raise Refused(f"the model's output must be one (batch, classes) tensor of logits, got {_describe(output)}")
     for name, layer, features, logits in ((call.name, call.module, call.received, call.given) for call in reversed(calls)):
-        if logits.shape == output.shape and _is_affine(layer, features, logits) and _same(logits, output, allow_shift):
+        positions = positions_of(logits, output)  # a classifier of texts may read one position, such as the last
+        if positions is not None and isinstance(features, Tensor) and features.ndim == 3:
+            features, logits = at_positions(features, positions), at_positions(logits, positions)
+        if logits.shape != output.shape or not _is_affine(layer, features, logits):
+            continue
+        closing = _closing_of(logits, output, allow_shift, closings)
+        if closing is not None:
             precision = max(torch.finfo(kind).eps for kind in (_parameters(layer)[0].dtype, logits.dtype, output.dtype))
             return Proof(
                 name=name,
                 non_negative=bool((features >= 0).all()) and _non_negative_in_training(model, name, inputs),
-                alone=_is_alone(model, name, features, inputs, precision),
+                alone=_is_alone(model, name, features, inputs, precision, partial(_through, closings.get(closing), logits)),
                 precision=precision,
+                closing=closing,
             )
     if not calls:
         raise Refused("the model has no linear layer: there is no head whose gradient could be taken apart")
@@ -144,7 +166,23 @@ def _non_negative_in_training(model: nn.Module, name: str, inputs: Tensor) -> bo
             return False
 
 
-def _is_alone(model: nn.Module, name: str, features: Tensor, inputs: Tensor, precision: float) -> bool:
+def _closing_of(logits: Tensor, output: Tensor, allow_shift: bool, closings: Mapping[str, Callable[[Tensor], Tensor]]) -> str | None:
+    """What makes the model's output of the logits: "" where they are the output, and None where nothing known does."""
+    if _same(logits, output, allow_shift):
+        return ""
+    return next((name for name, close in closings.items() if _same(close(logits), output, allow_shift=False)), None)
+
+
+def _through(closing: Callable[[Tensor], Tensor] | None, logits: Tensor, slopes: Tensor) -> Tensor:
+    """Slopes at the model's output as slopes at the logits, of which `closing` makes the output."""
+    if closing is None:
+        return slopes
+    at = logits.detach().requires_grad_()
+    with torch.enable_grad():
+        return torch.autograd.grad(closing(at), at, slopes)[0]
+
+
+def _is_alone(model: nn.Module, name: str, features: Tensor, inputs: Tensor, precision: float, through: Callable[[Tensor], Tensor]) -> bool:
     """Whether the gradient at the layer's weight is the layer's own: output slopes, which sum to 0 per sample, times features.
 
     True where it cannot be told: the weight is no parameter, or has no gradient at all.
@@ -163,6 +201,7 @@ def _is_alone(model: nn.Module, name: str, features: Tensor, inputs: Tensor, pre
             (gradient,) = torch.autograd.grad(output, weight, slopes)
     except RuntimeError:
         return True
+    slopes = through(slopes)
     own, size = slopes.double().T @ features.double(), slopes.double().abs().T @ features.double().abs()
     return bool(((gradient.double() - own).abs() <= ROUNDINGS * precision * (size + size.mean())).all())
 
@@ -172,9 +211,9 @@ def _as_rows(output: Any) -> Any:
     return output[:, None] if isinstance(output, Tensor) and output.ndim == 1 else output
 
 
-def _probe_inputs(model: nn.Module, input_shape: tuple[int, ...]) -> Tensor:
+def _probe_inputs(model: nn.Module, input_shape: tuple[int, ...], blank: Any = None) -> Any:
     parameter = next(model.parameters(), torch.zeros(()))
-    blank = blank_for(model, input_shape)
+    blank = blank_for(model, input_shape) if blank is None else blank
     if blank is not None:
         return random_texts(model, blank, PROBES, generator(0, "head probes"))
     noise = torch.randn(PROBES, *input_shape, generator=generator(0, "head probes"))

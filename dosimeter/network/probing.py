@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.hooks import RemovableHandle
 
 from dosimeter.types import NamedInputs
@@ -25,6 +26,8 @@ HELD_AT_ONCE = 6  # activations of the largest size, a convolution's own copies 
 PASS_BYTES = 2**29  # of activations in such a pass; a fixed number, so that every machine computes the same bits
 FAILED_MODEL = "raised in a forward pass of the model"  # the note on an error
 PARTS = "_dosimeter_parts"  # attribute of a model that takes several tensors: their names and shapes
+OUTPUTS = "_dosimeter_outputs"  # attribute of a model whose loss takes all that it returns: an `OutputForm`
+OUTPUT_NAMES = ("logits", "out", "output", "outputs", "prediction", "predictions", "preds", "scores")  # of the tensor that a loss takes
 Selection = Callable[[str, nn.Module], bool]  # which modules are recorded, by name and by module
 
 
@@ -62,13 +65,18 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
 
 def forward(model: nn.Module, tensors: Mapping[str, Tensor] | Sequence[Mapping[str, Tensor]], inputs: Any, **options: Any) -> Any:
     """The model's output with `tensors` in place of its own. A model may write into its input, so it gets a copy."""
+    output = _run(model, tensors, inputs, **options)
+    form: OutputForm | None = getattr(model, OUTPUTS, None)
+    return logits_of(output) if form is None else form.join(output)
+
+
+def _run(model: nn.Module, tensors: Any, inputs: Any, **options: Any) -> Any:
     own = parts_of(model, inputs).clone()
     given: dict[str, Any] = {"args": (own,)}
     if isinstance(own, NamedInputs):
         given = {"args": tuple(own.tensors.values())} if own.by_place else {"args": (), "kwargs": own.tensors}
     with _own_code():
-        output = functional_call(model, tensors, **given, **options)  # pyright: ignore[reportArgumentType]
-    return logits_of(output)
+        return functional_call(model, tensors, **given, **options)
 
 
 @contextmanager
@@ -88,6 +96,53 @@ def _own_code() -> Iterator[None]:
         raise ValueError(f"model: its own code {'ended the program' if isinstance(error, SystemExit) else 'failed'} ({said})") from error
 
 
+class OutputForm:
+    """What a model returns where that is several tensors (B, ...): they are joined to one row a sample, and taken apart for the loss."""
+
+    def __init__(self, output: Any) -> None:
+        leaves, self.structure = tree_flatten(output)
+        self.shapes = [tuple(leaf.shape[1:]) if isinstance(leaf, Tensor) else None for leaf in leaves]
+
+    @classmethod
+    def of(cls, output: Any, samples: int) -> OutputForm | None:
+        """The form of an output that holds one number or more a sample in each of its tensors, and no other values; else None."""
+        leaves = [leaf for leaf in tree_flatten(output)[0] if leaf is not None]
+        fits = all(isinstance(leaf, Tensor) and leaf.is_floating_point() and leaf.ndim and len(leaf) == samples for leaf in leaves)
+        return cls(output) if leaves and fits else None
+
+    def join(self, output: Any) -> Tensor:
+        tensors = [leaf for leaf in tree_flatten(output)[0] if isinstance(leaf, Tensor)]
+        return tensors[0] if len(tensors) == 1 else torch.cat([tensor.flatten(1) for tensor in tensors], 1)
+
+    def split(self, joined: Tensor) -> Any:
+        """What the model returned, out of the joined tensor."""
+        shapes = [shape for shape in self.shapes if shape is not None]
+        parts = [joined] if len(shapes) == 1 else joined.split([math.prod(shape) for shape in shapes], 1)
+        filled = iter([part.reshape(len(joined), *shape) for part, shape in zip(parts, shapes)])
+        return tree_unflatten([None if shape is None else next(filled) for shape in self.shapes], self.structure)
+
+    def __call__(self, joined: Tensor) -> Any:
+        return self.split(joined)
+
+    def __deepcopy__(self, _: Any) -> OutputForm:
+        return self  # nothing in it changes
+
+    def __repr__(self) -> str:
+        return f"outputs of shapes {[shape for shape in self.shapes if shape is not None]}"
+
+
+def join_outputs(model: nn.Module, form: OutputForm) -> nn.Module:
+    """Let the model give all of its outputs in one row a sample (B, D). In place."""
+    setattr(model, OUTPUTS, form)
+    return model
+
+
+def raw_output(model: nn.Module, inputs: Any) -> Any:
+    """What the model's own code returns in its current mode, without gradients."""
+    with torch.no_grad():
+        return _run(model, copied_buffers(model), inputs)
+
+
 def join_inputs(model: nn.Module, inputs: NamedInputs) -> nn.Module:
     """Let the model take all numbers of a sample in one row (B, D), of which it gets the parts by name. In place."""
     setattr(model, PARTS, {name: tuple(tensor.shape[1:]) for name, tensor in inputs.tensors.items()})
@@ -104,10 +159,17 @@ def parts_of(model: nn.Module, inputs: Any) -> Any:
 
 
 def logits_of(output: Any) -> Any:
-    """The tensor of logits in what a model returns: a field of that name, as in the outputs of Transformers, or the first tensor."""
+    """The tensor of logits in what a model returns: a field of that name, as in the outputs of Transformers, or the first tensor.
+
+    Of several tensors by name, none of which has a name for outputs, no one is taken: it might be the features.
+    """
     if isinstance(output, Mapping):
-        return output["logits"] if "logits" in output else next((one for one in output.values() if isinstance(one, Tensor)), output)
-    if isinstance(output, tuple):
+        tensors = {name: one for name, one in output.items() if isinstance(one, Tensor)}
+        named = [tensors[name] for name in OUTPUT_NAMES if name in tensors]
+        return named[0] if named else next(iter(tensors.values())) if len(tensors) == 1 else output
+    if isinstance(output, tuple) and isinstance(getattr(output, "logits", None), Tensor):
+        return output.logits  # pyright: ignore[reportAttributeAccessIssue]
+    if isinstance(output, tuple | list):
         return next((one for one in output if isinstance(one, Tensor)), output)
     return getattr(output, "logits", output)
 
@@ -143,12 +205,32 @@ def samples_at_once(model: nn.Module, inputs: Tensor) -> int:
 
 
 def input_of(model: nn.Module, name: str, inputs: Any, *, differentiable: bool = False) -> Tensor:
-    """What the module `name` receives when the model, in its current mode, sees `inputs`: (B, H) for a linear layer."""
-    received: list[Tensor] = []
-    hook = model.get_submodule(name).register_forward_hook(lambda _, arguments, __: received.append(arguments[0]))
+    """What the module `name` receives when the model, in its current mode, sees `inputs`: (B, H) for a linear layer.
+
+    Of a layer at every position of a text, one of which each sample's output is, the vectors at these positions count.
+    """
+    passed: list[tuple[Tensor, Any]] = []
+    hook = model.get_submodule(name).register_forward_hook(lambda _, arguments, output: passed.append((arguments[0], output)))
     with _remove_after([hook]), torch.set_grad_enabled(differentiable):
-        forward(model, copied_buffers(model), inputs)
-    return received[-1] if differentiable else received[-1].detach()
+        output = forward(model, copied_buffers(model), inputs)
+    received, given = passed[-1]
+    received = at_positions(received, positions_of(given, output))
+    return received if differentiable else received.detach()
+
+
+def positions_of(given: Any, output: Any) -> Tensor | None:
+    """The position of each sample whose logits (B, T, C) are the sample's output (B, C): (B,); None where they are not."""
+    if not isinstance(given, Tensor) or not isinstance(output, Tensor) or given.ndim != 3 or output.ndim != 2:
+        return None
+    if (given.shape[0], given.shape[2]) != tuple(output.shape):
+        return None
+    same = (given == output[:, None]).all(2)  # (B, T)
+    return same.int().argmax(1) if bool(same.any(1).all()) else None
+
+
+def at_positions(vectors: Tensor, positions: Tensor | None) -> Tensor:
+    """Vectors (B, T, d) at one position a sample, (B, d); all of them where there are no positions."""
+    return vectors if positions is None else vectors[torch.arange(len(vectors), device=vectors.device), positions]
 
 
 def outputs_with(model: nn.Module, name: str, inputs: Any) -> tuple[Any, Any]:

@@ -9,9 +9,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from dosimeter.network.probing import output_of, record_calls
-from dosimeter.types import Batch, NamedInputs, Refused
-
-ID_TYPES = (torch.int64, torch.int32)  # of token ids; bytes of a picture are no ids
+from dosimeter.types import ID_TYPES, Batch, NamedInputs, Refused
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,10 +100,17 @@ def find_token_embedding(model: nn.Module, blank: Any) -> TokenEmbedding:
 
 
 def random_texts(model: nn.Module, blank: Any, count: int, rng: Generator) -> Any:
-    """Texts of tokens drawn from the whole vocabulary, each as often as any other, as the model takes them."""
+    """Texts of tokens drawn from the whole vocabulary, each as often as any other, with normal numbers where the model takes some."""
     main = blank.main if isinstance(blank, NamedInputs) else blank
-    ids = torch.randint(find_token_embedding(model, blank).vocabulary, (count, main.shape[1]), generator=rng, device=rng.device)
-    return with_ids(blank, ids.to(main))
+    try:
+        vocabulary = find_token_embedding(model, blank).vocabulary
+    except Refused:  # as where each column of ids has an embedding of its own
+        vocabulary = _smallest_vocabulary(model)
+    ids = torch.randint(vocabulary, (count, main.shape[1]), generator=rng, device=rng.device)
+    texts = with_ids(blank, ids.to(main))
+    if not isinstance(texts, NamedInputs):
+        return texts
+    return texts.each(lambda one: torch.randn(one.shape, generator=rng, device=rng.device).to(one) if one.is_floating_point() else one)
 
 
 def _smallest_vocabulary(model: nn.Module) -> int:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from dosimeter.artefacts import CHECKPOINT_FOLDER, save_checkpoints
 from dosimeter.bars import progress_bar
 from dosimeter.client.checks import check_model, defense_list
+from dosimeter.client.losses import OwnLoss
 from dosimeter.client.observe import loss_for
 from dosimeter.client.training import FedSGD
 from dosimeter.config import Surfaced, describe
@@ -222,7 +223,9 @@ def audit(
         batch, auxiliary, foreign = (in_one_row(one) for one in (batch, auxiliary, foreign))
         assert batch is not None
     with nothing_kept(model, loss):
-        own = loss_for(copy_of(model), batch, loss)
+        trial = copy_of(model)
+        own = loss_for(trial, batch, loss)
+    model = trial if isinstance(own, OwnLoss) and own.whole is not None else model
     suite = Suite(
         training=TRAININGS.resolve(training or FedSGD()),
         loss=own,
@@ -272,7 +275,7 @@ def run_suite(
     every = [method for methods in chosen.values() for method in methods]
     if not every:
         raise ValueError(f"nothing to audit: {', '.join(surface.plural for surface in surfaces())} are all empty")
-    if any(surface.needs_head and chosen[surface.name] for surface in surfaces()):
+    if all(surface.needs_head for surface in surfaces() if chosen[surface.name]):
         _require_head(client, suite)
     step = seconds_a_step(exposure)
     limits = _ceilings_of(client, suite, step, max_seconds)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from dosimeter.artefacts import fingerprint
-from dosimeter.client.checks import check_batch, check_model, check_normalization
+from dosimeter.client.checks import check_batch, check_model, check_normalization, class_axis
 from dosimeter.client.observe import loss_for
 from dosimeter.data.dataset import ImageSet
 from dosimeter.data.load import load_images
@@ -20,7 +20,7 @@ from dosimeter.models.loading import ModelConfig, load_model
 from dosimeter.network.copies import deep_copy
 from dosimeter.network.leftovers import nothing_kept
 from dosimeter.network.model_state import copy_of
-from dosimeter.network.probing import evaluation_mode, output_of, samples_at_once
+from dosimeter.network.probing import OUTPUTS, evaluation_mode, output_of, samples_at_once
 from dosimeter.network.token_inputs import are_tokens, tensors_of
 from dosimeter.normalization import from_pixels
 from dosimeter.options import NonNegativeInt, OptionError, PositiveInt, check_fields
@@ -133,7 +133,7 @@ def client_from(
         for path, samples in (("batch", batch), ("auxiliary", auxiliary), ("foreign", foreign)):
             if samples is not None:
                 check_batch(trial, samples, path, loss)
-        accuracy = measure_accuracy(trial, judged)
+        accuracy = None if getattr(trial, OUTPUTS, None) else measure_accuracy(trial, judged)  # several outputs have no one answer
     return AuditedClient(
         model=model,
         batch=batch,
@@ -178,19 +178,19 @@ def measure_accuracy(model: nn.Module, batch: Batch) -> float | None:
         order = torch.arange(len(batch.inputs), device=batch.inputs.device)
         pieces = order.split(min(64, samples_at_once(model, batch.inputs)))
         predicted = torch.cat([output_of(model, batch.inputs[piece]) for piece in pieces])
-    if batch.targets.is_floating_point() and batch.targets.shape == predicted.shape and not _are_labels(batch.targets):
+    if batch.targets.is_floating_point() and (batch.targets.shape != predicted.shape or not _are_labels(batch.targets)):
         return None  # numbers
     predicted = predicted[:, None] if predicted.ndim == 1 else predicted
     if predicted.ndim > 2 and batch.targets.is_floating_point():
         return None
-    if predicted.ndim > 2 and not are_tokens(batch.inputs):  # one class at each place
+    if predicted.ndim > 2:  # one class at each place or position
         counted = batch.targets >= 0
-        return float((predicted.argmax(1) == batch.targets)[counted].float().mean())
-    if predicted.ndim == 3:  # one token at each position
-        counted = batch.targets >= 0
-        return float((predicted.argmax(-1) == batch.targets)[counted].float().mean())
+        right = predicted.argmax(class_axis(tuple(predicted.shape), are_tokens(batch.inputs), batch.targets)) == batch.targets
+        return float(right[counted].float().mean())
     if batch.targets.is_floating_point() and batch.targets.ndim == 1:
         return None
+    if not batch.targets.is_floating_point() and batch.targets.ndim > 1:
+        return None  # what a loss of the client's own makes of them
     if not has_one_label(batch.targets):
         return float(((predicted > 0) == (batch.targets > 0.5)).all(1).float().mean())
     targets = batch.targets if batch.targets.ndim == 1 else batch.targets.argmax(1)

@@ -59,7 +59,7 @@ def run(
         started = time.perf_counter()
         try:
             check_possible(exposure)
-            if client.has_truth:
+            if client.has_truth and exposure.public.kind in surface.reads:
                 surface.check_scorable(client.batch)
             if surface.asks_about_candidates:
                 exposure = with_candidates(client, exposure, measurement.seed)

@@ -26,6 +26,7 @@ from dosimeter.surfaces.layer_inputs import (
 )
 from dosimeter.surfaces.pictures import MOST_PICTURES, score_of, strips
 from dosimeter.surfaces.scores import SAMPLE_NULLS, Comparison, Scores, Values, in_truths_order, keep_finite
+from dosimeter.surfaces.several_labels import as_class_ids
 from dosimeter.surfaces.surface import SURFACES, Surface
 from dosimeter.surfaces.verdicts import Verdict
 from dosimeter.types import Batch, Evidence, FeatureEstimate
@@ -139,7 +140,7 @@ def score_features(found: FeatureEstimate, comparison: Comparison) -> Scores:
     assert scores.assignment is not None
     counts = {"recovered": len(found.features), "certified": int(found.certified.sum())}
     if can_refute(exposure):
-        counts["false_certificates"] = int(false_certificates(found, actual, truth.targets, scores.assignment).sum())
+        counts["false_certificates"] = int(false_certificates(found, actual, as_class_ids(truth.targets), scores.assignment).sum())
     return replace(scores, details=scores.details | counts)
 
 

@@ -21,7 +21,7 @@ from dosimeter.surfaces.assignment import assign
 from dosimeter.surfaces.inner_errors import inner_errors
 from dosimeter.surfaces.luck import LARGEST_CHANCE, correct_for_attempts, luck_words
 from dosimeter.surfaces.scores import Comparison, Nulls, Scores, Values, choose_metrics, compare_samples, number
-from dosimeter.surfaces.several_labels import are_vectors, score_several
+from dosimeter.surfaces.several_labels import are_vectors, as_class_ids, score_several
 from dosimeter.surfaces.surface import SURFACES, Surface
 from dosimeter.surfaces.verdicts import Verdict
 from dosimeter.types import Batch, Evidence, LabelEstimate, Record, Refused
@@ -85,7 +85,7 @@ class Labels(Surface[LabelEstimate]):
         super().check_reads(method, public)
 
     def check_scorable(self, truth: Batch) -> None:
-        check_one_label(truth.targets)
+        check_one_label(as_class_ids(truth.targets))
 
     def proves(self, found: LabelEstimate) -> bool:
         return found.certified or ("proved" in found.details and bool(found.details["proved"].any()))
@@ -111,7 +111,7 @@ class Labels(Surface[LabelEstimate]):
         details = {"counts": found.counts.tolist(), "certified": found.certified, "confidence": found.confidence}
         return (
             details
-            | inner_errors(found, exposure, truth)
+            | inner_errors(found, exposure, Batch(truth.inputs, as_class_ids(truth.targets)))
             | ({"proved": int(found.details["proved"].sum())} if "proved" in found.details else {})
         )
 
@@ -120,7 +120,7 @@ class Labels(Surface[LabelEstimate]):
         counts = found.counts
         true = None
         if comparison is not None:
-            targets = comparison.truth.targets.to(counts.device)
+            targets = as_class_ids(comparison.truth.targets.to(counts.device))
             ids = targets if targets.ndim == 1 else targets.argmax(1)
             width = max(len(counts), int(ids.max()) + 1)
             counts, true = _widen(counts, width), torch.bincount(ids, minlength=width)
@@ -229,12 +229,12 @@ def is_beyond_luck(batches: Sequence[Record], methods: int) -> bool:
 
 def score_labels(found: LabelEstimate, comparison: Comparison) -> Scores:
     """Compare the label counts, and with soft labels also the samples. The null draws whole batches from the prior."""
-    truth, auxiliary, foreign = comparison.truth, comparison.auxiliary, comparison.foreign
-    check_one_label(truth.targets)
-    if not has_one_label(truth.targets):
+    truth, auxiliary, foreign = as_class_ids(comparison.truth.targets), comparison.auxiliary, comparison.foreign
+    check_one_label(truth)
+    if not has_one_label(truth):
         return score_several(found, comparison, _chance)
     device = found.counts.device
-    batches = [batch.targets.to(device) for batch in (truth, auxiliary) if batch is not None]
+    batches = [truth.to(device)] + ([] if auxiliary is None else [as_class_ids(auxiliary.targets.to(device))])
     estimates: list[LabelEstimate] = [estimate for estimate in (found, foreign) if estimate is not None]
     narrow = [len(estimate.counts) for estimate in estimates] + [_classes(_rows(estimate)) for estimate in estimates]
     width = max(2, comparison.classes or 0, *narrow, *map(_classes, batches))
@@ -245,7 +245,7 @@ def score_labels(found: LabelEstimate, comparison: Comparison) -> Scores:
         seen = seen + _widen(as_distribution(batches[1], width, torch.float64), width).sum(0)
     prior = seen / seen.sum()
     usable, unavailable = choose_metrics(comparison.metrics, "labels", None)
-    if comparison.metrics is None and found.soft is None and truth.targets.ndim == 1:  # hard labels: the counts say it all
+    if comparison.metrics is None and found.soft is None and truth.ndim == 1:  # hard labels: the counts say it all
         usable = {name: metric for name, metric in usable.items() if metric.per_batch}
 
     def values(estimate: LabelEstimate) -> tuple[dict[str, Tensor], Tensor | None]:

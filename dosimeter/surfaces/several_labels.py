@@ -40,6 +40,14 @@ class Guesses:
         return cls(rates=rates, drawn=(uniform < rates).sum(1))
 
 
+def as_class_ids(targets: Tensor) -> Tensor:
+    """Targets of a single logit, (B,) or (B, 1) zeros and ones, as class ids (B,); any other targets as they are."""
+    single = targets.ndim == 1 or (targets.ndim == 2 and targets.shape[1] == 1)
+    if not single or not targets.is_floating_point() or not bool(((targets == 0) | (targets == 1)).all()):
+        return targets
+    return targets.reshape(-1).long()
+
+
 def are_vectors(targets: Tensor) -> bool:
     """Whether targets are label vectors of zeros and ones, over several labels: (B, C)."""
     return targets.ndim == 2 and targets.shape[1] > 1 and bool(((targets == 0) | (targets == 1)).all())

@@ -13,11 +13,12 @@ from dosimeter.engines.head_slopes.factors import HeadFactors, take_apart
 from dosimeter.engines.premises import premises_of
 from dosimeter.engines.subspace.problem import may_be_scaled
 from dosimeter.interfaces import Exposure, TargetRecovery
-from dosimeter.network.head import Head, find_head
+from dosimeter.network.head import CLOSINGS, Head, find_head
 from dosimeter.options import NonNegativeInt
 from dosimeter.registry import TARGETS
 from dosimeter.types import Knowledge, Outcome, Refused, TargetEstimate
 
+MIXING_CLOSINGS = ("softmax", "log_softmax")
 UNKNOWN_SIZE = "guesses only: a target is read off the batch size times a slope, and no batch size is declared"
 
 
@@ -30,6 +31,7 @@ class HeadSlopes(TargetRecovery):
     (engines/head_slopes/factors.py), the head itself gives z = W f + b, and the slope gives the target. That is so for one sample, and
     for features behind a ReLU. Other features are refused: any mixing of the samples has the same gradient at the head, with other
     targets, so that the head alone determines none of them.
+    A sigmoid, tanh or softplus behind the head is undone, and so is a sum over the batch.
     """
 
     needs = frozenset({Knowledge.HEAD_GRADIENT, Knowledge.BIAS_GRADIENT})
@@ -44,19 +46,36 @@ class HeadSlopes(TargetRecovery):
             raise Refused(f"{self.name} needs the scale of the gradient, and a defense may have changed it")
         factors = take_apart(exposure, head, self.seed)
         size = public.batch_size or len(factors.features)
-        scale = size * (head.classes if public.loss.over_outputs == "mean" else 1) / 2
-        targets = head.logits(factors.features) - scale * factors.slopes  # (n, K)
-        doubt = UNKNOWN_SIZE if public.batch_size is None else ""
+        scale = (size if public.loss.over_batch == "mean" else 1) * (head.classes if public.loss.over_outputs == "mean" else 1) / 2
+        outputs, steepness = _outputs(head, factors.features)
+        targets = outputs - scale * factors.slopes / steepness  # (n, K)
+        doubt = UNKNOWN_SIZE if public.batch_size is None and public.loss.over_batch == "mean" else ""
         certified = factors.certified & (not doubt)
         count, known = len(targets), int(certified.sum())
         return TargetEstimate(
             targets=targets.reshape(count, *(public.output_shape if public.output_shape is not None else (head.classes,))),
             certified=certified,
-            error_bars=_bars(head, factors, scale),
+            error_bars=_bars(head, factors, scale) * (_bent(outputs, targets, steepness) if head.closing else 1),
             premises=premises_of(public) if known else (),
             outcome=Outcome.COMPLETED if known == count else Outcome.PARTIAL,
             message=factors.doubt or doubt,
         )
+
+
+def _outputs(head: Head, features: Tensor) -> tuple[Tensor, Tensor]:
+    """What the model gives for features, and its slopes at the head's own outputs: (n, K) each."""
+    logits = head.logits(features).detach().requires_grad_()
+    if head.closing in MIXING_CLOSINGS:
+        raise Refused(f"a {head.closing} follows the head, which mixes the outputs, so that a slope is not that of one output")
+    with torch.enable_grad():
+        outputs = CLOSINGS[head.closing](logits) if head.closing else logits * 1
+        (steepness,) = torch.autograd.grad(outputs.sum(), logits)
+    return outputs.detach(), steepness
+
+
+def _bent(outputs: Tensor, targets: Tensor, steepness: Tensor) -> Tensor:
+    """By how much errors grow where t = g(z) − d / g′(z) is read through a function with |g″| ≤ 2 g′, such as tanh: (n,)."""
+    return (1 + 2 * (outputs - targets).abs().amax(1)) / steepness.amin(1).clamp(1e-30, 1)
 
 
 def _bars(head: Head, factors: HeadFactors, scale: float) -> Tensor:

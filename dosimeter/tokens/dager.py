@@ -9,7 +9,7 @@ import torch
 from torch import Generator, Tensor
 
 from dosimeter.engines.premises import premises_of
-from dosimeter.engines.tokens.levels import PASS, Level, doubt_of, find_levels, require_room
+from dosimeter.engines.tokens.levels import PASS, Level, doubt_of, find_levels, require_room, require_rows
 from dosimeter.engines.tokens.texts import FoundTexts, follow, search
 from dosimeter.interfaces import Exposure, TokenRecovery
 from dosimeter.network.token_inputs import find_token_embedding
@@ -53,6 +53,8 @@ class Dager(TokenRecovery):
         ratios = level.repeated(torch.arange(vocabulary, device=device), length, rng)  # (V, T)
         near = ratios <= PASS
         found = frozenset(near.any(1).nonzero().flatten().tolist())
+        if not found:
+            require_rows(level)
         nothing = FoundTexts([], 0.0)
         texts, message = _texts(exposure, contexts, near, self.tries, rng) if self.sequences and found else (nothing, "")
         return _estimate(exposure, level, ratios, found, texts, message)

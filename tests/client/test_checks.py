@@ -90,7 +90,7 @@ def test_an_update_must_fit_its_model(classifier, batch):
     check_exposure(exposure)
 
 
-@pytest.mark.parametrize("answer", [lambda x: [x, x], lambda x: {}["missing"], lambda x: x.flatten(), lambda x: x.detach()])
+@pytest.mark.parametrize("answer", [lambda x: {"a": x, "b": x}, lambda x: {}["missing"], lambda x: x.flatten(), lambda x: x.detach()])
 def test_a_strange_model_gets_a_sentence(classifier, batch, answer):
     class Strange(nn.Module):
         def __init__(self):

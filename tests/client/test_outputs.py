@@ -141,3 +141,89 @@ def test_the_methods_of_one_output_refuse_grids():
         dm.recover_labels(exposure, "subspace")
     with pytest.raises(ValueError, match=r"labels: expected targets of shape \(B, 8, 8\)"):
         dm.reconstruct(exposure, "inverting_gradients", labels=torch.zeros(4, 3), steps=1)
+
+
+class TwoHeads(nn.Module):
+    def __init__(self, wrap):
+        super().__init__()
+        torch.manual_seed(0)
+        self.body, self.classes, self.box = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU()), nn.Linear(32, 10), nn.Linear(32, 4)
+        self.wrap = wrap
+
+    def forward(self, images):
+        features = self.body(images)
+        return self.wrap(self.classes(features), self.box(features))
+
+
+def loss_of_both(classes, box, targets):
+    return nn.functional.cross_entropy(classes, targets[:, 0].long().clamp(0, 9)) + nn.functional.smooth_l1_loss(box, targets[:, 1:])
+
+
+BOTH = {
+    "tuple": (lambda c, b: (c, b), lambda o, t: loss_of_both(*o, t)),
+    "list": (lambda c, b: [c, b], lambda o, t: loss_of_both(o[0], o[1], t)),
+    "mapping": (lambda c, b: {"classes": c, "box": b}, lambda o, t: loss_of_both(o["classes"], o["box"], t)),
+    "nested": (lambda c, b: {"heads": [c, b], "none": None}, lambda o, t: loss_of_both(*o["heads"], t)),
+}
+
+
+@pytest.mark.parametrize("case", BOTH)
+def test_a_loss_of_the_clients_own_takes_all_that_the_model_returns(case):
+    wrap, loss = BOTH[case]
+    model = TwoHeads(wrap).eval()
+    targets = torch.cat([LABELS[:, None].float(), numbers(4, 4)], 1)
+    batch = dm.Batch(pictures(), targets)
+    exposure = dm.observe(model, batch, loss=loss)
+    wanted = torch.autograd.grad(loss(model(pictures()), targets), list(model.parameters()))
+    assert all(torch.equal(exposure.update[name], one) for (name, _), one in zip(model.named_parameters(), wanted))
+    found = dm.reconstruct(exposure, "inverting_gradients", labels=targets, steps=2)
+    assert found.outcome is dm.Outcome.COMPLETED, found.message
+    report = dm.audit(model, batch, loss=loss, labels=[], targets=[], features=[], maps=[], attacks=[dm.attack("dlg", steps=2)])
+    assert [record.outcome for record in report.records if record.surface == "inputs"] == ["completed"]
+
+
+def test_the_tensor_for_a_loss_of_pytorch_is_named_or_alone():
+    images, labels = pictures(), LABELS
+    named = dm.observe(TwoHeads(lambda c, b: {"box": b, "out": c}).eval(), dm.Batch(images, labels))
+    assert named.public.classes == 10
+    first = dm.observe(TwoHeads(lambda c, b: [c, b]).eval(), dm.Batch(images, labels))
+    assert first.public.classes == 10
+    with pytest.raises(ValueError, match=r"model: expected one tensor of outputs .* got box, classes; call one of them logits"):
+        dm.observe(TwoHeads(lambda c, b: {"box": b, "classes": c}).eval(), dm.Batch(images, labels))
+
+
+def test_a_loss_that_fails_or_gives_no_number_is_a_sentence():
+    def by_name(outputs, targets):
+        return outputs["classes"].sum()
+
+    with pytest.raises(ValueError, match=r"loss: .*by_name fails on outputs \(4, 10\) and targets \(4,\)"):
+        dm.observe(dense(10), dm.Batch(pictures(), LABELS), loss=by_name)
+    with pytest.raises(ValueError, match=r"expected one number for the batch, got a tensor of shape \(4,\)"):
+        dm.observe(dense(10), dm.Batch(pictures(), LABELS), loss=nn.CrossEntropyLoss(reduction="none"))
+    exposure = dm.observe(dense(10), dm.Batch(pictures(), LABELS), loss=lambda z, t: nn.functional.nll_loss(z.log_softmax(1), t))
+    with pytest.raises(dm.Refused, match="takes no targets that an attack makes up"):
+        dm.reconstruct(exposure, "dlg", steps=2)
+
+
+class Steps(nn.Module):
+    """A class at each step of a series of numbers: outputs (B, T, C)."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.recurrent, self.head = nn.LSTM(4, 8, batch_first=True), nn.Linear(8, 5)
+
+    def forward(self, series):
+        return self.head(self.recurrent(series)[0])
+
+
+def test_a_class_at_each_step_of_a_series_is_audited():
+    model, series = Steps().eval(), numbers(2, 6, 4)
+    batch = dm.Batch(series, torch.randint(5, (2, 6), generator=torch.Generator().manual_seed(3)))
+    exposure = dm.observe(model, batch, loss=nn.CrossEntropyLoss())
+    assert exposure.public.classes == 5
+    report = dm.audit(model, batch, loss=nn.CrossEntropyLoss(), labels=["subspace"], maps=[], attacks=[dm.attack("dlg", steps=2)])
+    assert {record.surface: record.outcome for record in report.records if record.method in ("subspace", "dlg")} == {
+        "labels": "not attempted",
+        "inputs": "completed",
+    }

@@ -61,3 +61,40 @@ def test_what_is_no_tensor_gets_a_sentence():
 def test_an_audit_takes_several_tensors():
     audit = dm.audit(network(), dm.Batch((LEFT, RIGHT), LABELS), labels=["subspace"], features=["subspace"], maps=[], attacks=[])
     assert {record.surface: record.verdict for record in audit.records} == {"labels": "leaked", "features": "leaked"}
+
+
+class Categories(nn.Module):
+    """Columns of categories, each with an embedding of its own or all with one, beside columns of numbers."""
+
+    def __init__(self, each):
+        super().__init__()
+        torch.manual_seed(0)
+        self.tables = nn.ModuleList(nn.Embedding(20, 8) for _ in range(3 if each else 1))
+        self.numbers, self.head = nn.Linear(4, 8), nn.Linear(8, 10)
+
+    def forward(self, numbers, ids):
+        if len(self.tables) == 1:
+            looked_up = self.tables[0](ids).sum(1)
+        else:
+            looked_up = sum(table(column) for table, column in zip(self.tables, ids.T))
+        return self.head(torch.relu(looked_up + self.numbers(numbers)))
+
+
+@pytest.mark.parametrize("each", [False, True])
+def test_ids_beside_numbers_are_read_as_a_classifiers(each):
+    ids = torch.randint(20, (2, 3), generator=torch.Generator().manual_seed(3))
+    batch = dm.Batch((torch.rand(2, 4, generator=torch.Generator().manual_seed(4)), ids), LABELS)
+    exposure = dm.observe(Categories(each).eval(), batch)
+    found = dm.recover_labels(exposure, "subspace")
+    assert found.certified
+    assert found.labels.tolist() == [1, 4]
+    if not each:
+        assert dm.recover_tokens(exposure).certified == set(ids.flatten().tolist())
+    report = dm.audit(Categories(each).eval(), batch, labels=["subspace"], features=["subspace"], attacks=[], tokens=["embedding_rows"])
+    assert {record.surface for record in report.records if record.verdict == "leaked"} >= {"labels", "features"}
+
+
+def test_one_id_a_sample_beside_numbers_is_refused_in_a_sentence():
+    batch = dm.Batch({"numbers": torch.rand(2, 4), "kind": torch.tensor([1, 2])}, LABELS)
+    with pytest.raises(ValueError, match=r"got integers in kind beside numbers; pass ids \(B,\) of a category as \(B, 1\)"):
+        dm.observe(network(), batch)

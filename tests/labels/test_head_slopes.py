@@ -108,3 +108,83 @@ def test_two_classes_show_one_direction_of_any_batch():
     exposure = dm.observe(model_of(2), dm.Batch(pictures(6), torch.tensor([0, 1, 1, 0])), loss=loss, declare_batch_size=False)
     with pytest.raises(dm.Refused, match="any larger batch looks like this"):
         dm.recover_features(exposure, "head_slopes")
+
+
+@pytest.mark.parametrize(("activation", "bias"), [(nn.Tanh, True), (nn.ReLU, True), (nn.ReLU, False)])
+def test_a_head_whose_biases_are_zero_tells_a_sample_from_its_mirror_image(activation, bias):
+    """σ(−z) = 1 − σ(z): −f with every label exchanged has the same gradient at the weight, as in heads of Transformers."""
+    for seed in range(3):
+        batch = dm.Batch(pictures(seed, 3), vectors(seed, 3))
+        model = model_of(12, seed, 48, activation)
+        model[3] = nn.Linear(48, 12, bias=bias)
+        nn.init.zeros_(model[3].bias) if bias else None
+        exposure = dm.observe(model, batch, loss=nn.BCEWithLogitsLoss())
+        found, features = dm.recover_labels(exposure, "head_slopes"), dm.recover_features(exposure, "head_slopes")
+        assert found.certified
+        assert sorted(found.soft.tolist()) == sorted(batch.targets.tolist())
+        assert bool(features.certified.all())
+        assert "false_certificates" not in dm.score(found, batch, exposure=exposure).details
+        assert dm.score(features, batch, exposure=exposure).details["false_certificates"] == 0
+
+
+def test_without_any_bias_and_with_features_of_both_signs_nothing_is_proved():
+    batch, model = dm.Batch(pictures(1, 3), vectors(1, 3)), model_of(12, 1, 48, nn.Tanh)
+    model[3] = nn.Linear(48, 12, bias=False)
+    exposure = dm.observe(model, batch, loss=nn.BCEWithLogitsLoss())
+    found = dm.recover_labels(exposure, "head_slopes")
+    assert not found.certified
+    assert int(found.details["proved"].sum()) == 0
+    assert "mirror image" in found.message
+    assert not bool(dm.recover_features(exposure, "head_slopes").certified.any())
+
+
+OWN_LOSSES = {
+    "positive weights": (nn.BCEWithLogitsLoss(pos_weight=torch.arange(1.0, 13.0)), (), vectors(3)),
+    "summed": (nn.BCEWithLogitsLoss(reduction="sum"), (), vectors(4)),
+    "sigmoid": (nn.BCELoss(), (nn.Sigmoid(),), vectors(5)),
+    "weights and smoothing": (nn.CrossEntropyLoss(weight=torch.arange(1.0, 13.0), label_smoothing=0.1), (), torch.tensor([1, 7, 3, 11])),
+    "margin": (nn.MultiMarginLoss(), (), torch.tensor([1, 7, 3, 11])),
+    "log-softmax": (lambda outputs, targets: nn.functional.nll_loss(outputs, targets), (nn.LogSoftmax(1),), torch.tensor([0, 2, 5, 9])),
+}
+
+
+@pytest.mark.parametrize("case", OWN_LOSSES)
+def test_slopes_name_the_labels_under_losses_of_the_clients_own(case):
+    loss, rest, targets = OWN_LOSSES[case]
+    batch = dm.Batch(pictures(6), targets)
+    exposure = dm.observe(model_of(12, 2, 160, nn.ReLU, *rest).eval(), batch, loss=loss)
+    found, features = dm.recover_labels(exposure, "head_slopes"), dm.recover_features(exposure, "head_slopes")
+    assert found.certified
+    assert torch.equal(found.counts, targets.sum(0).long() if targets.ndim == 2 else torch.bincount(targets, minlength=12))
+    assert bool(features.certified.all())
+    assert dm.score(features, batch, exposure=exposure).details["false_certificates"] == 0
+
+
+def test_labels_that_no_slope_has_are_not_named():
+    """Labels of .3 and .7 under positive weights: every slope has a sign, and none is that of a vector of zeros and ones."""
+    batch = dm.Batch(pictures(6), 0.3 + 0.4 * vectors(3))
+    exposure = dm.observe(model_of(12, 2, 160), batch, loss=nn.BCEWithLogitsLoss(pos_weight=torch.arange(1.0, 13.0)))
+    with pytest.raises(dm.Refused, match="no label vector of zeros and ones"):
+        dm.recover_labels(exposure, "head_slopes")
+
+
+def test_label_vectors_under_a_sigmoid_of_the_model_need_no_relu():
+    batch = dm.Batch(pictures(7), vectors(7))
+    exposure = dm.observe(model_of(12, 3, 64, nn.GELU, nn.Sigmoid()).eval(), batch, loss=nn.BCELoss())
+    found = dm.recover_labels(exposure, "head_slopes")
+    assert found.certified
+    assert sorted(found.soft.tolist()) == sorted(batch.targets.tolist())
+
+
+@pytest.mark.parametrize("shape", [(1,), (1, 1)])
+@pytest.mark.parametrize("label", [0.0, 1.0])
+def test_a_single_logit_is_scored_as_two_classes(shape, label):
+    """Targets (B,) or (B, 1) of zeros and ones are labels, and a certified sample of label 1 is not refuted by them."""
+    model = model_of(1, 4, 64, nn.ReLU, *(() if len(shape) == 2 else (nn.Flatten(0),)))
+    batch = dm.Batch(pictures(8, 1), torch.full(shape, label))
+    exposure = dm.observe(model, batch, loss=nn.BCEWithLogitsLoss())
+    found, features = dm.recover_labels(exposure, "head_slopes"), dm.recover_features(exposure, "head_slopes")
+    assert found.certified
+    assert dm.score(found, batch, exposure=exposure)["insacc"].tolist() == [1.0]
+    assert dm.score(features, batch, exposure=exposure).details["false_certificates"] == 0
+    assert dm.score(found, dm.Batch(batch.inputs, 1 - batch.targets), exposure=exposure).details["false_certificates"] == 1

@@ -9,7 +9,8 @@ from dosimeter.engines.identifiability import identifiability
 from dosimeter.network.head import find_head, locate_head
 from dosimeter.network.model_state import copy_of
 from dosimeter.network.probing import input_of
-from dosimeter.runs.server import recover_labels
+from dosimeter.runs.server import recover_features, recover_labels
+from dosimeter.surfaces.scoring import score
 from dosimeter.types import Batch, Refused
 
 
@@ -246,3 +247,40 @@ def test_a_head_that_peft_saves_is_not_withheld(classifier, batch):
     for method in ("ilrg", "subspace"):
         assert torch.equal(recover_labels(exposure, method).counts, recover_labels(plain, method).counts)
     assert identifiability(exposure).separable == identifiability(plain).separable
+
+
+class LastToken(nn.Module):
+    """A classifier of texts as Transformers makes it of a decoder: logits at every position, of which the last is returned."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed, self.body, self.score = nn.Embedding(50, 16), nn.Linear(16, 16), nn.Linear(16, 10, bias=False)
+
+    def forward(self, input_ids, attention_mask):
+        logits = self.score(torch.tanh(self.body(self.embed(input_ids))).cumsum(1))
+        return logits[torch.arange(len(logits)), attention_mask.sum(1) - 1]
+
+
+def test_a_head_at_every_position_of_which_one_is_returned():
+    ids, mask = torch.randint(50, (3, 6), generator=torch.Generator().manual_seed(1)), torch.ones(3, 6, dtype=torch.int64)
+    mask[1, 4:] = 0
+    batch = Batch({"input_ids": ids, "attention_mask": mask}, torch.tensor([3, 1, 4]))
+    exposure = observe(LastToken().eval(), batch)
+    assert recover_labels(exposure, "subspace").labels.tolist() == [1, 3, 4]
+    found = recover_features(exposure, "subspace")
+    assert bool(found.certified.all())
+    scores = score(found, batch, exposure=exposure)
+    assert scores.details["false_certificates"] == 0
+    assert float(scores["feature_error"].max()) < 1e-4
+
+
+@pytest.mark.parametrize(("layer", "name"), [(nn.Sigmoid(), "sigmoid"), (nn.Softmax(1), "softmax"), (nn.Tanh(), "tanh")])
+def test_what_follows_the_head_is_part_of_a_loss_of_the_clients_own(layer, name):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 5), layer).eval()
+    batch = Batch(torch.rand(2, 1, 4, 4), torch.rand(2, 5))
+    head = find_head(observe(model, batch, loss=lambda outputs, targets: (outputs - targets).abs().mean()))
+    assert (head.name, head.closing, head.alone) == ("3", name, True)
+    with pytest.raises(Refused, match="something follows it"):
+        find_head(observe(model, Batch(batch.inputs, torch.tensor([1, 2]))))

@@ -101,3 +101,24 @@ def test_nothing_is_proved_where_the_scale_of_a_slope_or_single_slopes_are_open(
     assert not found.certified.any()
     assert found.premises == ()
     assert why in found.message
+
+
+@pytest.mark.parametrize("closing", [nn.Sigmoid, nn.Tanh, nn.Softplus])
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_targets_are_exact_through_a_bounded_output_and_under_a_sum(closing, reduction):
+    batch = dm.Batch(pictures(5), torch.rand(4, 6, generator=torch.Generator().manual_seed(6)))
+    exposure = dm.observe(model_of(6, 5, 128, nn.ReLU, closing()).eval(), batch, loss=nn.MSELoss(reduction=reduction))
+    found = dm.recover_targets(exposure)
+    distance = torch.cdist(found.targets, batch.targets.double())
+    assert bool(found.certified.all())
+    assert sorted(distance.argmin(1).tolist()) == [0, 1, 2, 3]
+    assert bool((distance.amin(1) <= found.error_bars).all())
+    assert float(found.error_bars.max()) < 5e-2
+
+
+def test_a_softmax_behind_the_head_mixes_the_outputs():
+    batch = dm.Batch(pictures(5), torch.rand(4, 6, generator=torch.Generator().manual_seed(6)))
+    exposure = dm.observe(model_of(6, 5, 128, nn.ReLU, nn.Softmax(1)).eval(), batch, loss=nn.MSELoss())
+    with pytest.raises(dm.Refused, match="softmax follows the head"):
+        dm.recover_targets(exposure)
+    assert bool(dm.recover_features(exposure, "head_slopes").certified.all())

@@ -38,7 +38,8 @@ def mechanism_of(
     be continuous.
     """
     check_model(model)
-    loss = loss_for(deep_copy(model), batch, loss)
+    model = deep_copy(model)
+    loss = loss_for(model, batch, loss)
     check_batch(deep_copy(model), batch, "batch", loss)
     _refuse_randomness(model)
     client = Client(model=deep_copy(model), batch=batch, training=TRAININGS.resolve(training or FedSGD()), loss=loss)

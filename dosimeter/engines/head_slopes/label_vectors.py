@@ -8,12 +8,15 @@
 and its share of the gradient is one sample's: 1/N = 1/(cᵀ S⁻¹ x). No list of label vectors is searched: an error lies in (−1, 1) and has
 the sign of its label, so that rounding σ − U c gives y, and Gauss–Newton steps in x alternate with it. A certified sample is taken off
 the gradient, whose rank drops by one.
+
+Without biases, σ(−z) = 1 − σ(z): the mirror image (−f, 1 − y) of a sample has the error −d, the same share and the same gradient. Where the
+image solves (1) too, the gradient of the bias, ∇b = (1/N) Σ dᵢ, tells the two apart, or features that are never negative.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Generator, Tensor
@@ -33,17 +36,20 @@ SHARE_SLACK = 0.02  # by which a sample's share may miss a whole number of sampl
 SHARE_BARS = 4.0  # by which it may, in error bars
 SPARE_BITS = 40.0  # by which the equations must outweigh the number of label vectors
 SAME = 1e-3  # relative distance of two features that are one
+SIGN_SLACK = 0.1  # by which a sample's part in the bias's gradient may miss its share
+NEGATIVE_SLACK = 1e-2  # relative size of what may be negative in a feature that is not
 
 
 @dataclass(frozen=True, kw_only=True)
 class LabelledSamples:
-    """What was found. Every entry is certified: its equations hold to the noise, and nothing else explains them."""
+    """What was found. Every entry is certified: its equations hold to the noise, and nothing else explains them but its mirror image."""
 
     features: Tensor  # (n, H)
     vectors: Tensor  # (n, C) of zeros and ones
     error_bar: Tensor  # (n,) relative, of each feature
     residual: Tensor  # (n,) part of the error outside of the gradient's column space, relative
     times: Tensor  # (n,) int64, how often the sample occurs
+    oriented: Tensor  # (n,) bool: it is not its mirror image
     rank: int  # of the gradient
     samples: int | None  # in the batch: declared, or by the smallest share; None where neither tells
 
@@ -63,6 +69,9 @@ class Head64:
     noise: float  # declared noise of an entry
     scale: float  # N over the batch size: the classes, or 1
     model_unit: float = torch.finfo(torch.float32).eps  # relative rounding of the outputs that the client computed
+    bias_gradient: Tensor | None = None  # (C,)
+    bias_noise: float = 0.0  # declared noise of an entry of it
+    non_negative: bool = False  # no feature has a negative entry
 
 
 def find_label_vectors(head: Head64, batch_size: int | None, rng: Generator) -> LabelledSamples:
@@ -75,8 +84,14 @@ def find_label_vectors(head: Head64, batch_size: int | None, rng: Generator) -> 
         quiet = 0 if more else quiet + 1
         found += more
         size = size if size is not None or not found else round(1 / (head.scale * min(one.share for one in found)))
-        gradient = head.gradient - sum((one.share * torch.outer(one.error, one.feature) for one in found), torch.zeros_like(gradient))
-    return _gather(head, found, rank, size)
+        gradient = _without(head.gradient, found)
+    found = _leaving_room(head, found, rank, size)
+    return _gather(head, *_oriented(whole, found, rank, size), rank, size)
+
+
+def _without(gradient: Tensor, found: list[_Sample]) -> Tensor:
+    """The head's gradient without what the samples add to it."""
+    return gradient - sum((one.share * torch.outer(one.error, one.feature) for one in found), torch.zeros_like(gradient))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -236,7 +251,54 @@ def _hidden_difference(equations: _Equations, probability: Tensor, share: float)
 
 
 def _differ(one: Tensor, other: Tensor) -> bool:
-    return float((one - other).norm()) > SAME * float(other.norm())
+    """Whether two features are neither one nor mirror images."""
+    return min(float((one - other).norm()), float((one + other).norm())) > SAME * float(other.norm())
+
+
+def _oriented(whole: _Equations, found: list[_Sample], rank: int, size: int | None) -> tuple[list[_Sample], list[bool]]:
+    """The samples, those turned round that are seen to be mirror images, and of each whether its mirror image is ruled out."""
+    right, head = whole.right, whole.head
+    open_ones = [_certify(whole, -(one.feature @ right.T), 1 - one.vector, size) is not None for one in found]
+    if not any(open_ones):
+        return found, [True] * len(found)
+    signs = _signs_by_bias(head, found, rank)
+    if signs is None and head.non_negative:
+        signs = [_sign_of_feature(one.feature) for one in found]
+    signs = [0] * len(found) if signs is None else signs
+    turned = [_mirrored(one) if sign < 0 and unsure else one for one, sign, unsure in zip(found, signs, open_ones)]
+    return turned, [bool(sign) or not unsure for sign, unsure in zip(signs, open_ones)]
+
+
+def _mirrored(one: _Sample) -> _Sample:
+    return replace(one, feature=-one.feature, vector=1 - one.vector, error=-one.error)
+
+
+def _signs_by_bias(head: Head64, found: list[_Sample], rank: int) -> list[int] | None:
+    """1 where the bias's gradient holds a sample's error, −1 where it holds that of the mirror image; None where it tells nothing.
+
+    The errors of samples that were not found lie in the column space of what is left of the gradient.
+    """
+    if head.bias_gradient is None:
+        return None
+    errors = torch.stack([one.share * one.error for one in found], 1)  # (C, n)
+    others = torch.linalg.svd(_without(head.gradient, found), full_matrices=False)[0][:, : rank - len(found)]
+    columns = torch.cat([errors, others * errors.norm(dim=0).mean()], 1)
+    inverse = torch.linalg.pinv(columns)
+    parts = (inverse @ head.bias_gradient)[: len(found)]
+    noise = max(head.bias_noise, head.unit * float(head.bias_gradient.norm()))
+    shaken = DEVIATIONS * noise * inverse[: len(found)].norm(dim=1)
+    factor = float(parts.abs().median())  # one of all samples, where a defense scaled the layer
+    if factor <= 0 or not bool(((parts.abs() / factor - 1).abs() + shaken / factor <= SIGN_SLACK).all()):
+        return None
+    return [1 if part > 0 else -1 for part in parts.tolist()]
+
+
+def _sign_of_feature(feature: Tensor) -> int:
+    """1 where the feature is never negative, −1 where it is never positive, else 0."""
+    limit = NEGATIVE_SLACK * float(feature.norm())
+    if float(feature.clamp_max(0).norm()) <= limit:
+        return 1
+    return -1 if float(feature.clamp_min(0).norm()) <= limit else 0
 
 
 def _leaving_room(head: Head64, found: list[_Sample], rank: int, size: int | None) -> list[_Sample]:
@@ -249,8 +311,7 @@ def _leaving_room(head: Head64, found: list[_Sample], rank: int, size: int | Non
     return [one for one, count in zip(found, times) if fits or count <= 1]
 
 
-def _gather(head: Head64, found: list[_Sample], rank: int, size: int | None) -> LabelledSamples:
-    found = _leaving_room(head, found, rank, size)
+def _gather(head: Head64, found: list[_Sample], oriented: list[bool], rank: int, size: int | None) -> LabelledSamples:
     like = head.gradient
     shares = torch.tensor([one.share for one in found], dtype=torch.float64)
     times = (shares * head.scale * (size or 0)).round().clamp_min(1).long()
@@ -260,6 +321,7 @@ def _gather(head: Head64, found: list[_Sample], rank: int, size: int | None) -> 
         error_bar=torch.tensor([one.bar for one in found], dtype=torch.float64),
         residual=torch.tensor([one.residual for one in found], dtype=torch.float64),
         times=times,
+        oriented=torch.tensor(oriented, dtype=torch.bool),
         rank=rank,
         samples=size,
     )

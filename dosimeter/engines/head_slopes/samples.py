@@ -5,21 +5,24 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Generator, Tensor
-from torch.nn.functional import one_hot, softmax
+from torch import Generator, Tensor, nn
 
-from dosimeter.client.losses import BinaryCrossEntropy
+from dosimeter.client.losses import BinaryCrossEntropy, OwnLoss
 from dosimeter.engines.head_slopes.factors import HeadFactors, take_apart
 from dosimeter.engines.head_slopes.label_vectors import Head64, find_label_vectors
+from dosimeter.engines.head_slopes.own_loss import class_by_slope, expected_of_softmax, loss_at_logits, vectors_by_slopes
 from dosimeter.engines.shifts.recover import declared_noise, doubt_of_maps
 from dosimeter.engines.subspace.problem import may_be_scaled
 from dosimeter.engines.subspace.spectrum import rounding_unit
 from dosimeter.interfaces import Exposure
-from dosimeter.network.head import Head
+from dosimeter.network.head import CLOSINGS, Head
 from dosimeter.types import Refused
 
+MIRRORED = (
+    "guesses only: under a head without biases a sample's mirror image, −f with every label exchanged, has the same gradient; "
+    "the gradient of the bias, or features that are never negative, would tell"
+)
 BINARY_SLACK = 0.05  # by which a recovered label may miss 0 or 1, beside its error bar
-ALIGNED = 1e-3  # sine of the angle between a slope and the one that its class has, beside the error bar
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +42,7 @@ class HeadSamples:
 
 def separate(exposure: Exposure, head: Head, rng: Generator, seed: int = 0) -> HeadSamples:
     """Every sample of the head's gradient that can be told, with its labels; refused where none can."""
-    if not isinstance(exposure.public.loss, BinaryCrossEntropy):
+    if not isinstance(loss_at_logits(exposure.public.loss, head), BinaryCrossEntropy):
         return _by_factors(exposure, head, seed)
     reason = ""
     if head.classes > 2 and exposure.public.batch_size != 1:
@@ -56,7 +59,8 @@ def separate(exposure: Exposure, head: Head, rng: Generator, seed: int = 0) -> H
 def _by_vectors(exposure: Exposure, head: Head, rng: Generator) -> HeadSamples:
     public, gradient = exposure.public, head.weight_gradient
     assert gradient is not None
-    assert isinstance(public.loss, BinaryCrossEntropy)
+    loss = loss_at_logits(public.loss, head)
+    assert isinstance(loss, BinaryCrossEntropy)
     weight = head.weight.double()
     equations = Head64(
         gradient=gradient.double(),
@@ -64,8 +68,11 @@ def _by_vectors(exposure: Exposure, head: Head, rng: Generator) -> HeadSamples:
         bias=weight.new_zeros(len(weight)) if head.bias is None else head.bias.double(),
         unit=rounding_unit(gradient),
         noise=declared_noise(gradient, public),
-        scale=head.classes if public.loss.over_classes == "mean" else 1,
+        scale=head.classes if loss.over_classes == "mean" else 1,
         model_unit=head.precision,
+        bias_gradient=None if head.bias_gradient is None else head.bias_gradient.double(),
+        bias_noise=0.0 if head.bias_gradient is None else declared_noise(head.bias_gradient, public),
+        non_negative=head.non_negative,
     )
     known = None if may_be_scaled(public) else public.batch_size
     found = find_label_vectors(equations, known, rng)
@@ -73,17 +80,18 @@ def _by_vectors(exposure: Exposure, head: Head, rng: Generator) -> HeadSamples:
     doubt = doubt_of_maps(public) or _doubt_of_count(int(times.sum()), public.batch_size)
     device, count = gradient.device, len(found.features)
     declared = public.batch_size
-    complete = found.complete and not doubt and declared in (None, int(times.sum()))
+    oriented = found.oriented.to(device)
+    complete = found.complete and not doubt and declared in (None, int(times.sum())) and bool(oriented.all())
     at_most = (head.classes - 1) // 2
     why = f"more than {at_most} samples leave the equations of {head.classes} labels undetermined" if found.rank > at_most else ""
-    left = f"{count} of {found.rank} directions of the gradient are certified samples"
+    left = MIRRORED if not bool(oriented.all()) else f"{count} of {found.rank} directions of the gradient are certified samples"
     return HeadSamples(
         features=found.features,
         vectors=found.vectors,
         labels=found.vectors.argmax(1),
         times=times.to(device),
         error_bar=found.error_bar.to(device),
-        certified=torch.full((count,), not doubt, device=device),
+        certified=oriented & (not doubt),
         complete=complete,
         size=declared or found.samples,
         message=doubt or why or ("" if complete else left),
@@ -117,7 +125,8 @@ def _by_factors(exposure: Exposure, head: Head, seed: int) -> HeadSamples:
 
 def _labels(exposure: Exposure, head: Head, factors: HeadFactors, size: int) -> tuple[Tensor | None, Tensor, Tensor, str]:
     """Label vectors, labels, whether each fits its slope, and why there are none."""
-    public, loss = exposure.public, exposure.public.loss
+    public, loss = exposure.public, loss_at_logits(exposure.public.loss, head)
+    closing = CLOSINGS.get(head.closing, nn.Identity())
     logits, none = head.logits(factors.features), torch.full_like(factors.certified, -1, dtype=torch.int64)
     if isinstance(loss, BinaryCrossEntropy) and not may_be_scaled(public):
         scale = size * (head.classes if loss.over_classes == "mean" else 1)
@@ -125,12 +134,20 @@ def _labels(exposure: Exposure, head: Head, factors: HeadFactors, size: int) -> 
         vectors = values.round().clamp(0, 1)
         off = (values - vectors).abs().amax(1) <= BINARY_SLACK
         return vectors, vectors.argmax(1) if head.classes > 1 else vectors[:, 0].long(), off, ""
+    own, sent = isinstance(loss, OwnLoss), head.weight.dtype  # the client's loss may hold weights in the model's format
+    if isinstance(loss, OwnLoss) and loss.target_kind() == "labels":
+        told = vectors_by_slopes(loss, closing, logits.to(sent), factors.slopes, factors.error_bar)
+        if told is not None:
+            vectors, fits = told
+            labels = torch.where(fits, vectors.argmax(1) if head.classes > 1 else vectors[:, 0].long(), -1)
+            why = "" if bool(fits.all()) else "the slopes are those of no label vector of zeros and ones"
+            return vectors, labels, torch.ones_like(fits), why
     if loss.target_kind() == "classes" and head.classes > 1:
-        labels = factors.slopes.argmin(1)  # under softmax with any positive weight, only the own class has a negative slope
-        expected = softmax(logits, 1) - one_hot(labels, head.classes)
-        cosine = torch.nn.functional.cosine_similarity(factors.slopes, expected, dim=1)
-        sine = (1 - cosine.square()).clamp_min(0).sqrt()
-        fits = (cosine > 0) & (sine <= ALIGNED + factors.error_bar)
-        why = "" if bool(fits.all()) else "the slopes are not those of a weighted softmax, so that they name no class"
-        return None, torch.where(fits, labels, -1), torch.ones_like(fits), why
+        labels = class_by_slope(loss, closing, logits.to(sent), factors.slopes, factors.error_bar) if isinstance(loss, OwnLoss) else None
+        if labels is None and not head.closing:
+            labels = expected_of_softmax(logits, factors.slopes, factors.error_bar)
+        labels = none if labels is None else labels
+        kind = "under the client's loss" if own else "of a weighted softmax"
+        why = "" if bool((labels >= 0).all()) else f"the slopes are not those {kind}, so that they name no class"
+        return None, labels, torch.ones_like(factors.certified), why
     return None, none, torch.ones_like(factors.certified), ""

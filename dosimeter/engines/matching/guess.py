@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Generator, Tensor
 
-from dosimeter.client.losses import as_distribution
+from dosimeter.client.losses import OwnLoss, as_distribution
 from dosimeter.columns import Columns
 from dosimeter.engines.matching.recipe import Recipe
 from dosimeter.files import readable_size
@@ -55,17 +55,36 @@ def make_guess(exposure: Exposure, labels: LabelEstimate | None, recipe: Recipe)
     """The batch size and the labels to guess under; refused where nothing tells them."""
     size, loss = _batch_size(exposure, labels), exposure.public.loss
     if recipe.joint_labels:
+        _check_guessed_targets(exposure)
         return guess_under(exposure, size, None)
     if labels is None:
         raise Refused("labels: pass labels=dm.recover_labels(exposure, ...) or a tensor, or let the attack optimise them")
     like = next(iter(exposure.update.values()))
     known = labels.labels if labels.soft is None else labels.soft
     targets = known.to(like) if known.is_floating_point() else known.to(like.device)
+    if isinstance(loss, OwnLoss) and loss.target_kind() == "labels" and not targets.is_floating_point():
+        width = exposure.public.classes  # PyTorch's losses of several labels take rows of zeros and ones
+        targets = as_distribution(targets, width, like.dtype) if width > 1 else targets.to(like)[:, None]
+        targets = targets if exposure.public.output_shape is None else targets.reshape(size, *exposure.public.output_shape)
     if labels.soft is not None and loss.shift_invariant and not bool((targets.flatten(1).sum(1) > 0).all()):
         raise Refused(f"labels: a soft label of {loss.name} shares out a positive weight, and one of these is 0 in every class")
     if targets.is_floating_point() and exposure.public.output_shape is not None:
         targets = targets.reshape(size, *loss.target_shape(exposure.public.output_shape))
     return guess_under(exposure, size, targets)
+
+
+def _check_guessed_targets(exposure: Exposure) -> None:
+    """Refuse a loss of the client's own that fails on targets which an attack makes up, as one that takes class ids alone."""
+    public, loss = exposure.public, exposure.public.loss
+    if not isinstance(loss, OwnLoss):
+        return
+    like = next(iter(exposure.update.values()))
+    output = (public.classes,) if public.output_shape is None else public.output_shape
+    try:
+        loss(like.new_zeros(2, *output), like.new_full((2, *loss.target_shape(output)), 0.5))
+    except RuntimeError as error:
+        line = str(error).strip().splitlines()[0]
+        raise Refused(f"the client's loss takes no targets that an attack makes up: {line}; pass the targets as labels=") from None
 
 
 def guess_under(exposure: Exposure, size: int, targets: Tensor | None) -> Guess:

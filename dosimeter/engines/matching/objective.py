@@ -139,7 +139,8 @@ class Objective:
         if kind == "numbers":
             return logits
         several = self.public.classes > 1
-        classes = -1 if logits.ndim == 2 or self.public.blank is not None else 1
+        last = logits.ndim <= 2 or self.public.blank is not None or logits.shape[1] != self.public.classes
+        classes = -1 if last else 1
         return logits.softmax(classes) if kind == "classes" and several else logits.sigmoid()
 
     def replay(self, inputs: Tensor, targets: Tensor, buffers: Buffers, names: Sequence[str], functional: bool) -> Update:

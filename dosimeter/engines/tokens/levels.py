@@ -35,6 +35,7 @@ class Level:
 
     layer: PositionLayer
     span: Span
+    rows: int  # of the gradients together, the most vectors that they can span
     model: nn.Module
     later: tuple[nn.Module, ...]  # with weights between and after the client's local steps, the last ones last; none where it took one
     blank: Any
@@ -148,7 +149,7 @@ def _level(exposure: Exposure, group: list[PositionLayer], later: tuple[nn.Modul
         rounding = float(max(squares)) ** 0.5 * steps**0.5 / (training.learning_rate * steps)
     span = span_of(rows, unit, declared=math.hypot(noise, rounding))
     span = replace(span, noise_is_large=noise > 0)
-    return Level(layer=group[0], span=span, model=exposure.model, later=later, blank=exposure.public.blank)
+    return Level(layer=group[0], span=span, rows=len(rows), model=exposure.model, later=later, blank=exposure.public.blank)
 
 
 def _rounding(weights: Tensor) -> Tensor:
@@ -210,6 +211,15 @@ def doubt_of(exposure: Exposure, level: Level) -> str:
         if missing:
             return f"the client trains {missing[0]} in its local steps and does not send it, so that the vectors' drift is unknown"
     return ""
+
+
+def require_rows(level: Level) -> None:
+    """Refuse a span that its gradient had no rows for, in which no vector of the batch lies: mixtures of more vectors than rows."""
+    if level.span.rank >= level.rows:
+        raise Refused(
+            f"dager needs no more token vectors than the gradient of {level.layer.name} has rows, {level.rows}, as the rank of LoRA; "
+            f"all rows are used and no vector lies in their span, so that the batch has more"
+        )
 
 
 def require_room(level: Level) -> None:
