@@ -87,10 +87,9 @@ class _Log:
         self.pace = _Pace()
 
     def show(self, progress: Progress) -> None:
-        if progress.left is not None and not self.forecast:
+        if not self.forecast and progress.left is not None and progress.left > LEAST_FORECAST:
             self.forecast = True
-            if progress.left > LEAST_FORECAST:
-                _log.info("the attacks will take about %s", duration(progress.left))
+            _log.info("the attacks will take about %s", duration(progress.left))
         if self.present != (progress.method, progress.position):
             self.finish()
             self.present, self.pace = (progress.method, progress.position), _Pace(progress.method)

@@ -46,6 +46,13 @@ def test_a_short_run_says_nothing_and_a_long_one_says_where_it_is(clock, caplog)
     assert caplog.messages == ["step 5 of 9, training the model, 31 s"]
 
 
+def test_a_forecast_that_comes_late_is_said_then(clock, caplog):
+    with progress_bar() as show:
+        show(Progress("ilrg", 0, 2, left=0.0))
+        show(Progress("dlg", 1, 2, left=20.0))
+    assert sum(said.startswith("the attacks will take about 20") for said in caplog.messages) == 1
+
+
 def test_a_forecast_is_said_once_and_before_the_work(clock, caplog):
     with progress_bar() as show:
         show(Progress("dlg", 0, 2, left=95.0))

@@ -24,7 +24,7 @@ class MapError(Metric):
 
     surface: ClassVar = "maps"
     higher_is_better: ClassVar[bool] = False
-    title: ClassVar[str] = "Map error"
+    title: ClassVar[str] = "map error"
 
     def __call__(self, recovered: Tensor, truth: Tensor) -> Tensor:
         check_paired(self.name, recovered, truth)

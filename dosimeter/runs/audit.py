@@ -324,7 +324,11 @@ def run_suite(
         protocol = {name: getattr(suite, name) for name in Protocol.__dataclass_fields__}
         if max_seconds is not None or progress is not None:
             timetable.time_steps(every, exposure, suite.seed)
-        recovered = [(recovery, carry_out(Measurement(**protocol, labels=recovery))) for recovery in chosen["labels"]]
+        others = [method for surface in surfaces() if surface.key != "labels" for method in chosen[surface.name]]
+        recovered = [
+            (recovery, carry_out(Measurement(**protocol, labels=recovery), [*chosen["labels"][position + 1 :], *others]))
+            for position, recovery in enumerate(chosen["labels"])
+        ]
         source = "given" if suite.attack_labels == "given" else _label_source(recovered, suite.defenses if suite.adaptive else ())
         measurements = [
             Measurement(**protocol, labels=surface.label_source(method, source), method=method, adaptive=adaptive)

@@ -200,7 +200,7 @@ def judge_membership(found: MembershipEstimate, scores: Scores, attempts: int) -
     luck = luck_words(details["chance"], attempts)
     if correct_for_attempts(details["chance"], attempts) <= LARGEST_CHANCE:
         return Verdict.LEAKED, f"{figures}; the batch's samples stand out among candidates of their class, and {luck}"
-    return Verdict.NOT_SHOWN, f"{figures}; {luck}, so this batch does not tell a leak from luck"
+    return Verdict.NOT_SHOWN, f"{figures}; within their classes {luck}, so this batch does not tell a leak from luck"
 
 
 def chance_within_classes(values: Tensor, inside: Tensor, classes: Tensor) -> float:

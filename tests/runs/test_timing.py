@@ -215,6 +215,16 @@ def test_an_audit_within_a_limit_says_what_it_cut_and_a_longer_one_makes_up_for_
     assert {record.method: record.outcome for record in read_records(tmp_path)}["ilrg"] == "completed"
 
 
+def test_the_time_of_the_attacks_is_known_from_the_first_label_recovery_on(classifier, batch, monkeypatch):
+    quick = dataclasses.replace(ATTACK, steps=2)
+    expected = {"inverting_gradients": Forecast(each=50.0, steps=2)}
+    monkeypatch.setattr(timing, "forecast", lambda method, *_: expected.get(method.name, Forecast()))
+    seen = []
+    dm.audit(classifier, batch, labels=["ilrg", "idlg"], features=[], maps=[], attacks=[quick], ceilings=False, progress=seen.append)
+    assert (seen[0].method, seen[0].left) == ("ilrg", 100.0)
+    assert {one.left for one in seen if one.method == "idlg"} == {100.0}
+
+
 @pytest.mark.parametrize("limit", [0, -3.0, float("inf"), float("nan")])
 def test_a_limit_is_a_positive_number(classifier, batch, limit):
     with pytest.raises(ValueError, match="max_seconds: expected a positive number of seconds"):
