@@ -187,6 +187,7 @@ class Defense(Method):
     changes_pixels: ClassVar[bool] = False  # True: computes with the inputs as numbers, so that token ids are refused
     pairs_labels: ClassVar[bool] = False  # True: each sample has two labels, in shares that the server does not know
     hides_head: ClassVar[bool] = False  # True: the head's gradient may be absent, or something else stands in its place
+    noise_shape: ClassVar[Literal["normal", "laplace"]] = "normal"  # of the noise that it adds, where it adds any
     continuous: ClassVar[bool] = False  # True: what is sent is a continuous function of the update before, which autograd differentiates
     once: ClassVar[bool] = False  # True: acts once, before the first round; defenses of the model always do
     voids: ClassVar[frozenset[ProtectedUnit] | None] = None  # units whose guarantees do not hold beside this defense; see `voided_units`

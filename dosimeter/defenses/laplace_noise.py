@@ -30,6 +30,8 @@ class LaplaceNoise(OutgoingDefense):
     promise: ClassVar[str] = "nothing by itself: an ε needs a bound on the update's L1 norm, which grows with the number of parameters"
     breaks: ClassVar[str] = "accuracy, as Gaussian noise does, with heavier tails"
 
+    noise_shape: ClassVar = "laplace"
+
     scale: FiniteFloat
     relative: bool = False
 

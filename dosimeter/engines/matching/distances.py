@@ -54,6 +54,17 @@ class SquaredError(Distance):
 
 
 @dataclass(frozen=True)
+class AbsoluteError(Distance):
+    """Σ ‖g − g*‖₁ over ‖g*‖₁: up to constants the negative logarithm of a Laplace distribution's density."""
+
+    def __call__(
+        self, guess: Sequence[Tensor], target: Sequence[Tensor], weights: Tensor | None = None, sizes: Tensor | None = None
+    ) -> Tensor:
+        size = _total([t.abs().sum() for t in target], weights)
+        return _total([(g - t).abs().sum() for g, t in zip(guess, target)], weights) / size.clamp_min(_tiny(size))
+
+
+@dataclass(frozen=True)
 class SquaredAndAbsolute(Distance):
     """Σ ‖g − g*‖² + α ‖g − g*‖₁ (Deng et al., "TAG: Gradient Attack on Transformer-based Language Models", 2021)."""
 
