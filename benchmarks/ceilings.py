@@ -3,11 +3,12 @@
     python benchmarks/ceilings.py --nets 1000 --seed 1000 --jobs 16
 
 Inputs are drawn from a Gaussian, which the attacker knows. The attacker also knows the labels, the other samples, the model and the noise.
-It computes the most probable input by Levenberg-Marquardt steps from the mean and from draws of the prior. The most probable of the
-results is its guess. The table compares its mean squared error over the draws with the bound `van_trees`. Behind clipping and noise a
-second attacker picks the input among ten candidates, and its share of successes stands beside the bound `reconstruction_robustness`. A
-bound counts as broken where an attacker is better by more than the 99.9 % interval of its mean. Squared errors are skewed, and the interval
-is Hall's, which takes that into account. A net that looks broken is measured again, with 32 times as many other draws, which alone decide.
+It gets what `dm.observe` sends, and has its own model of the client, so that a bound that misreads a defense is found. It computes the
+most probable input by Levenberg-Marquardt steps from the mean and from draws of the prior. The most probable of the results is its guess.
+The table compares its mean squared error over the draws with the bound `van_trees`. Behind clipping and noise a second attacker picks the
+input among ten candidates, and its share of successes stands beside the bound `reconstruction_robustness`. A bound counts as broken where
+an attacker is better by more than the 99.9 % interval of its mean. Squared errors are skewed, and the interval is Hall's, which takes that
+into account. A net that looks broken is measured again, with 32 times as many other draws, which alone decide.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from __future__ import annotations
 import argparse
 import math
 import random
+import warnings
+from collections import OrderedDict
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -23,18 +26,20 @@ from pathlib import Path
 import torch
 from measured import write_measurement
 from torch import Tensor, nn
-from torch.func import jacfwd, vmap
+from torch.func import functional_call, grad, jacfwd, vmap
 
 import dosimeter as dm
 from dosimeter.bounds.reconstruction_robustness import ReconstructionRobustness
 from dosimeter.bounds.van_trees import VanTrees
+from dosimeter.client.losses import BinaryCrossEntropy, SquaredError
 from dosimeter.engines.bounds.candidates import identify
-from dosimeter.engines.bounds.jacobian import Jacobian
 from dosimeter.engines.bounds.mechanism import mechanism_of
 from dosimeter.engines.bounds.pixel_prior import PixelProblem
 from dosimeter.interfaces import Mechanism
 
 ACTIVATIONS = {"tanh": nn.Tanh, "sigmoid": nn.Sigmoid, "silu": nn.SiLU, "relu": nn.ReLU}
+GAINS = [1, 1, 1, 4]  # of all weights; with large ones many inputs leave no trace, and few tell much
+LOSSES = {"cross_entropy": dm.CrossEntropy, "squared_error": SquaredError, "binary_cross_entropy": BinaryCrossEntropy}
 DRAWS, STARTS, ITERATIONS = 64, 3, 20
 SECOND_LOOK = 32  # times as many draws for a net that looks broken
 CANDIDATES, TRIALS = 10, 2000
@@ -84,20 +89,26 @@ def measure_once(seed: int, draws: int, first_draw: int = 0) -> Result:
     choice = random.Random(seed)
     torch.manual_seed(seed)
     activation, size = choice.choice(list(ACTIVATIONS)), choice.choice([6, 12, 20])
-    width, classes, batch = choice.choice([4, 8, 16]), choice.choice([2, 3, 10]), choice.choice([1, 2, 4])
-    model = nn.Sequential(nn.Linear(size, width), ACTIVATIONS[activation](), nn.Linear(width, classes)).double()
+    width, classes, batch = choice.choice([4, 8, 16]), choice.choice([2, 3, 10]), choice.choice([1, 2, 4, 8])
+    name, defenses, steps = _defense(choice)
+    model = _net(choice, size, width, classes, ACTIVATIONS[activation], mixing="dpsgd" not in name and batch > 1)
     prior_root = torch.randn(size, size, dtype=torch.float64) / math.sqrt(size)
     auxiliary = torch.randn(4000, size, dtype=torch.float64) @ prior_root.T + torch.randn(size, dtype=torch.float64)
-    data = dm.Batch(auxiliary[:batch].clone(), torch.randint(0, classes, (batch,)))
-    name, defenses = _defense(choice)
-    mechanism = mechanism_of(model, data, defenses=defenses, auxiliary=dm.Batch(auxiliary, torch.zeros(4000, dtype=torch.int64)))
+    loss, targets = _aim(choice, classes, batch)
+    data = dm.Batch(auxiliary[:batch].clone(), targets)
+    options = {"defenses": defenses, "loss": loss, "training": dm.FedAvg(steps=steps, learning_rate=0.2) if steps else dm.FedSGD()}
+    known = auxiliary[: choice.choice([3, 4000, 4000, 4000])]
+    mechanism = mechanism_of(model, data, auxiliary=dm.Batch(known, torch.zeros(len(known), dtype=torch.int64)), **options)
     problem = PixelProblem(mechanism, "van_trees")
-    ceiling = VanTrees(points=32)(mechanism, torch.Generator().manual_seed(seed))
+    ceiling = VanTrees()(mechanism, torch.Generator().manual_seed(seed))
     drawing = seed + first_draw * OTHER_DRAWS
     truth = problem.prior.draw(draws, torch.Generator().manual_seed(drawing + 1))
-    squared = (attack(mechanism, problem, truth, drawing) - truth).square().sum(1)
+    client = Client(model, data, loss, defenses, steps, size)
+    client.check()
+    seen = torch.stack([client.observe(point, drawing + place) for place, point in enumerate(truth)])
+    squared = (attack(client, problem, seen, drawing) - truth).square().sum(1)
     bound = size * 10 ** (-float(ceiling.values[0]) / 10)
-    picked = _identification(mechanism, truth, seed)
+    picked = _identification(mechanism, client, truth, seed)
     return Result(activation, name, float(squared.mean()), largest_mean(squared), bound, ceiling.proved, *picked, draws)
 
 
@@ -118,14 +129,13 @@ def largest_mean(values: Tensor) -> float:
     return float(values.mean()) - spread * 3 / skewness * (math.copysign(abs(cube) ** (1 / 3), cube) - 1)
 
 
-def _identification(mechanism: Mechanism, candidates: Tensor, seed: int) -> tuple[float | None, float | None]:
+def _identification(mechanism: Mechanism, client: Client, candidates: Tensor, seed: int) -> tuple[float | None, float | None]:
     """The share of trials in which the first sample is picked out of ten candidates (n, d), and the bound on it."""
     if not mechanism.noise_multipliers:
         return None, None
     rng = torch.Generator().manual_seed(seed + 3)
     ceiling = ReconstructionRobustness(chance=1 / CANDIDATES)(mechanism, rng)
-    jacobian = Jacobian(mechanism)
-    sent = torch.stack([_pure_update(jacobian, point).detach() for point in candidates[:CANDIDATES]])  # in units of the noise
+    sent = torch.stack([client.pure(point).detach() for point in candidates[:CANDIDATES]]) / client.noise  # in units of the noise
     hits = [
         identify((sent - sent[one]).roll(-one, 0)[None], noise_multiplier=1.0, trials=TRIALS // CANDIDATES, rng=rng) == 0
         for one in range(CANDIDATES)
@@ -133,26 +143,23 @@ def _identification(mechanism: Mechanism, candidates: Tensor, seed: int) -> tupl
     return float(torch.cat(hits).double().mean()), float(ceiling.values[0])
 
 
-def attack(mechanism: Mechanism, problem: PixelProblem, truth: Tensor, seed: int) -> Tensor:
-    """The most probable inputs, given noisy updates of the inputs `truth` (n, d) in the first sample's place."""
-    jacobian, prior = Jacobian(mechanism), problem.prior
+def attack(client: Client, problem: PixelProblem, seen: Tensor, seed: int) -> Tensor:
+    """The most probable inputs (n, d) in the first sample's place, given the updates `seen` (n, m)."""
+    prior = problem.prior
     rng = torch.Generator().manual_seed(seed + 2)
     precision = torch.linalg.pinv(prior.root(torch.eye(problem.size, dtype=torch.float64)))  # Λ^-½
 
-    def update(point: Tensor) -> Tensor:
-        return torch.cat([change.flatten() for change in jacobian.update(0, point).values()])
-
-    seen = torch.stack([update(point).detach() for point in truth])
-    seen = seen + torch.randn(seen.shape, generator=rng, dtype=torch.float64)
-
     def residual(point: Tensor, observed: Tensor) -> Tensor:
-        return torch.cat((observed - _pure_update(jacobian, point), precision @ (point - prior.mean)))
+        sent = client.pure(point)
+        if client.rescaled:  # the clipping after the noise hides the scale, which is fitted
+            observed = observed * (observed @ sent) / (observed @ observed)
+        return torch.cat(((observed - sent) / client.noise, precision @ (point - prior.mean)))
 
     slopes = vmap(jacfwd(residual))
     best = cost_of_best = None
     for start in range(STARTS):
-        point = prior.mean.expand_as(truth).clone() if start == 0 else prior.draw(len(truth), rng)
-        damping = torch.ones(len(truth), 1, 1, dtype=torch.float64)
+        point = prior.mean.expand(len(seen), -1).clone() if start == 0 else prior.draw(len(seen), rng)
+        damping = torch.ones(len(seen), 1, 1, dtype=torch.float64)
         errors = vmap(residual)(point, seen)
         for _ in range(ITERATIONS):
             matrix = slopes(point, seen)  # (n, m, d)
@@ -171,33 +178,118 @@ def attack(mechanism: Mechanism, problem: PixelProblem, truth: Tensor, seed: int
     return best
 
 
-def _pure_update(jacobian: Jacobian, point: Tensor) -> Tensor:
-    """The update that is sent with `point` as the first sample, by functional differentiation."""
-    from torch.func import functional_call, grad
+class Client:
+    """What the attacker knows of the client: how it trains, what it withholds and how much noise it adds; without `mechanism_of`."""
 
-    client = jacobian.mechanism.client
-    parameters = {name: parameter.detach() for name, parameter in client.model.named_parameters()}
+    def __init__(self, model: nn.Module, data: dm.Batch, loss, defenses: tuple, steps: int, size: int) -> None:
+        self.model, self.data, self.loss, self.defenses, self.steps = model, data, loss, defenses, steps
+        self.options = {defense.name: defense for defense in defenses}
+        private = self.options.get("dpsgd")
+        clip = self.options.get("clipping")
+        self.each = private.max_norm if private else math.inf  # to which each sample is clipped, or the update
+        self.whole = clip.max_norm if clip and not private else math.inf
+        self.rescaled = bool(clip and private)
+        self.sent = [name for name, _ in model.named_parameters() if "head_withheld" not in self.options or not name.startswith(HEAD)]
+        self.noise = self._noise()
 
-    def loss(parameters: dict[str, Tensor], sample: Tensor, target: Tensor) -> Tensor:
-        return client.loss(functional_call(client.model, parameters, (sample[None],)), target[None])
+    def _noise(self) -> float:
+        """The deviation of each entry; behind Laplace noise that of the Gaussian with as much information."""
+        if private := self.options.get("dpsgd"):
+            return private.noise_multiplier * private.max_norm / len(self.data.inputs)
+        return self.options["laplace_noise"].scale if "laplace_noise" in self.options else self.options["gaussian_noise"].std
 
-    total: dict[str, Tensor] = {}
-    for place, target in enumerate(client.batch.targets):
-        sample = point if place == 0 else client.batch.inputs[place]
-        term = client.training.sample_term(grad(loss)(parameters, sample, target))
-        total = {name: total.get(name, 0) + change / len(client.batch.inputs) for name, change in term.items()}
-    return torch.cat([change.flatten() for change in jacobian._sent(total).values()])
+    def observe(self, point: Tensor, seed: int, noiseless: bool = False) -> Tensor:
+        inputs = torch.cat((point[None], self.data.inputs[1:]))
+        training = dm.FedAvg(steps=self.steps, learning_rate=0.2) if self.steps else dm.FedSGD()
+        defenses = [defense for defense in self.defenses if not noiseless or defense.name == "head_withheld"]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # inputs outside [0, 1]
+            exposure = dm.observe(
+                self.model, dm.Batch(inputs, self.data.targets), defenses=defenses, training=training, loss=self.loss, seed=seed
+            )
+        return torch.cat([exposure.update[name].flatten() for name in self.sent])
+
+    def check(self) -> None:
+        """The attacker's model of the client is right: without clipping and noise it computes what the client sends."""
+        each, whole, point = self.each, self.whole, self.data.inputs[0]
+        self.each = self.whole = math.inf
+        assert torch.allclose(self.pure(point), self.observe(point, 0, noiseless=True), rtol=1e-6, atol=1e-9)
+        self.each, self.whole = each, whole
+
+    def pure(self, point: Tensor) -> Tensor:
+        """The update without noise with `point` as the first sample, by functional differentiation."""
+        inputs = torch.cat((point[None], self.data.inputs[1:]))
+        start = {name: parameter.detach() for name, parameter in self.model.named_parameters()}
+        slope = grad(lambda at, x, y: self.loss(functional_call(self.model, at, (x,)), y))
+        if self.each < math.inf:
+            terms = [slope(start, x[None], y[None]) for x, y in zip(inputs, self.data.targets)]
+            terms = [self._clipped(term, self.each) for term in terms]
+            total = {name: sum(term[name] for term in terms) / len(terms) for name in start}
+        else:
+            at = start
+            for _ in range(max(1, self.steps)):
+                gradient = slope(at, inputs, self.data.targets)
+                at = {name: at[name] - 0.2 * gradient[name] for name in at}
+            total = {name: (start[name] - at[name]) / 0.2 / max(1, self.steps) for name in at}
+        total = self._clipped({name: total[name] for name in self.sent}, self.whole)
+        return torch.cat([total[name].flatten() for name in self.sent])
+
+    @staticmethod
+    def _clipped(update: dict[str, Tensor], norm: float) -> dict[str, Tensor]:
+        if math.isinf(norm):
+            return update
+        size = torch.cat([change.flatten() for change in update.values()]).norm()
+        return {name: change * torch.clamp(norm / size, max=1.0) for name, change in update.items()}
 
 
-def _defense(choice: random.Random) -> tuple[str, tuple]:
+HEAD = "head."
+
+
+def _net(choice: random.Random, size: int, width: int, classes: int, activation, mixing: bool) -> nn.Module:
+    """A linear layer or a convolution, a norm or none, an activation and a head."""
+    norms = [nn.Identity(), nn.LayerNorm(width), nn.GroupNorm(2, width), *([nn.BatchNorm1d(width, track_running_stats=False)] * mixing)]
+    first = [("linear", nn.Linear(size, width))]
+    if choice.random() < 0.25:
+        place = nn.Conv1d(1, 2, 3, padding=1)
+        first = [
+            ("raise", nn.Unflatten(1, (1, size))),
+            ("convolution", place),
+            ("flat", nn.Flatten()),
+            ("linear", nn.Linear(2 * size, width)),
+        ]
+    layers = [*first, ("norm", choice.choice(norms)), ("activation", activation()), ("head", nn.Linear(width, classes))]
+    model, gain = nn.Sequential(OrderedDict(layers)).double(), choice.choice(GAINS)
+    for parameter in model.parameters():
+        parameter.data *= gain
+    return model
+
+
+def _aim(choice: random.Random, classes: int, batch: int) -> tuple:
+    """A loss and targets."""
+    name = choice.choice([*LOSSES, "cross_entropy"])
+    targets = torch.randint(0, classes, (batch,))
+    return LOSSES[name](), torch.randn(batch, classes, dtype=torch.float64) if name == "squared_error" else targets
+
+
+def _defense(choice: random.Random) -> tuple[str, tuple, int]:
+    """A list of defenses by its name, and the local steps; 0: one gradient is sent."""
     std, multiplier, norm = 10 ** choice.uniform(-3, 0), 10 ** choice.uniform(-2, 1), 10 ** choice.uniform(-1, 1)
-    kind = choice.choice(["gaussian_noise", "dpsgd", "clipping + gaussian_noise", "head_withheld + gaussian_noise"])
-    if kind == "dpsgd":
-        return kind, (dm.defense("dpsgd", max_norm=norm, noise_multiplier=multiplier),)
-    if kind.startswith("clipping"):
-        return kind, (dm.defense("clipping", max_norm=norm), dm.defense("gaussian_noise", std=multiplier * norm))
-    noise = dm.defense("gaussian_noise", std=std)
-    return kind, (dm.defense("head_withheld"), noise) if kind.startswith("head") else (noise,)
+    noise, private = dm.defense("gaussian_noise", std=std), dm.defense("dpsgd", max_norm=norm, noise_multiplier=multiplier)
+    without, clip = dm.defense("head_withheld"), dm.defense("clipping", max_norm=norm)
+    tight = dm.defense("clipping", max_norm=1e-3)  # below the size of the noisy update, which is then rescaled
+    lists = [
+        (noise,),
+        (private,),
+        (clip, dm.defense("gaussian_noise", std=multiplier * norm)),
+        (without, noise),
+        (noise, without),
+        (dm.defense("laplace_noise", scale=std),),
+        (tight, private),
+        (private, tight),
+    ]
+    chosen = choice.choice(lists)
+    steps = choice.choice([0, 0, 3]) if private not in chosen else 0
+    return " + ".join([defense.name for defense in chosen] + ["local steps"] * bool(steps)), chosen, steps
 
 
 def main() -> None:

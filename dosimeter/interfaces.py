@@ -452,6 +452,7 @@ class Mechanism:
     floors: Mapping[str, float]  # the noise in each layer's entries, as `Defense.noise_floor` has it
     declared: bool  # False: the client adds no noise, and the floors are those of rounding
     noise_multipliers: Mapping[ProtectedUnit, float]  # noise over the most that one sample, or the whole batch, can change
+    fixed_noise: bool = True  # False: the floors depend on the update itself, and so tell of it
     normalization: Normalization = field(default_factory=Normalization)
     auxiliary: Batch | None = None  # what an attacker knows of other inputs
 
@@ -465,6 +466,14 @@ class Bound(Method):
 
     @abstractmethod
     def __call__(self, mechanism: Mechanism, rng: Generator) -> Ceiling: ...
+
+    def as_measured(self, ceiling: Ceiling, details: Mapping[str, Any]) -> Ceiling:
+        """The ceiling on the metric as an audit measured it, whose record has these details."""
+        return ceiling
+
+    def within(self, products: float, numbers: int) -> Bound:
+        """The bound in so many products with the update's Jacobian for each sample of `numbers` numbers; refused where it needs more."""
+        return self
 
 
 class Tampering(ABC):

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 from torch import Generator
 
-from dosimeter.engines.bounds.pixel_prior import PixelProblem
-from dosimeter.engines.bounds.remaining_error import EXTRA_PROBES
+from dosimeter.engines.bounds.budget import fewer_steps, too_long
+from dosimeter.engines.bounds.pixel_prior import NOISE_TELLS, PixelProblem
+from dosimeter.engines.bounds.remaining_error import EXACT_UP_TO, EXTRA_PROBES
 from dosimeter.interfaces import Bound, Mechanism
 from dosimeter.options import PositiveInt
 from dosimeter.registry import BOUNDS
@@ -36,10 +37,12 @@ class HiddenDirections(Bound):
     probes: PositiveInt = 6
     steps: PositiveInt = 12
 
-    @property
-    def products_a_step(self) -> int:
-        """With the Fisher information, for each sample and Lanczos step."""
-        return self.probes + EXTRA_PROBES
+    def within(self, products: float, numbers: int) -> Bound:
+        if numbers > EXACT_UP_TO:
+            return replace(self, steps=fewer_steps(self.name, self.steps, products, self.probes + EXTRA_PROBES))
+        if products < numbers:
+            raise too_long(self.name)
+        return self
 
     def __call__(self, mechanism: Mechanism, rng: Generator) -> Ceiling:
         problem = PixelProblem(mechanism, self.name)
@@ -55,6 +58,7 @@ class HiddenDirections(Bound):
                 "Inputs are drawn from a Gaussian with the mean and covariance of the auxiliary samples.",
                 "The attacker knows the labels and the other samples.",
                 "The noise is the client's own." if mechanism.declared else "The only noise is the rounding of the update's entries.",
+                *((NOISE_TELLS,) if not mechanism.fixed_noise else ()),
             ),
             details={
                 "prior_psnr": [problem.prior_psnr] * len(found),

@@ -39,14 +39,17 @@ class LabelRobustness(Bound):
         if targets.ndim != 1 or targets.is_floating_point():
             raise Refused("label_robustness needs one class a sample; these targets are of another kind")
         classes = max(2, count_classes(deep_copy(client.model), client.batch.inputs[[0, 0]]))
-        auxiliary = None if mechanism.auxiliary is None else mechanism.auxiliary.targets
-        told = auxiliary is not None and auxiliary.ndim == 1 and not auxiliary.is_floating_point()
-        counts = torch.bincount(auxiliary.cpu(), minlength=classes) if told else torch.zeros(classes)  # pyright: ignore[reportOptionalMemberAccess]
+        told = None if mechanism.auxiliary is None else mechanism.auxiliary.targets.cpu()
+        if told is not None and (told.ndim != 1 or told.is_floating_point()):
+            told = None
+        if told is not None and not bool(((told >= 0) & (told < classes)).all()):
+            raise Refused(f"label_robustness: auxiliary: expected classes from 0 to {classes - 1}, as the model has outputs")
+        counts = torch.zeros(classes) if told is None else torch.bincount(told, minlength=classes)
         frequencies = (counts.double() + 1) / (counts.double() + 1).sum()
         chance = best_blind_agreement(frequencies, size)
         multiplier = max(known["sample"] / size if "sample" in known else 0.0, known.get("client", 0.0))
         bound = success_bound(noise_multiplier=multiplier, chance=chance)
-        drawn = "as often as in the auxiliary samples and one more of each class" if told else "all classes alike"
+        drawn = "as often as in the auxiliary samples and one more of each class" if told is not None else "all classes alike"
         return Ceiling(
             bound=self.name,
             surface=self.surface,

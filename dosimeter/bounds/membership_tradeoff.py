@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import torch
 from torch import Generator
@@ -11,6 +12,7 @@ from torch import Generator
 from dosimeter.engines.membership.estimate import true_positive_bound
 from dosimeter.interfaces import Bound, Mechanism
 from dosimeter.metrics.members_at_1 import MembersAtOnePercent
+from dosimeter.metrics.membership_rates import allowed_alarms, rate_of
 from dosimeter.registry import BOUNDS
 from dosimeter.types import Ceiling, Refused
 
@@ -22,6 +24,8 @@ class MembershipTradeoff(Bound):
 
     Dong, Roth & Su, "Gaussian Differential Privacy", JRSS-B 2022: the trade-off function of the Gaussian mechanism. Another sample stands
     in the member's place, which moves the sum by up to twice the clipping norm.
+    An audit counts false alarms among N other samples. By chance, a sample is above all but k of them with probability
+    (k + 1)/(N + 1), and the audit's ceiling is for that.
     """
 
     surface: ClassVar[str] = "membership"
@@ -45,3 +49,12 @@ class MembershipTradeoff(Bound):
             ),
             details={"noise_multiplier": multiplier},
         )
+
+    def as_measured(self, ceiling: Ceiling, details: Mapping[str, Any]) -> Ceiling:
+        """At the false alarms that few other samples stand for, which are more than the share of them that passes."""
+        others, multiplier = details.get("others"), ceiling.details["noise_multiplier"]
+        if not isinstance(others, int) or others < 1:
+            return ceiling
+        rate = rate_of(allowed_alarms(MembersAtOnePercent.rate, others), others)
+        bound = true_positive_bound(max(rate, MembersAtOnePercent.rate), noise_multiplier=multiplier)
+        return replace(ceiling, values=torch.full_like(ceiling.values, bound.high), details={**ceiling.details, "false_alarms": rate})

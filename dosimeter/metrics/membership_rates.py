@@ -24,5 +24,18 @@ def found_at(rate: float, scores: Tensor, inside: Tensor, name: str) -> Tensor:
 
 def threshold_at(rate: float, others: Tensor) -> float:
     """The score that at most `rate` of the others (n,) exceed."""
-    allowed = math.floor(rate * len(others))
+    allowed = allowed_alarms(rate, len(others))
     return float(others.sort(descending=True).values[allowed]) if allowed < len(others) else -math.inf
+
+
+def allowed_alarms(rate: float, others: int) -> int:
+    """How many of so many others may pass."""
+    return math.floor(rate * others)
+
+
+def rate_of(alarms: int, others: int) -> float:
+    """The probability that a sample outside the batch passes as a member would, above all but `alarms` of the others.
+
+    It takes any place among the others alike: (alarms + 1) / (others + 1). Of few others this is more than the share that passes.
+    """
+    return min(1.0, (alarms + 1) / (others + 1))

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from dosimeter.numbers import THIN, plain, power_of_ten
+from dosimeter.numbers import THIN, percent, plain, power_of_ten, significant
 from dosimeter.report.plots import HEIGHT, Scale, Tick, level_text, round_step
 from dosimeter.report.scores import score
-from dosimeter.report.words import higher_is_better, is_share, metric_name
+from dosimeter.report.words import enumeration, higher_is_better, is_share, metric_name
 from dosimeter.surfaces.limits import CLOSED_DB, Limits
 from dosimeter.surfaces.surface import surface_named
 
@@ -64,7 +64,7 @@ def limits_plot(limits: Limits) -> LimitsPlot:
         height=HEIGHT,
         ceiling_name=_ceiling_name(limits),
         proved=any(value is not None for value in limits.proved),
-        sentence=" ".join(filter(None, [limits_sentence(limits), exposure_sentence(limits)])),
+        sentence=" ".join(filter(None, [limits_sentence(limits), identification_sentence(limits), exposure_sentence(limits)])),
         assumptions=" ".join(limits.assumptions),
         summary=f"Proved, shown and ceiling of {count} values of {metric_name(limits.metric)}. {limits_sentence(limits)}",
     )
@@ -110,6 +110,26 @@ def _all_proved(limits: Limits) -> str:
         return f"{left}: what the update holds of it is proved, and the rest leaves no trace in the update."
     whole = "all of it" if of_what else "everything" if count == 1 else f"each of {count} values"
     return f"{left}: {whole} is proved from the update."
+
+
+def identification_sentence(limits: Limits) -> str:
+    """How often an attacker who knows all but the sample picks it among candidates, beside the bound and ε; "" without such a bound."""
+    facts = limits.identification
+    chance, top = facts.get("chance"), facts.get("high")
+    if not isinstance(chance, float) or not isinstance(top, float) or chance <= 0:
+        return ""
+    shown = facts.get("attack")
+    whom = f"An attacker who knows all but which of {round(1 / chance)} candidates a sample is"
+    finds = (
+        f"{whom} picks it in {percent(shown)} of the cases, and none can in more than"
+        if isinstance(shown, float)
+        else f"{whom} picks it in at most"
+    )
+    spent = facts.get("epsilon")
+    epsilon = enumeration([f"{significant(value)} ({name})" for name, value in spent.items()]) if isinstance(spent, dict) and spent else ""
+    budget = f"; ε at δ {significant(facts.get('delta', 0.0))} is {epsilon}" if epsilon else ""
+    rounds = facts.get("steps", 1)
+    return f"{finds} {percent(top)}, over {rounds} round{'s' if rounds != 1 else ''} (reconstruction_robustness, proved{budget})."
 
 
 def exposure_sentence(limits: Limits) -> str:

@@ -363,7 +363,7 @@ def _ceilings_of(client: AuditedClient, suite: Suite, step: float, max_seconds: 
         return None
     allowed = [SHARE_OF_LIMIT * max_seconds] if max_seconds is not None else []
     allowed += [QUICK_SECONDS] if suite.budget == "quick" else []
-    return AuditCeilings(client, suite, seconds=min(allowed, default=None), step=step)
+    return AuditCeilings(client, suite, seconds=min(allowed, default=None), step=step, rounds=suite.rounds)
 
 
 def _is_granted(method: LabelRecovery, exposure: Exposure) -> bool:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
+
+from torch import Tensor
 
 from dosimeter.interfaces import Bound
 from dosimeter.network.leftovers import nothing_kept
@@ -17,21 +19,42 @@ from dosimeter.types import Ceiling, Record, Refused
 KEY = "ceiling"  # of a record's details
 LARGEST_PSNR = 300.0  # dB; float64 itself ends there, and a record holds no infinity
 STEPS_A_PRODUCT = 2.6  # a product with JᵀJ in float64 takes as long as so many steps of matching on one sample
-FEWEST_LANCZOS_STEPS = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Known:
+    """The ceilings of a client on all surfaces."""
+
+    found: list[Ceiling]
+    refused: dict[str, str]  # by the bound's name
+    seconds: float
+
+    def held(self, record: Record) -> dict[str, Any]:
+        """Those of the record's surface, as the record holds them."""
+        mine = [
+            BOUNDS.build(ceiling.bound).as_measured(ceiling, record.details) for ceiling in self.found if ceiling.surface == record.surface
+        ]
+        return {
+            **{ceiling.metric: plain_values(ceiling) for ceiling in mine},
+            "bounds": {ceiling.metric: _facts(ceiling) for ceiling in mine},
+            "refused": {name: reason for name, reason in self.refused.items() if BOUNDS.build(name).surface == record.surface},
+            "seconds": self.seconds,
+        }
 
 
 class AuditCeilings:
     """The ceilings of one client behind one protocol, computed when the first record asks for them.
 
     Of the bounds on one metric, the first in `preferred` that does not refuse counts: a theorem goes before an estimate.
+    A secret that is sent in `rounds` rounds is bounded over all of them, as its ε is; the other bounds are for the update that is audited.
     `seconds` limits each bound, counted in operations (`seconds_a_step`); `step` is such a count for one step on the whole batch.
     """
 
     preferred = (("van_trees", "hidden_directions"), ("reconstruction_robustness",), ("label_robustness",), ("membership_tradeoff",))
 
-    def __init__(self, client: AuditedClient, protocol: Protocol, *, seconds: float | None, step: float) -> None:
-        self.client, self.protocol, self.seconds, self.step = client, protocol, seconds, step
-        self._known: dict[str, dict[str, Any]] | None = None
+    def __init__(self, client: AuditedClient, protocol: Protocol, *, seconds: float | None, step: float, rounds: int = 1) -> None:
+        self.client, self.protocol, self.seconds, self.step, self.rounds = client, protocol, seconds, step, rounds
+        self._known: Known | None = None
 
     def attach(self, record: Record, measurement: Measurement) -> Record:
         """The record with the ceilings of its surface. A dishonest server changes the model, for which they do not hold."""
@@ -40,11 +63,9 @@ class AuditCeilings:
             return record
         if self._known is None:
             self._known = self._compute()
-        found = self._known.get(record.surface)
-        return record if found is None else replace(record, details=record.details | {KEY: found})
+        return replace(record, details=record.details | {KEY: self._known.held(record)})
 
-    def _compute(self) -> dict[str, dict[str, Any]]:
-        """The ceilings by surface, as a record holds them."""
+    def _compute(self) -> Known:
         began = time.perf_counter()
         found: list[Ceiling] = []
         refused: dict[str, str] = {}
@@ -55,21 +76,13 @@ class AuditCeilings:
                 refused |= result.refused
                 if result.found:
                     break
-        known: dict[str, dict[str, Any]] = {}
-        for surface in {BOUNDS.build(name).surface for group in self.preferred for name in group}:
-            mine = [ceiling for ceiling in found if ceiling.surface == surface]
-            known[surface] = {
-                **{ceiling.metric: plain_values(ceiling) for ceiling in mine},
-                "bounds": {ceiling.metric: _facts(ceiling) for ceiling in mine},
-                "refused": {name: reason for name, reason in refused.items() if BOUNDS.build(name).surface == surface},
-                "seconds": time.perf_counter() - began,
-            }
-        return known
+        return Known(found=found, refused=refused, seconds=time.perf_counter() - began)
 
     def _by(self, name: str) -> Ceilings:
         client, protocol = self.client, self.protocol
         try:
-            bound = self._within_budget(BOUNDS.build(name))
+            options = {"steps": self.rounds} if name == "reconstruction_robustness" else {}
+            bound = self._within_budget(BOUNDS.build(name, **options))
             with nothing_kept(client.model, bound):  # the truth goes through the model
                 return ceilings(
                     client.model,
@@ -88,14 +101,11 @@ class AuditCeilings:
             return Ceilings(found=(), refused={name: f"crashed with {type(error).__name__}: {error}"})
 
     def _within_budget(self, bound: Bound) -> Bound:
-        """The bound with as many Lanczos steps as the time allows."""
-        steps, products = getattr(bound, "steps", None), getattr(bound, "products_a_step", None)
-        if self.seconds is None or not self.step or products is None or not isinstance(steps, int):
+        """The bound in as many products as the time allows."""
+        inputs = self.client.batch.inputs
+        if self.seconds is None or not self.step or not isinstance(inputs, Tensor):
             return bound
-        allowed = int(self.seconds / (products * STEPS_A_PRODUCT * self.step))
-        if allowed < FEWEST_LANCZOS_STEPS:
-            raise Refused(f"{bound.name} would take longer than an attack may take here; dm.ceilings computes it")
-        return bound if steps <= allowed else replace(bound, steps=allowed)  # pyright: ignore[reportCallIssue]
+        return bound.within(self.seconds / (STEPS_A_PRODUCT * self.step), inputs[0].numel())
 
 
 def plain_values(ceiling: Ceiling) -> list[float | None]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from torch import Tensor, nn
 
@@ -38,7 +37,7 @@ def ceilings(
     loss: Loss | nn.Module | Callable[..., Tensor] | str | None = None,
     normalization: Normalization | None = None,
     auxiliary: Batch | None = None,
-    bounds: Literal["all"] | Sequence[Bound | str] = "all",
+    bounds: Bound | str | Sequence[Bound | str] = "all",
     seed: int = 0,
 ) -> Ceilings:
     """Limit what any attacker learns from the update that `observe` would expose with the same arguments.
@@ -46,7 +45,8 @@ def ceilings(
     A ceiling holds under its `assumptions`. Where `proved` is False, it is an estimate.
     """
     seed = check_value(int, seed, "seed")
-    chosen = [BOUNDS.resolve(bound) for bound in (BOUNDS.names() if bounds == "all" else bounds)]
+    wanted = BOUNDS.names() if bounds == "all" else [bounds] if isinstance(bounds, (str, Bound)) else bounds
+    chosen = [BOUNDS.resolve(bound) for bound in wanted]
     found, refused = [], {}
     try:
         mechanism = mechanism_of(

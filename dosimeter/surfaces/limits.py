@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from dosimeter.registry import BOUNDS, METRICS
@@ -31,6 +31,7 @@ class Limits:
     theorem: bool  # False: the ceiling is an estimate
     assumptions: tuple[str, ...] = ()
     refusals: tuple[str, ...] = ()  # why no ceiling is known
+    identification: Mapping[str, Any] = field(default_factory=dict)  # of one sample among candidates: attack, bound, rounds and ε
     bits: tuple[float, ...] = ()  # that the update tells of each sample, as if it were linear
 
     @property
@@ -106,6 +107,7 @@ def limits_of(surface: Surface[Any], records: Sequence[Record]) -> Limits | None
         assumptions=tuple(map(str, facts.get("assumptions") or [])) if known else (),
         refusals=() if known else _refusals(telling, metric) or tuple(filter(None, [surface.without_ceiling])),
         bits=_bits(facts, len(shown)),
+        identification=next((facts for record in telling if (facts := _bound_facts(record, "identified"))), {}),
     )
 
 

@@ -12,7 +12,7 @@ from torch import Generator, Tensor
 
 from dosimeter.engines.membership.estimate import MembershipEstimate, true_positive_bound
 from dosimeter.interfaces import Exposure, Metric
-from dosimeter.metrics.membership_rates import threshold_at
+from dosimeter.metrics.membership_rates import allowed_alarms, rate_of, threshold_at
 from dosimeter.network.token_inputs import tensors_of
 from dosimeter.numbers import percent
 from dosimeter.randomness import generator
@@ -251,7 +251,8 @@ def _operating_point(rate: float, scores: Tensor, inside: Tensor, noise_multipli
     threshold = threshold_at(rate, others)
     hits, alarms, members = int((clean[inside] > threshold).sum()), int((others > threshold).sum()), int(inside.sum())
     low, high = _interval(hits, members)
-    most = None if noise_multiplier is None else true_positive_bound(rate, noise_multiplier=noise_multiplier).high
+    level = rate_of(allowed_alarms(rate, len(others)), len(others))
+    most = None if noise_multiplier is None else true_positive_bound(level, noise_multiplier=noise_multiplier).high
     return {
         "rate": rate,
         "found": hits / max(1, members),
@@ -278,7 +279,7 @@ def _curve(scores: Tensor, inside: Tensor, noise_multiplier: float | None) -> di
     found = []
     for allowed in steps:
         threshold = float(others[allowed]) if allowed < count else -torch.inf
-        found.append([max(allowed, 0.5) / count, float((clean[inside] > threshold).double().mean())])
+        found.append([rate_of(allowed, count), float((clean[inside] > threshold).double().mean())])
     curves = {"found": found, "guessing": [[rate, rate] for rate in (0.001, 0.01, 0.1, 1.0)]}
     if noise_multiplier is None:
         return curves

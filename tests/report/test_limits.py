@@ -50,3 +50,12 @@ def test_the_sentence_says_whether_the_question_is_closed(changes, said):
 
 def test_the_ceiling_of_a_cell_in_words():
     assert [ceiling_text(value) for value in (None, 80.0, 14.25)] == ["none known", "≥60\u202fdB", "14.2\u202fdB"]
+
+
+def test_the_sentence_sets_attack_bound_and_epsilon_side_by_side():
+    facts = {"chance": 0.1, "high": 0.728, "attack": 0.539, "steps": 3, "epsilon": {"rdp": 9.01, "prv": 8.4}, "delta": 1e-5}
+    said = limits_plot(limits(identification=facts)).sentence
+    assert "picks it in 54 % of the cases, and none can in more than 73 %, over 3 rounds" in said.replace("\u202f", " ")
+    assert "9.01 (rdp) and 8.40 (prv)" in said
+    assert "candidates" not in limits_plot(limits()).sentence
+    assert "picks it in at most" in limits_plot(limits(identification={"chance": 0.1, "high": 0.728})).sentence

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import dosimeter as dm
+from dosimeter.bounds.membership_tradeoff import MembershipTradeoff
 from dosimeter.engines.membership.estimate import MembershipEstimate, true_positive_bound
 from dosimeter.report.page import render
 from dosimeter.runs.audited_client import client_from
@@ -16,6 +17,7 @@ from dosimeter.runs.measurement import Measurement
 from dosimeter.runs.membership import with_candidates
 from dosimeter.surfaces.membership import chance_within_classes, members_of
 from dosimeter.surfaces.surface import surface_named
+from dosimeter.types import Ceiling
 
 OTHERS = {"labels": [], "features": [], "maps": [], "attacks": []}
 
@@ -99,12 +101,34 @@ def test_the_ceiling_is_that_of_differential_privacy(setting):
     model, batch, auxiliary = setting
     private = (dm.defense("dpsgd", max_norm=1.0, noise_multiplier=4.0),)
     (record,) = dm.audit(model, batch, auxiliary=auxiliary, defenses=private, membership=["likelihood"], **OTHERS).records
-    most = true_positive_bound(0.01, noise_multiplier=4.0).value
+    assert record.details["others"] == 116  # a member above all but one of them would be so by chance in 2 of 117 cases
+    most = true_positive_bound(2 / 117, noise_multiplier=4.0).value
     assert record.details["ceiling"]["members_at_1"] == pytest.approx([most])
     assert [point["at_most"] for point in record.details["roc"]][1] == pytest.approx(most)
     assert parse_condition("membership.ceiling.members_at_1 > 0.01").failure([record])
     assert parse_condition(f"membership.ceiling.members_at_1 > {most + 0.01}").failure([record]) is None
     assert "the most that differential privacy allows" in render([record])
+
+
+def test_scores_that_mean_nothing_stay_below_the_ceiling_among_few_others():
+    """Behind endless noise a test guesses. What it finds is on average what the ceiling says, however few others there are."""
+    rng = torch.Generator().manual_seed(3)
+    for others in (20, 60, 100, 250):
+        inside = torch.arange(others + 8) < 8
+        metric = dm.registry.METRICS.build("members_at_1")
+        found = [float(metric(torch.randn(others + 8, generator=rng), inside)) for _ in range(3000)]
+        bound = MembershipTradeoff()
+        ceiling = Ceiling(
+            bound=bound.name,
+            surface="membership",
+            metric="members_at_1",
+            values=torch.tensor([0.01]),
+            proved=True,
+            assumptions=(),
+            details={"noise_multiplier": 1e9},
+        )
+        most = float(bound.as_measured(ceiling, {"others": others}).values[0])
+        assert sum(found) / 3000 == pytest.approx(most, abs=0.003)
 
 
 def test_a_claim_that_the_truth_refutes_takes_the_verdict_away(setting):

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.func import grad, jvp, vjp, vmap
 
-from dosimeter.interfaces import Mechanism
+from dosimeter.client.gradients import per_sample_gradients
+from dosimeter.interfaces import Client, Mechanism
+from dosimeter.network.copies import deep_copy
 from dosimeter.network.probing import copied_buffers, forward
 from dosimeter.types import Refused, Update
 
 VALUES_AT_ONCE = 2**26  # of per-sample gradients held in memory at one time
+LARGEST_MISFIT = 1e-6  # relative, in float64; rounding stays far below
 
 
 class Jacobian:
@@ -22,7 +29,7 @@ class Jacobian:
 
     def __init__(self, mechanism: Mechanism) -> None:
         self.mechanism = mechanism
-        self.separable = _mixes_no_samples(mechanism.client.model) and mechanism.client.training.sample_term({}) is not None
+        self.separable = mechanism.client.training.sample_term({}) is not None and _is_mean_over_samples(mechanism.client)
 
     def normal(self, sample: int, points: Tensor, directions: Tensor) -> Tensor:
         """Jᵀ J v for the sample with each of the inputs `points` (n, *shape), and v in `directions` (n, *shape).
@@ -36,8 +43,41 @@ class Jacobian:
                 self.separable = False
         return torch.stack([self._normal_of_one(sample, x, v) for x, v in zip(points, directions)])
 
+    def sent(self, sample: int, points: Tensor) -> Tensor:
+        """The update with each of `points` (n, *shape) as the sample, in units of its noise: (n, entries)."""
+        update = self._own_part(sample) if self.separable else partial(self.update, sample)
+        return torch.stack([_flat(update(point)).detach() for point in points])
+
+    @property
+    def entries(self) -> int:
+        """Of the model's update."""
+        return sum(p.numel() for p in self.mechanism.client.model.parameters() if p.requires_grad)
+
+    def columns(self, sample: int, point: Tensor, directions: Tensor) -> Tensor:
+        """J v for v in `directions` (n, *shape), every layer in one row: (n, entries)."""
+        point, directions = point.detach(), directions.to(point)
+        if self.separable:
+            try:
+                sent = self._own_part(sample)
+                return vmap(lambda direction: _flat(jvp(sent, (point,), (direction,))[1]))(directions).detach()
+            except (RuntimeError, NotImplementedError):
+                self.separable = False
+        return torch.stack([_flat(self.forward(sample, point, direction)) for direction in directions])
+
     def _normal_together(self, sample: int, points: Tensor, directions: Tensor) -> Tensor:
         """All inputs in one pass, where the update is a mean of terms of single samples."""
+        sent = self._own_part(sample)
+
+        def product(point: Tensor, direction: Tensor) -> Tensor:
+            pushed = jvp(sent, (point,), (direction,))[1]
+            return vjp(sent, point)[1](pushed)[0]
+
+        size = max(1, VALUES_AT_ONCE // max(1, self.entries))
+        pieces = zip(points.split(size), directions.to(points).split(size))
+        return torch.cat([vmap(product)(*piece) for piece in pieces]).detach()
+
+    def _own_part(self, sample: int) -> Callable[[Tensor], Update]:
+        """What is sent as a pure function of one sample's input, where the update is a mean of terms of single samples."""
         client = self.mechanism.client
         inputs, target = client.batch.inputs, client.batch.targets[sample]
         parameters = {name: p.detach() for name, p in client.model.named_parameters() if p.requires_grad}
@@ -54,16 +94,10 @@ class Jacobian:
         own = term(inputs[sample])
         others = {name: change - own[name] for name, change in whole.items()}
 
-        def product(point: Tensor, direction: Tensor) -> Tensor:
-            def sent(point: Tensor) -> Update:
-                return self._sent({name: others[name] + change for name, change in term(point).items()})
+        def sent(point: Tensor) -> Update:
+            return self._sent({name: others[name] + change for name, change in term(point).items()})
 
-            pushed = jvp(sent, (point,), (direction,))[1]
-            return vjp(sent, point)[1](pushed)[0]
-
-        size = max(1, VALUES_AT_ONCE // max(1, sum(p.numel() for p in parameters.values())))
-        pieces = zip(points.split(size), directions.to(points).split(size))
-        return torch.cat([vmap(product)(*piece) for piece in pieces]).detach()
+        return sent
 
     def _normal_of_one(self, sample: int, point: Tensor, direction: Tensor) -> Tensor:
         pushed = self.forward(sample, point, direction)
@@ -105,10 +139,24 @@ class Jacobian:
         return {name: update[name] / floor for name, floor in self.mechanism.floors.items()}
 
 
-def _mixes_no_samples(model: nn.Module) -> bool:
-    """Whether batch norm, if there is any, uses its running statistics."""
-    norms = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
-    return all(not norm.training and norm.running_mean is not None for norm in norms)
+def _is_mean_over_samples(client: Client) -> bool:
+    """Whether the update of the batch is the mean of the samples' own terms: no model joins samples, no loss sums or weighs them."""
+    norms = [module for module in client.model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+    if any(norm.training or norm.running_mean is None for norm in norms):
+        return False
+    whole = client.training(deep_copy(client.model), client.batch.inputs, client.batch.targets, client.loss)
+    try:
+        own = per_sample_gradients(deep_copy(client.model), client.batch.inputs, client.batch.targets, client.loss, wanted_by="a ceiling")
+    except (RuntimeError, NotImplementedError):
+        return False
+    count = len(client.batch.inputs)
+    terms = [client.training.sample_term({name: rows[place] for name, rows in own.items()}) or {} for place in range(count)]
+    missed = [float((whole[name] - sum(term[name] for term in terms) / count).norm()) for name in whole]
+    return math.hypot(*missed) <= LARGEST_MISFIT * math.hypot(*(float(change.norm()) for change in whole.values()))
+
+
+def _flat(update: Update) -> Tensor:
+    return torch.cat([change.flatten() for change in update.values()]) if update else torch.zeros(1)
 
 
 def _gradient(outputs: list[Tensor], point: Tensor, dual: list[Tensor], *, create_graph: bool) -> Tensor:

@@ -34,8 +34,8 @@ def mechanism_of(
 ) -> Mechanism:
     """The mechanism of a client that `observe` would expose with the same arguments.
 
-    Noise ends it: what comes after the first noise only works on what is already noisy, and helps no attacker. A step before the noise must
-    be continuous.
+    Noise ends it: what acts on the update after the first noise only works on what is already noisy, and helps no attacker. A step before
+    the noise must be continuous. Changes of the model and of the training act before all noise, wherever they are listed.
     """
     check_model(model)
     model = deep_copy(model)
@@ -44,22 +44,20 @@ def mechanism_of(
     _refuse_randomness(model)
     client = Client(model=deep_copy(model), batch=batch, training=TRAININGS.resolve(training or FedSGD()), loss=loss)
     resolved = [DEFENSES.resolve(defense) for defense in defense_list(defenses)]
-    transforms, noisy, multipliers, previous = [], None, {}, None
+    multipliers, previous = {}, None
+    origins: dict[int, Defense] = {}  # whose step it is, by the step's id
     for position, defense in enumerate(resolved):
-        _refuse_uncovered(defense)
-        before = len(client.outgoing)
         client = copy.deepcopy(defense)(client, generator(seed, f"defense {position} {defense.name}", batch.inputs.device))
+        origins |= {id(step): defense for step in client.outgoing if id(step) not in origins}
         if ratio := defense.noise_multiplier_of(previous):
             multipliers[ratio[0]] = min(ratio[1], multipliers.get(ratio[0], ratio[1]))
-        if defense.adds_noise() or defense.noise_floor(batch.inputs, len(batch.inputs)) > 0:
-            noisy = defense
-            break
-        transforms += client.outgoing[before:]
         previous = defense if defense.side == "update" else previous
+    transforms, noisy = _before_the_noise(client, resolved, origins)
     sent, again = (client.training(deep_copy(client.model), client.batch.inputs, client.batch.targets, client.loss) for _ in range(2))
     _refuse_random_updates(sent, again)
     for transform in transforms:
         sent = transform(sent)
+    _refuse_broken(sent)
     noise = {name: noisy.noise_floor(change, len(batch.inputs)) if noisy else 0.0 for name, change in sent.items()}
     floors = {name: noise[name] or _rounding(change) for name, change in sent.items()}  # a layer without noise is rounded all the same
     return Mechanism(
@@ -67,6 +65,7 @@ def mechanism_of(
         transforms=tuple(transforms),
         floors={name: floor for name, floor in floors.items() if floor > 0},
         declared=noisy is not None and all(floor > 0 for floor in noise.values()),
+        fixed_noise=noisy is None or not _follows_the_update(noisy, sent, len(batch.inputs)),
         noise_multipliers=multipliers,
         normalization=normalization or Normalization(),
         auxiliary=auxiliary,
@@ -78,11 +77,49 @@ def _rounding(change: Tensor) -> float:
     return rounding_unit(change) * float(change.double().square().mean().sqrt())
 
 
-def _refuse_uncovered(defense: Defense) -> None:
-    if defense.side == "data":
-        raise Refused(f"no ceiling is known behind {defense.name}, which changes the data before training")
-    if defense.side == "update" and not defense.continuous and not defense.adds_noise():
-        raise Refused(f"no ceiling is known behind {defense.name}, whose output is no continuous function of the update")
+def _before_the_noise(
+    client: Client, defenses: Sequence[Defense], origins: dict[int, Defense]
+) -> tuple[list[Callable[[Update], Update]], Defense | None]:
+    """The steps that act before the first noise, and whose noise it is. Some noise comes first wherever its defense is listed.
+
+    A step that only leaves layers out tells the same before the noise of each entry as directly after it.
+    """
+    samples = len(client.batch.inputs)
+    order = [(origins[id(step)], step) for step in client.outgoing]
+    noisy = [place for place, (defense, _) in enumerate(order) if _makes_noise(defense, client.batch.inputs, samples)]
+    first = noisy[0] if noisy else len(order)
+    before = {id(defense) for defense, _ in order[:first]}
+    listed = next((place for place, defense in enumerate(defenses) if _makes_noise(defense, client.batch.inputs, samples)), len(defenses))
+    for place, defense in enumerate(defenses):
+        if defense.side == "data":
+            raise Refused(f"no ceiling is known behind {defense.name}, which changes the data before training")
+        early = id(defense) in before or place < listed
+        if defense.side == "update" and early and not defense.continuous and not defense.adds_noise():
+            raise Refused(f"no ceiling is known behind {defense.name}, whose output is no continuous function of the update")
+    end = first
+    while end < len(order) and (end in noisy or _only_leaves_out(order[end][0])):
+        end += 1
+    kept = [step for place, (_, step) in enumerate(order[:end]) if place not in noisy]
+    return kept, order[first][0] if noisy else None
+
+
+def _makes_noise(defense: Defense, like: Tensor, samples: int) -> bool:
+    return defense.adds_noise() or defense.noise_floor(like, samples) > 0
+
+
+def _only_leaves_out(defense: Defense) -> bool:
+    return defense.side == "update" and defense.continuous and not defense.distorts() and defense.scaling() == "none"
+
+
+def _follows_the_update(noisy: Defense, sent: Update, samples: int) -> bool:
+    """Whether the noise of twice the update is larger than that of the update."""
+    return any(noisy.noise_floor(2 * change, samples) != noisy.noise_floor(change, samples) for change in sent.values())
+
+
+def _refuse_broken(sent: Update) -> None:
+    for name, change in sent.items():
+        if not bool(change.isfinite().all()):
+            raise Refused(f"no ceiling is known: the update of this batch has NaN or infinite values ({name!r})")
 
 
 def _refuse_randomness(model: nn.Module) -> None:

@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from dataclasses import replace
 
 import torch
-from torch import Generator, Tensor
+from torch import Generator, Tensor, nn
 
+from dosimeter.client.losses import OwnLoss
 from dosimeter.engines.bounds.gaussian_prior import fit_gaussian
 from dosimeter.engines.bounds.jacobian import Jacobian
-from dosimeter.engines.bounds.remaining_error import Information, RemainingError, remaining_error
+from dosimeter.engines.bounds.remaining_error import (
+    EXACT_UP_TO,
+    Information,
+    RemainingError,
+    averaged_error,
+    jackknife,
+    remaining_error,
+)
 from dosimeter.interfaces import Mechanism
 from dosimeter.network.copies import deep_copy
 from dosimeter.normalization import from_pixels, to_pixels
 from dosimeter.types import Batch, Refused
+
+LARGEST_JACOBIAN = 2**25  # entries of the whole Jacobian, held in memory at one time
+PROVING_POINTS = 16  # draws of the prior from which on their scatter says how far their mean may be off
+NOISE_TELLS = "The size of the noise follows the update, and what that size tells is not counted."
+GROUPS = 4  # of the draws, of which the jackknife leaves out one at a time where Lanczos estimates the trace
 
 
 class PixelProblem:
@@ -31,8 +45,10 @@ class PixelProblem:
         if auxiliary.inputs.shape[1:] != inputs.shape[1:]:
             shapes = f"{tuple(inputs.shape[1:])}, got {tuple(auxiliary.inputs.shape[1:])}"
             raise Refused(f"{bound}: auxiliary: expected samples of the private ones' shape {shapes}")
-        mechanism = _in_double_precision(mechanism)
+        mechanism = _in_double_precision(mechanism, bound)
         self.inputs, self.normalization = mechanism.client.batch.inputs, mechanism.normalization
+        if not bool(auxiliary.inputs.isfinite().all()):
+            raise Refused(f"{bound}: auxiliary: has NaN or infinite values")
         self.prior = fit_gaussian(to_pixels(auxiliary.inputs.double(), mechanism.normalization))
         self.jacobian = Jacobian(mechanism)
         zero = torch.zeros_like(self.inputs[:1])
@@ -49,12 +65,44 @@ class PixelProblem:
 
     def local_error(self, sample: int, *, probes: int, steps: int, rng: Generator) -> RemainingError:
         """What remains if the update is linear, as it is around the sample's own input."""
+        if self.is_small:
+            return averaged_error([self._root(sample, self.inputs[sample])], self.prior)
         return remaining_error(self.information(sample, self.inputs[sample][None]), self.prior, probes=probes, steps=steps, rng=rng)
 
     def mean_error(self, sample: int, points: Tensor, *, probes: int, steps: int, rng: Generator) -> RemainingError:
-        """What remains with the information averaged over pixels `points` (N, d) in the sample's place."""
+        """What remains with the information averaged over pixels `points` (N, d) in the sample's place.
+
+        Few draws make it too large. The jackknife takes that off, and its interval says how far the draws scatter.
+        """
         places = from_pixels(points.reshape(-1, *self.inputs.shape[1:]), self.normalization).to(self.inputs)
-        return remaining_error(self.information(sample, places), self.prior, probes=probes, steps=steps, rng=rng)
+        if self.is_small:
+            return averaged_error([self._root(sample, place) for place in places], self.prior)
+        seed = int(torch.randint(0, 2**62, (), generator=rng, device=rng.device))
+
+        def error(chosen: Tensor) -> RemainingError:  # the same random signs for all
+            signs = torch.Generator(rng.device).manual_seed(seed)
+            return remaining_error(self.information(sample, chosen), self.prior, probes=probes, steps=steps, rng=signs)
+
+        whole = error(places)
+        if len(places) == 1:
+            return whole
+        if len(places) < PROVING_POINTS:
+            half = len(places) // 2
+            return whole.less(max(error(places[:half]).squared - whole.squared, 0.0) * half / (len(places) - half))
+        groups = [torch.arange(len(places)) % GROUPS != left_out for left_out in range(GROUPS)]
+        squared, spread = jackknife(whole.squared, [error(places[kept]).squared for kept in groups])
+        return replace(whole, squared=min(squared, whole.squared), spread=math.hypot(whole.spread, spread))
+
+    @property
+    def is_small(self) -> bool:
+        """Whether the whole Jacobian is formed."""
+        return self.size <= EXACT_UP_TO and self.size * self.jacobian.entries <= LARGEST_JACOBIAN
+
+    def _root(self, sample: int, place: Tensor) -> Tensor:
+        """G (d, d) with GᵀG the information at `place` (*shape) in the prior's units."""
+        unit = torch.eye(self.size, dtype=torch.float64, device=self.prior.mean.device)
+        directions = (self.slope * self.prior.root(unit)).to(self.inputs).reshape(-1, *self.inputs.shape[1:])
+        return torch.linalg.qr(self.jacobian.columns(sample, place, directions).to(torch.float64).T, mode="r").R
 
     def information(self, sample: int, places: Tensor) -> Information:
         """The mean Fisher information about the pixels at `places` (N, *shape)."""
@@ -68,10 +116,18 @@ class PixelProblem:
         return product
 
 
-def _in_double_precision(mechanism: Mechanism) -> Mechanism:
+def _in_double_precision(mechanism: Mechanism, bound: str) -> Mechanism:
     """The same computation in float64: in float32, the rounding of JᵀJ would hide nothing that the rounding of the update hides."""
     client = mechanism.client
     batch = Batch(client.batch.inputs.double(), client.batch.targets)
     if client.batch.targets.is_floating_point():
         batch = Batch(batch.inputs, batch.targets.double())
-    return replace(mechanism, client=replace(client, model=deep_copy(client.model).double(), batch=batch))
+    loss = copy.deepcopy(client.loss)
+    if isinstance(loss, OwnLoss) and isinstance(loss.function, nn.Module):
+        loss.function.double()  # its weights
+    client = replace(client, model=deep_copy(client.model).double(), batch=batch, loss=loss)
+    try:
+        client.training(deep_copy(client.model), batch.inputs, batch.targets, loss)
+    except RuntimeError as error:
+        raise Refused(f"{bound} computes in float64, which this model or loss does not take: {str(error).splitlines()[0]}") from error
+    return replace(mechanism, client=client)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -16,6 +16,7 @@ from dosimeter.engines.bounds.gaussian_prior import GaussianPrior
 EXACT_UP_TO = 256  # numbers in an input: up to here the whole matrix is formed
 HIDDEN_PROBES = 2  # random signs for the count of hidden directions, which is shown and gates nothing
 DEFLATED = 8  # directions of the prior with the largest variance, along which the trace is taken without random signs
+NEGLIGIBLE = 1e-9  # relative, of a squared error
 EXTRA_PROBES = DEFLATED + HIDDEN_PROBES  # vectors beside the random signs
 
 Information = Callable[[Tensor], Tensor]  # (n, d) -> (n, d): the Fisher information's products with n vectors
@@ -26,7 +27,7 @@ class RemainingError:
     """tr (F + Λ⁻¹)⁻¹: the mean squared error that remains, summed over the input's numbers, and what the update shows."""
 
     squared: float  # an estimate that errs downwards, so that no attacker looks worse than it is
-    spread: float  # half of its 99 % interval; 0 where the trace was taken exactly
+    spread: float  # half of its 99 % interval, rounding included; 0 where the trace was taken exactly
     hidden: float  # Σ 1/(1 + λ): the number of directions in which the prior says more than the update
     bits: float  # ½ Σ log₂(1 + λ): the mutual information of update and input, if the update is linear
     size: int  # numbers in the input
@@ -52,22 +53,13 @@ def remaining_error(information: Information, prior: GaussianPrior, *, probes: i
     in which the prior varies most, and Hutchinson's random signs z estimate the rest. `steps` Lanczos steps give each zᵀ M z by Gauss
     quadrature, which never exceeds it: Golub & Meurant, "Matrices, Moments and Quadrature", 1994.
     """
-    size = len(prior.mean)
-
-    def whitened(vectors: Tensor) -> Tensor:
-        return prior.root(information(prior.root(vectors)).to(torch.float64))
-
+    size, product = len(prior.mean), whitened(information, prior)
     if size <= EXACT_UP_TO:
-        matrix = whitened(torch.eye(size, dtype=torch.float64, device=prior.mean.device))
-        values, vectors = torch.linalg.eigh((matrix + matrix.T) / 2)
-        rounding = size * torch.finfo(values.dtype).eps * values[-1]  # of the matrix itself: below it, a direction counts as hidden
-        shares = 1 / (1 + torch.where(values > rounding, values, 0))
-        squared = float((prior.root(vectors.T).square().sum(1) * shares).sum())
-        return RemainingError(squared=squared, spread=0.0, hidden=float(shares.sum()), bits=float(-shares.log2().sum() / 2), size=size)
+        return _exact_error(product(torch.eye(size, dtype=torch.float64, device=prior.mean.device)), prior)
     signs = torch.randint(0, 2, (probes, size), generator=rng, device=rng.device).to(prior.mean) * 2 - 1
     widest = prior.directions[:, :DEFLATED]  # (d, k)
     starts = prior.root(torch.cat((widest.T, signs - (signs @ widest) @ widest.T)))
-    values, weights = quadrature(whitened, torch.cat((starts, signs[:HIDDEN_PROBES])), steps)
+    values, weights = quadrature(product, torch.cat((starts, signs[:HIDDEN_PROBES])), steps)
     inverse, bits = (weights / (1 + values)).sum(1), (weights * torch.log2(1 + values)).sum(1) / 2
     deflated, count = widest.shape[1], len(starts)
     rest, spread = _estimate_rest(inverse[deflated:count], starts[deflated:], prior.variance - float(starts[:deflated].square().sum()))
@@ -77,6 +69,69 @@ def remaining_error(information: Information, prior: GaussianPrior, *, probes: i
         hidden=float(inverse[count:].mean()),
         bits=float(bits[count:].mean()),
         size=size,
+    )
+
+
+def averaged_error(roots: Sequence[Tensor], prior: GaussianPrior) -> RemainingError:
+    """The same, with the information of several inputs averaged and with the interval of this average.
+
+    `roots` are matrices G (m, d) with GᵀG = A, such as Jacobians in the prior's units: they keep what squaring would round away.
+    """
+    whole = _error_of_root(torch.cat(list(roots)) / math.sqrt(len(roots)), prior)
+    if len(roots) == 1:
+        return whole
+    without = [
+        _error_of_root(torch.cat([root for other, root in enumerate(roots) if other != place]) / math.sqrt(len(roots) - 1), prior).squared
+        for place in range(len(roots))
+    ]
+    squared, spread = jackknife(whole.squared, without)
+    return replace(whole, squared=min(squared, whole.squared), spread=whole.spread + spread)
+
+
+def jackknife(whole: float, without: Sequence[float]) -> tuple[float, float]:
+    """A function of a mean with its bias taken off, and half of its 99 % interval, from its values without each part of the data.
+
+    Efron & Stein, "The jackknife estimate of variance", Annals of Statistics 1981.
+    """
+    count = len(without)
+    middle = sum(without) / count
+    variance = (count - 1) / count * sum((value - middle) ** 2 for value in without)
+    return max(count * whole - (count - 1) * middle, 0.0), float(student.ppf(0.995, count - 1)) * math.sqrt(variance)
+
+
+def whitened(information: Information, prior: GaussianPrior) -> Information:
+    """A = Λ^½ F Λ^½ as products with vectors."""
+
+    def product(vectors: Tensor) -> Tensor:
+        return prior.root(information(prior.root(vectors)).to(torch.float64))
+
+    return product
+
+
+def _exact_error(matrix: Tensor, prior: GaussianPrior) -> RemainingError:
+    """From A itself, whose own rounding may hide a direction or show one."""
+    values, vectors = torch.linalg.eigh((matrix + matrix.T) / 2)
+    values = values.clamp(min=0)
+    rounding = len(matrix) * torch.finfo(values.dtype).eps * values[-1]
+    return _error_along(vectors.T, torch.where(values > rounding, values, 0), values + rounding, prior)
+
+
+def _error_of_root(root: Tensor, prior: GaussianPrior) -> RemainingError:
+    """From G (m, d) with GᵀG = A."""
+    missing = root.new_zeros(max(0, root.shape[1] - len(root)), root.shape[1])
+    _, values, directions = torch.linalg.svd(torch.cat((root, missing)), full_matrices=False)
+    rounding = len(values) * torch.finfo(values.dtype).eps * values[0]
+    return _error_along(directions, torch.where(values > rounding, values, 0).square(), (values + rounding).square(), prior)
+
+
+def _error_along(directions: Tensor, values: Tensor, most: Tensor, prior: GaussianPrior) -> RemainingError:
+    """From the eigenvectors of A (rows), its eigenvalues, and the most that these may be."""
+    weights = prior.root(directions).square().sum(1)
+    shares = 1 / (1 + values)
+    squared, spread = float((weights * shares).sum()), float((weights * (shares - 1 / (1 + most))).sum())
+    spread = spread if spread > NEGLIGIBLE * squared else 0.0
+    return RemainingError(
+        squared=squared, spread=spread, hidden=float(shares.sum()), bits=float(-shares.log2().sum() / 2), size=len(values)
     )
 
 
