@@ -1,4 +1,4 @@
-"""Labels from the slopes at the outputs: several a sample under binary cross-entropy, one under a weighted softmax."""
+"""Labels from the slopes at the outputs: several a sample under binary cross-entropy, one under a softmax."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class HeadSlopes(LabelRecovery):
     Ours; in no paper. Binary cross-entropy: the head's gradient is Σ (σ(W f + b) − y) fᵀ, and each sample satisfies C equations in 2B
     unknowns and a label vector of zeros and ones (engines/head_slopes/label_vectors.py, Eq. 1): B < C/2. Where that does not hold, and
     for class weights or losses of the client's own over a softmax: features behind a ReLU and batches of one come apart without
-    knowing the loss (engines/head_slopes/factors.py), and their slopes name the labels. Plain cross-entropy is left to `subspace`, which
-    needs no ReLU.
+    knowing the loss (engines/head_slopes/factors.py), and their slopes name the labels. Under plain cross-entropy too: where a batch has
+    nearly as many samples as classes, `subspace` may separate none of them.
     `soft` holds the label vectors, `counts` how many samples have each label. `details`: proved (C,).
     """
 
@@ -38,8 +38,6 @@ class HeadSlopes(LabelRecovery):
 
     def __call__(self, exposure: Exposure, rng: Generator) -> LabelEstimate:
         head = find_head(exposure)
-        if exposure.public.loss.shift_invariant:
-            raise Refused(f"{self.name} is for losses other than {exposure.public.loss.name}, whose samples subspace finds")
         found = separate(exposure, head, rng, self.seed)
         classes = max(head.classes, 2)
         several = found.vectors is not None and head.classes > 1

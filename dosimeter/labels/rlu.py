@@ -35,9 +35,9 @@ class RLU(LabelRecovery):
     needs = frozenset({Knowledge.AUXILIARY, Knowledge.BATCH_SIZE})
     reads_any_update = True
     trust = 45
-    quick: ClassVar[dict[str, Any]] = {"rounds": 1}
+    quick: ClassVar[dict[str, Any]] = {"simulations": 32, "rounds": 1}
 
-    simulations: PositiveInt = 32
+    simulations: PositiveInt = 96
     rounds: PositiveInt = 2
     probes: PositiveInt = 200  # auxiliary samples, at most, on which the model after a simulated training is compared with the model before
 
