@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import dosimeter as dm
+from dosimeter.attacks.loki import Loki
 from dosimeter.data.load import load_images
 from dosimeter.models.loading import load_model
 
@@ -59,7 +60,7 @@ def loki(arguments: argparse.Namespace) -> None:
             began, everything = time.monotonic(), drawn(images, 640, 100, seed)
             batches = [dm.Batch(*pair) for pair in zip(everything.inputs.split(64), everything.targets.split(64), strict=True)]
             model = load_model("resnet20", {"classes": 100}, None, seed).eval()
-            attack = dm.attack("loki", clients=10, scale=scale, input_shape=(3, 32, 32))
+            attack = Loki(clients=10, scale=scale, input_shape=(3, 32, 32))
             found = attack.of_clients(dm.observe(attack.tamper(model), batches, training=training))
             right = sum(_right(one, batch) for one, batch in zip(found, batches, strict=True))
             rows.append((right, sum(len(one.inputs) for one in found), time.monotonic() - began))

@@ -31,6 +31,29 @@ def test_descent_finds_the_batch_and_beats_its_nulls(setting):
     assert {"mean", "nearest", "foreign features", "mean feature"} == set(scores.nulls)
 
 
+def test_the_second_stage_leaves_the_range_of_the_decoder_and_not_the_decoder_behind(setting):
+    batch, exposure = setting
+    options = OPTIONS | {"dimensions": 8, "steps": 60}
+    latent = dm.reconstruct(exposure, "generative_prior", labels=batch.targets, **options)
+    both = dm.reconstruct(exposure, "generative_prior", labels=batch.targets, generator_steps=120, **options)
+    assert both.distance < 0.5 * latent.distance
+    psnr = [dm.score(one, batch, metrics=["psnr"])["psnr"] for one in (latent, both)]
+    assert float((psnr[1] - psnr[0]).mean()) > 2
+    again = dm.reconstruct(exposure, "generative_prior", labels=batch.targets, **options)
+    assert torch.equal(again.inputs, latent.inputs)  # the copies moved, and not the decoder that is kept
+
+
+def test_the_second_stage_needs_a_slope(digits):
+    images, labels = digits
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = Rounded(torch.nn.Flatten(), torch.nn.Linear(64, 20), torch.nn.Sigmoid(), torch.nn.Linear(20, 10)).eval()
+    exposure = dm.observe(model, dm.Batch(images[:2], labels[:2]), auxiliary=dm.Batch(images[500:600], labels[500:600]))
+    options = OPTIONS | {"epochs": 1, "dimensions": 8, "population": 4, "search": "evolution", "generator_steps": 2}
+    with pytest.raises(Refused, match="without generator_steps needs no gradient"):
+        dm.reconstruct(exposure, "generative_prior", labels=labels[:2], steps=2, **options)
+
+
 def test_evolution_lowers_the_distance_without_a_slope(setting):
     batch, exposure = setting
     options = OPTIONS | {"dimensions": 8, "search": "evolution", "population": 8}
@@ -51,7 +74,7 @@ def test_a_model_without_a_slope_is_searched_by_evolution_alone(digits):
     batch = dm.Batch(images[:2], labels[:2])
     exposure = dm.observe(model, batch, auxiliary=dm.Batch(images[500:600], labels[500:600]))
     options = OPTIONS | {"epochs": 1, "dimensions": 8, "population": 4}
-    with pytest.raises(Refused, match=r'passes no gradient to its inputs.*search="evolution" needs no gradient'):
+    with pytest.raises(Refused, match=r'passes no gradient to its inputs.*search="evolution" without generator_steps needs no gradient'):
         dm.reconstruct(exposure, "generative_prior", labels=batch.targets, steps=2, **options)
     found = dm.reconstruct(exposure, "generative_prior", labels=batch.targets, steps=20, search="evolution", **options)
     assert found.outcome is dm.Outcome.COMPLETED

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from dataclasses import dataclass
 
@@ -65,6 +66,32 @@ def descend(latent: Latent, problem: Problem, start: Tensor, *, steps: int, rate
         with torch.no_grad():
             coordinates.clamp_(-RANGE, RANGE)
         advance(step + 1, steps, f"objective {lowest:.3g}")
+    return best, reached
+
+
+def specialise(latent: Latent, problem: Problem, coordinates: Tensor, *, steps: int, rate: float) -> tuple[Tensor, list[float]]:
+    """Adam on the weights of a decoder for each sample, with the coordinates (B, k) held: the inputs with the lowest distance (B, *shape).
+
+    Jeon et al., NeurIPS 2021, second stage. The images leave what the decoder could draw before.
+    """
+    decoders = [copy.deepcopy(latent.decoder).requires_grad_() for _ in coordinates]
+    optimizer = torch.optim.Adam([parameter for decoder in decoders for parameter in decoder.parameters()], lr=rate)
+    features = (latent.mean + coordinates @ latent.axes).detach()
+    best, lowest, reached = latent.draw(coordinates).detach(), math.inf, []
+    for step in range(steps + 1):
+        with torch.enable_grad():
+            drawn = torch.cat([decode(decoder, feature[None]) for decoder, feature in zip(decoders, features, strict=True)])
+            inputs = from_pixels(drawn, latent.target.normalization)
+        evaluation = evaluate(problem, inputs.detach()[None])
+        distance = float(evaluation.distance[0])
+        reached.append(distance)
+        if distance < lowest:
+            best, lowest = inputs.detach().clone(), distance
+        if step < steps:
+            optimizer.zero_grad()
+            inputs.backward(evaluation.inputs[0].to(inputs).nan_to_num(0.0))
+            optimizer.step()
+            advance(step + 1, steps, f"distance {lowest:.3g}")
     return best, reached
 
 
