@@ -17,6 +17,7 @@ MOST_TRIED = 3  # flips that are tried, best first
 MOST_SUSPECT, MOST_DOUBTFUL = 384, 64  # candidates of one gate that are judged together
 RIDGE = 1e-6  # of the candidates' equations, in units of one candidate's
 SHARES = (0.5, 1.5)  # of a flip, between which an entry counts as wrong
+LEAST_SIZE = 0.03  # of the largest wrong entry's square, below which others wait where norms have statistics of their own
 CHANNELS_AT_ONCE = 32  # of the input, in products of candidates
 LEAST_DEVIATIONS = 4.0  # of a share from 0, in units of its deviation
 LEAST_GAINS = (0.95, 0.99)  # shares of the misfit that a flip must bring it below: clear ones first, then one of many
@@ -55,6 +56,9 @@ def flip_together(backward: Backward, layers: Sequence[Layer], solution: Solutio
         columns = [one for one in chosen if len(one.entries)]
         if done:
             break
+    if at and columns:
+        largest = max(float(one.sizes.max()) for one in columns)
+        columns = [replace(one, entries=one.entries[one.sizes >= LEAST_SIZE * largest]) for one in columns]
     flips = [flip for one in columns for flip in one.flips]
     undo(backward, flips)
     return flips
@@ -104,6 +108,7 @@ class _Gains:
     gate: int
     change: Tensor  # δ, of the slope at the entry's place
     products: Tensor  # ⟨R, p⟩
+    size: Tensor  # ‖δ (1 − P) p‖²
     gain: Tensor  # how much the residual's square falls
 
 
@@ -127,9 +132,9 @@ def _gains(backward: Backward, layers: Sequence[Layer], solution: Solution, at: 
             continue
         change = as_grid(torch.where(gate.opened, -passed, passed))
         products = layer.correlate(solution.maps, solution.residuals[layer.output])
-        energy = _unexplained(layer, solution).reshape_as(change)
-        gain = 2 * change * products - change.square() * energy
-        found.append(_Gains(layer=layer, gate=number, change=change, products=products, gain=gain))
+        size = change.square() * _unexplained(layer, solution).reshape_as(change)
+        gain = 2 * change * products - size
+        found.append(_Gains(layer=layer, gate=number, change=change, products=products, size=size, gain=gain))
     return found
 
 
@@ -154,6 +159,10 @@ class _Columns:
     @property
     def flips(self) -> list[Flip]:
         return [(self.gains.gate, entry) for entry in self.entries.tolist()]
+
+    @property
+    def sizes(self) -> Tensor:
+        return self.gains.size.flatten()[self.entries]
 
     @property
     def channels(self) -> Tensor:

@@ -15,7 +15,7 @@ from dosimeter.engines.downward.walk import KnownMap, walk_down
 from dosimeter.network.tape import record, tensors_of
 
 
-def stack(seed: int, width: int = 48) -> nn.Module:
+def stack(seed: int, width: int = 48) -> nn.Sequential:
     """Stride 2, then two plain layers, in double precision."""
     torch.manual_seed(seed)
     layers = [
@@ -78,6 +78,23 @@ def test_all_wrong_entries_come_out_of_one_least_squares() -> None:
     torch.testing.assert_close(backward.gates[6].opened, values[6] > 0)
     assert found == set(wrong)
     assert solve(backward, layers[4], 4, {}).misfit < 1e-6
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_behind_group_norm_large_errors_are_settled_before_small_ones(seed) -> None:
+    """A wrong entry changes the statistics too. Right entries explain what its linear share leaves, and stay as they are."""
+    plain = stack(seed)
+    model = nn.Sequential(*plain[:5], nn.GroupNorm(4, 48), *plain[5:]).double().eval()
+    inputs = torch.rand(4, 1, 16, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    wrong = {17, 405, 1201}
+    backward, layers, _, values = prepared(model, inputs, 7, wrong=tuple(wrong))
+    at = {5: values[5]}
+    for _ in range(2):
+        found = {entry for _, entry in flip_together(backward, layers[4], solve(backward, layers[4], 4, at), at)}
+        assert found <= wrong
+        wrong -= found
+    assert not wrong
+    torch.testing.assert_close(backward.gates[7].opened, values[7] > 0)
 
 
 def test_nothing_is_flipped_where_the_gradient_is_noise() -> None:
