@@ -37,7 +37,8 @@ SECONDS = 20  # of CPU
 LOADED = 6  # times as many seconds by the clock, where other programs share the cores
 BYTES = 10**9
 SPARE_BYTES = 3 * 10**9  # beyond what the worker has at its start; more is refused by the system
-KINDS = ("files", "captures", "commands", "calls")
+KINDS = ("files", "captures", "records", "commands", "calls")
+FILES = {"files": "", "captures": "capture", "records": "records"}  # kinds of files, and the one reader of a kind
 FORBIDDEN = ("os.system", "os.exec", "os.posix_spawn", "os.spawn", "subprocess.Popen", "os.fork", "socket.connect", "pty.spawn")
 ANSWERS = (ValueError, TypeError, OSError)
 FAULTS = ("traceback", "hang", "memory", "deed", "died")
@@ -155,8 +156,8 @@ def file_inputs(count: int, seed: int, only: str = "") -> Iterator[tuple[str, di
 
 def actions(kind: str, count: int, seed: int) -> Iterator[tuple[str, dict[str, bytes], Callable[[Path], object]]]:
     """Every input: its name, its files (the first is handed over) and what is done with it."""
-    if kind in ("files", "captures"):
-        yield from file_inputs(count, seed, "" if kind == "files" else "capture")
+    if kind in FILES:
+        yield from file_inputs(count, seed, FILES[kind])
         return
     from fuzz_calls import CALLS, command_line, run_command
     from fuzz_inputs import small_records
@@ -258,6 +259,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--inputs", type=int, default=10000, help="files")
     parser.add_argument("--captures", type=int, default=0, help="captures alone")
+    parser.add_argument("--records", type=int, default=0, help="records alone")
     parser.add_argument("--commands", type=int, default=500)
     parser.add_argument("--calls", type=int, default=500)
     parser.add_argument("--seed", type=int, default=0)
@@ -272,7 +274,7 @@ def main() -> None:
     if options.work:
         work(options.work, options.inputs, options.seed, options.first, options.jobs, options.start, Path(options.report))
         return
-    counts = {"files": options.inputs, "captures": options.captures, "commands": options.commands, "calls": options.calls}
+    counts = dict(zip(KINDS, (options.inputs, options.captures, options.records, options.commands, options.calls)))
     results = [run(kind, count, seed=options.seed, jobs=options.jobs) for kind, count in counts.items() if count]
     for result in results:
         sys.stdout.write(f"{result['kind']}: {result['inputs']} inputs, {result['counts']}\n")

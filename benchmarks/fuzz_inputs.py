@@ -453,18 +453,18 @@ def damage_capture(data: bytes, rng: random.Random) -> bytes:
 
 
 def _records() -> bytes:
-    """The records of a small audit and of a small grid of defenses."""
+    """The records of a small audit with its membership, and of a small grid of defenses."""
     import dosimeter as dm
     from dosimeter.records import FILE_NAME
 
     with tempfile.TemporaryDirectory() as folder:
         torch.manual_seed(0)
-        batch = dm.Batch(torch.rand(3, 3, 8, 8), torch.tensor([0, 1, 1]))
+        batch, other = (dm.Batch(torch.rand(n, 3, 8, 8), torch.arange(n) % 2) for n in (3, 8))
         net = nn.Sequential(nn.Flatten(), nn.Linear(192, 8), nn.ReLU(), nn.Linear(8, 5))
         attacks = [dm.attack("dlg", steps=2), dm.attack("inverting_gradients", steps=2)]
         for defenses in ((), ("sign",)):
             methods = {"labels": ["idlg", "ilrg"], "features": ["subspace"], "attacks": attacks}
-            dm.audit(net, batch, defenses=defenses, out=folder, **methods)
+            dm.audit(net, batch, auxiliary=other, defenses=defenses, out=folder, **methods)
         return (Path(folder) / FILE_NAME).read_bytes()
 
 

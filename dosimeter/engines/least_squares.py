@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+CHORD_GAIN = 0.1  # factor of the sum of squares that a step must gain, for the matrix of an earlier point to serve on
 REST = 1e-8  # length of a step over that of the unknowns, below which a problem is at rest
 
 Parts = tuple[Tensor, ...]  # what an evaluation leaves for the normal equations; each tensor has one row a problem
@@ -47,6 +48,10 @@ class Problem(ABC):
     @abstractmethod
     def normal_equations(self, unknowns: Tensor, rows: Tensor, parts: Parts) -> tuple[Tensor, Tensor]:
         """JᵀJ (m, k, k) and Jᵀρ (m, k), with ρ the residuals and J their derivative."""
+
+    def gradient(self, unknowns: Tensor, rows: Tensor, parts: Parts) -> Tensor:
+        """Jᵀρ (m, k) alone, for problems where it costs much less than JᵀJ."""
+        return self.normal_equations(unknowns, rows, parts)[1]
 
     def move(self, unknowns: Tensor, steps: Tensor) -> Tensor:
         """The unknowns after the steps: (m, k)."""
@@ -95,6 +100,44 @@ def minimise(
             ended |= idle[live] >= patience
         if len(moved) or bool(ended.any()):
             system = None  # else the same matrix serves the next damping
+        live = live[~ended]
+    return Minimum(unknowns=unknowns, value=value, parts=parts)
+
+
+def minimise_by_chords(problem: Problem, start: Tensor, damping: Damping, *, iterations: int, matrices: int) -> Minimum:
+    """The same for problems whose matrix JᵀJ costs much more than their gradient: a matrix serves as long as its steps gain `CHORD_GAIN`.
+
+    A problem ends as in `minimise`, or where it would need more than so many `matrices`.
+    """
+    live = torch.arange(len(start), device=start.device)
+    unknowns = start.clone()
+    value, parts = problem.evaluate(start, live)
+    normal = start.new_zeros(len(start), start.shape[1], start.shape[1])
+    level = torch.full((len(start),), damping.first, dtype=start.dtype, device=start.device)
+    spent, used = torch.zeros_like(live), torch.zeros_like(live)  # steps tried, and matrices
+    due, moved_since = torch.ones_like(live, dtype=torch.bool), torch.zeros_like(live, dtype=torch.bool)
+    live = live[spent < iterations]
+    while len(live):
+        if len(renewed := live[due[live]]):
+            normal[renewed], _ = problem.normal_equations(unknowns[renewed], renewed, _at(parts, renewed))
+            due[renewed], moved_since[renewed] = False, False
+            used[renewed] += 1
+        gradient = problem.gradient(unknowns[live], live, _at(parts, live))
+        steps = _damped_steps(*_scale_system(normal[live], gradient), level[live] + damping.ridge)
+        trial = problem.move(unknowns[live], steps)
+        trial_value, trial_parts = problem.evaluate(trial, live)
+        better, gains = trial_value < value[live], trial_value < CHORD_GAIN * value[live]
+        stale = moved_since[live]
+        ended = problem.at_rest(unknowns[live], steps, trial, better) & (better | ~stale)
+        moved = live[better]
+        unknowns[moved], value[moved] = trial[better], trial_value[better]
+        for part, new in zip(parts, trial_parts):
+            part[moved] = new[better]
+        grown = torch.where(stale, level[live], level[live] * damping.grow)  # a matrix of another point is blamed before the damping is
+        level[live] = torch.where(better, level[live] * damping.shrink, grown).clamp_min(damping.least)
+        due[live], moved_since[live] = ~gains & (better | stale), stale | better
+        spent[live] += 1
+        ended |= (level[live] >= damping.most) | (spent[live] >= iterations) | (due[live] & (used[live] >= matrices))
         live = live[~ended]
     return Minimum(unknowns=unknowns, value=value, parts=parts)
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from scipy.optimize import least_squares
 
-from dosimeter.engines.least_squares import Damping, Problem, minimise
+from dosimeter.engines.least_squares import Damping, Problem, minimise, minimise_by_chords
 
 
 class Linear(Problem):
@@ -110,3 +110,37 @@ def test_a_singular_row_stays_where_it_is_and_leaves_the_others_alone(systems):
     others = torch.tensor([0, 1, 3, 4])
     exact = torch.linalg.lstsq(systems.matrix[others], systems.right[others][:, :, None]).solution[:, :, 0]
     torch.testing.assert_close(found.unknowns[others], exact, rtol=1e-10, atol=1e-12)
+
+
+class Counted(Rosenbrock):
+    """Counts the matrices of every row."""
+
+    def __init__(self, centres: torch.Tensor) -> None:
+        super().__init__(centres)
+        self.matrices = torch.zeros(len(centres), dtype=torch.int64)
+
+    def normal_equations(self, unknowns, rows, parts):
+        self.matrices[rows] += 1
+        return super().normal_equations(unknowns, rows, parts)
+
+    def gradient(self, unknowns, rows, parts):
+        return super().normal_equations(unknowns, rows, parts)[1]
+
+
+def test_chords_solve_a_linear_problem_with_one_matrix(systems):
+    expected = minimise(systems, torch.zeros(5, 3, dtype=torch.float64), Damping(), iterations=30)
+    found = minimise_by_chords(systems, torch.zeros(5, 3, dtype=torch.float64), Damping(), iterations=30, matrices=30)
+    torch.testing.assert_close(found.unknowns, expected.unknowns, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(found.value, expected.value)
+
+
+def test_chords_end_in_the_valley_too_with_fewer_matrices_and_never_more_than_allowed():
+    centres = torch.tensor([1.0, -0.5, 2.0], dtype=torch.float64)
+    start = torch.tensor([[-1.2, 1.0]] * 3, dtype=torch.float64)
+    whole, chords, few = Counted(centres), Counted(centres), Counted(centres)
+    minimise(whole, start, Damping(), iterations=200)
+    found = minimise_by_chords(chords, start, Damping(), iterations=200, matrices=200)
+    torch.testing.assert_close(found.unknowns, torch.stack([centres, centres.square()], 1), rtol=1e-6, atol=1e-6)
+    assert bool((chords.matrices <= whole.matrices).all())
+    minimise_by_chords(few, start, Damping(), iterations=200, matrices=3)
+    assert few.matrices.tolist() == [3, 3, 3]

@@ -7,12 +7,24 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dosimeter.engines.least_squares import Damping, Parts, Problem, minimise
-from dosimeter.engines.subspace.equations import Equations, Span, probabilities, project_off, slopes, weighted_errors, whole_span
+from dosimeter.engines.least_squares import Damping, Parts, Problem, minimise, minimise_by_chords
+from dosimeter.engines.subspace.equations import (
+    Equations,
+    Span,
+    blend_directions,
+    probabilities,
+    project_off,
+    slopes,
+    transposed_slopes,
+    weighted_errors,
+    whole_span,
+)
 
 LARGEST_TENSOR = {"cpu": 2**21, "cuda": 2**27}  # entries of one (starts, classes, rank) tensor
 PAIRED_CLASSES = 2**12  # likeliest classes of which all pairs are scored where labels blend
 MOST_PAIRS = 512  # class pairs that a scan returns where labels blend
+CHORD_WORK = 2**25  # classes times squared dimensions from which a normal matrix is kept for several steps: it costs seconds in all
+MOST_MATRICES = 6  # of one start then
 CANCELLED = 1e-6  # share of a sum of squares below which rounding spoils a score that is a difference of such sums
 LEAST_ERROR = 1e-150  # least divisor of the relative residual
 
@@ -133,10 +145,14 @@ def solve(equations: Equations, span: Span, t: Tensor, labels: Tensor, *, iterat
     The residual is relative because the plain one vanishes trivially where softmax(z) reaches the label (rgla's "twin data").
     """
     chunk = chunk_size(span, t)
-    pieces = [
-        minimise(_RelativeResidual(equations=equations, span=span, labels=names), starts, Damping(), iterations=iterations)
-        for starts, names in zip(t.split(chunk), labels.split(chunk))
-    ]
+    by_chords = span.logits.numel() * span.logits.shape[1] >= CHORD_WORK
+    pieces = []
+    for starts, names in zip(t.split(chunk), labels.split(chunk)):
+        problem = _RelativeResidual(equations=equations, span=span, labels=names)
+        if by_chords:
+            pieces.append(minimise_by_chords(problem, starts, Damping(), iterations=iterations, matrices=MOST_MATRICES))
+        else:
+            pieces.append(minimise(problem, starts, Damping(), iterations=iterations))
     return torch.cat([piece.unknowns for piece in pieces]), torch.cat([piece.value for piece in pieces])
 
 
@@ -188,6 +204,16 @@ class _RelativeResidual(Problem):
         size = torch.linalg.vector_norm(error, dim=1, keepdim=True).clamp_min(LEAST_ERROR)
         residual = project_off(self.span, error) / size
         return residual.square().sum(1), (p, residual, error, size)
+
+    def gradient(self, unknowns: Tensor, rows: Tensor, parts: Parts) -> Tensor:
+        """Jᵀρ = (Mᵀρ − ‖ρ‖² Mᵀ w∘d/‖w∘d‖)/‖w∘d‖ without the slopes M; a blend that follows t only changes the rows that M meets."""
+        p, residual, error, size = parts
+        both = [residual, error / size]
+        if self.equations.blends:
+            across, along = blend_directions(self.equations, self.span, self.labels[rows])
+            both = [row - along * (across * row).sum(1, keepdim=True) for row in both]
+        of_residual, of_error = (transposed_slopes(self.equations, self.span, p, row) for row in both)
+        return (of_residual - residual.square().sum(1, keepdim=True) * of_error) / size
 
     def normal_equations(self, unknowns: Tensor, rows: Tensor, parts: Parts) -> tuple[Tensor, Tensor]:
         p, residual, error, size = parts

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from dosimeter.engines.subspace import single
 from dosimeter.engines.subspace.equations import probabilities, project_off, slopes, weighted_errors, whole_span
 from dosimeter.engines.subspace.single import (
     _LinearStep,
@@ -28,6 +29,37 @@ def test_the_scan_ranks_present_classes_first_and_the_solve_ends_at_the_truth(pl
     solved, _ = polish(equations, span, solved, present)
     assert float(distance_to(solved @ equations.basis, planted.features).max()) < 1e-9
     assert float(value.max()) < 1e-20
+
+
+@pytest.mark.parametrize("blends", [False, True])
+def test_the_gradient_alone_is_that_of_the_normal_equations(plant, blends):
+    planted = plant(4, 20, 30)
+    equations = replace(planted.equations, blends=blends)
+    labels = torch.tensor([3 * 20 + 5, 7 * 20 + 7]) if blends else torch.tensor([3, 7])
+    problem, rows, points = (
+        _RelativeResidual(equations=equations, span=whole_span(equations), labels=labels),
+        torch.arange(2),
+        planted.t[:2] + 0.1,
+    )
+    _, parts = problem.evaluate(points, rows)
+    torch.testing.assert_close(
+        problem.gradient(points, rows, parts), problem.normal_equations(points, rows, parts)[1], rtol=1e-9, atol=1e-12
+    )
+
+
+def test_a_large_problem_keeps_its_matrices_and_ends_at_the_same_solutions(plant, monkeypatch):
+    planted = plant()
+    equations, span, present = planted.equations, whole_span(planted.equations), planted.labels.unique()
+    reached = linear_scan(equations, span, planted.t.mean(0)).reached[present]
+    expected, _ = solve(equations, span, reached, present)
+    built = []
+    normal = single._normal_equations
+    monkeypatch.setattr(single, "CHORD_WORK", 0)
+    monkeypatch.setattr(single, "_normal_equations", lambda *arguments: built.append(len(arguments[2])) or normal(*arguments))
+    found, value = solve(equations, span, reached, present)
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-8)
+    assert float(value.max()) < 1e-18  # chords end linearly; `polish` gains the last digits
+    assert sum(built) <= 3 * len(present)
 
 
 def test_one_scan_is_a_gauss_newton_step_for_every_class(plant):
