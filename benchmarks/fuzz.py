@@ -232,8 +232,10 @@ def run(kind: str, count: int, *, seed: int = 0, jobs: int = 1) -> dict[str, Any
             if code:
                 waiting[first] = _start(kind, count, seed, first, jobs, last + 1, Path(folder) / f"{first}")
     faults = [rest[:3] for _, rest in sorted(found.items()) if rest[1] in FAULTS]
+    answered = sorted({rest[0] for rest in found.values() if rest[1] == "answered"})
     most = {"seconds": max(rest[3] for rest in found.values()), "bytes": max(rest[4] for rest in found.values())}
-    return {"kind": kind, "inputs": len(found), "counts": dict(Counter(rest[1] for rest in found.values())), "faults": faults, **most}
+    counts = dict(Counter(rest[1] for rest in found.values()))
+    return {"kind": kind, "inputs": len(found), "counts": counts, "faults": faults, "answered": answered, **most}
 
 
 def record(file: Path, results: list[dict[str, Any]], seed: int) -> None:

@@ -136,6 +136,21 @@ def run_command(words: list[str], path: Path) -> None:
         raise AssertionError(f"exit code {code}: {said.getvalue()[-150:]}")
 
 
+class _Strange(nn.Sequential):
+    """A model whose outputs are changed at the end, or one that fails after so many passes."""
+
+    def __init__(self, change: Callable[[torch.Tensor], torch.Tensor] | None, passes: int = 0) -> None:
+        super().__init__(nn.Flatten(), nn.Linear(48, 5))
+        self.change, self.passes = change, passes
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        self.passes -= 1
+        if self.change is None and self.passes < 0:
+            raise KeyError("later")
+        logits = super().forward(input)
+        return logits if self.change is None else self.change(logits)
+
+
 def _net(rng: random.Random) -> nn.Module:
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -153,6 +168,10 @@ def _net(rng: random.Random) -> nn.Module:
             lambda: nn.Sequential(nn.Flatten(), nn.Linear(48, 5, device="meta")),
             lambda: nn.Sequential(),
             lambda: nn.LSTM(4, 5),
+            lambda: _Strange(lambda logits: logits.to_sparse()),
+            lambda: _Strange(lambda logits: logits.to("meta")),
+            lambda: _Strange(lambda logits: torch.nested.nested_tensor(list(logits))),
+            lambda: _Strange(None, passes=rng.randrange(12)),
         ]
         weights = [24, 12, 4, 4] + [1] * (len(nets) - 4)
         return rng.choices(nets, weights)[0]().train(rng.random() < 0.3)
@@ -319,11 +338,14 @@ def _test_membership(rng: random.Random, _: Path) -> None:
 def _ceilings(rng: random.Random, _: Path) -> None:
     import dosimeter as dm
 
+    noise = dm.defense("gaussian_noise", std=0.1)
     options = rng.choice(
         [
             {},
+            {},
             {"bounds": rng.choice([["hidden_directions"], ["x"], [], 3, "x"])},
-            {"defenses": rng.choice([(dm.defense("dpsgd"),), ("gaussian_noise",), "nothing", [None]])},
+            {"defenses": rng.choice([(dm.defense("dpsgd", max_norm=1.0, noise_multiplier=1.0),), (noise,), ("gaussian_noise",), [None]])},
+            {"defenses": (noise,)},
             {"training": rng.choice([dm.FedAvg(steps=2), "x", 3])},
             {"loss": rng.choice(["focal", "x", 3])},
             {"seed": rng.choice([-1, "x", 2**70])},

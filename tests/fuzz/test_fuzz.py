@@ -1,5 +1,6 @@
 """Files, command lines and calls that are damaged or made to do harm end in an answer or in a sentence."""
 
+import importlib
 import importlib.util
 import sys
 from pathlib import Path
@@ -44,6 +45,8 @@ def test_thousands_of_inputs(kind, count):
     assert result["inputs"] == count
     assert result["faults"] == []
     assert result["counts"]["answered"] >= count // 50
+    if kind == "calls":  # each of them does run, and is not only refused
+        assert set(result["answered"]) == {name for name, _ in importlib.import_module("fuzz_calls").CALLS}
 
 
 def test_the_fuzzer_sees_faults(tmp_path):
