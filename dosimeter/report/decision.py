@@ -34,6 +34,11 @@ def in_plain_words(found: Sequence[Finding], records: Sequence[Record]) -> str:
         sentences.append(f"{answers}: it may be right or invented, and it is no sign of safety.")
     if leaked or unverified:
         sentences.extend(_open_ends(found))
+    behind = {str(record.threat_model.get("defenses") or []) for record in records}
+    if len(behind) > 1:
+        sentences.append(
+            f"The client sent its update in {len(behind)} ways, without and behind defenses, and the worst of them is told here."
+        )
     sentences.append("All of this was measured on one model, one way of training and these samples; another setting can leak more or less.")
     return " ".join(sentences)
 

@@ -11,7 +11,7 @@ from typing import Any
 from dosimeter.numbers import power_of_ten
 from dosimeter.report.scores import score, score_range
 from dosimeter.report.settings import describe_part
-from dosimeter.report.words import higher_is_better, metric_name
+from dosimeter.report.words import higher_is_better, is_share, metric_name
 from dosimeter.surfaces.intervals import summarize
 from dosimeter.surfaces.surface import Surface, surface_named, surfaces
 from dosimeter.surfaces.verdicts import Verdict, verdict_of
@@ -19,6 +19,7 @@ from dosimeter.types import Outcome, Record
 
 HEIGHT = 180.0  # pixels of a curve
 LONGEST_NOTE = 110  # letters
+UNDEFENDED = "no defense"
 MARGIN = 6.0  # per cent left and right of the first and last point
 
 
@@ -71,10 +72,19 @@ def panels(found: Mapping[str, Record]) -> list[Panel]:
     for place, record in found.items():
         groups.setdefault((record.surface, _method(record)), {})[place] = record
     order = [surface.name for surface in surfaces()]
+    titles = {key: _title(key, groups) for key in groups}
     return [
-        _panel(surface_named(surface), method, groups[surface, method])
+        _panel(surface_named(surface), titles[surface, method], groups[surface, method])
         for surface, method in sorted(groups, key=lambda key: (order.index(key[0]), key[1]))
     ]
+
+
+def _title(key: tuple[str, str], groups: Mapping[tuple[str, str], Mapping[str, Record]]) -> str:
+    """The method's name, with the options that tell it from others of its name."""
+    parts = {one: _part(next(iter(found.values()))) for one, found in groups.items() if one[0] == key[0]}
+    own = parts[key]
+    namesakes = [part for part in parts.values() if part["name"] == own["name"]]
+    return describe_part({name: value for name, value in own.items() if name == "name" or any(o.get(name) != value for o in namesakes)})
 
 
 def _panel(surface: Surface[Any], method: str, found: Mapping[str, Record]) -> Panel:
@@ -92,7 +102,7 @@ def _panel(surface: Surface[Any], method: str, found: Mapping[str, Record]) -> P
         columns=[f"B = {size}" for size in sizes],
         rows=[
             (name, [_cell(surface, by_size[size]) if size in by_size else None for size in sizes])
-            for name, by_size in sorted(settings.items())
+            for name, by_size in sorted(settings.items(), key=_undefended_first)
         ],
         curves=curves,
         ticks=ticks,
@@ -146,7 +156,7 @@ def _curves(
         return [], []
     scale = math.log10 if logarithmic else float
     low, high = scale(min(ends)), scale(max(ends))
-    low, high = (low - 0.5, high + 0.5) if high - low < 1e-12 else (low, high)
+    low, high = (0.0, 1.0) if is_share(metric) else (low - 0.5, high + 0.5) if high - low < 1e-12 else (low, high)
 
     def down(value: float | None) -> float:
         if value is None or (logarithmic and value <= 0):
@@ -169,7 +179,7 @@ def _curves(
                 if one.median is not None
             ],
         )
-        for number, (name, line) in enumerate(sorted(summaries.items()))
+        for number, (name, line) in enumerate(sorted(summaries.items(), key=_undefended_first))
     ]
     middle = (low + high) / 2
     ticks = [
@@ -194,10 +204,19 @@ def _value(record: Record, metric: str) -> float | None:
     return summarize(values, higher_is_better(metric)).median if values else None
 
 
+def _undefended_first(item: tuple[str, Any]) -> str:
+    return item[0].replace(UNDEFENDED, "")
+
+
 def _method(record: Record) -> str:
+    """The method with all its options."""
+    return describe_part(_part(record))
+
+
+def _part(record: Record) -> dict[str, Any]:
     """The method with the options that were set, as its configuration has them under the surface's key."""
     part = record.config.get(surface_named(record.surface).key)
-    return describe_part(part) if isinstance(part, dict) else record.method
+    return {"name": record.method} | part if isinstance(part, dict) else {"name": record.method}
 
 
 def _varying(records: Sequence[Record]) -> list[str]:
@@ -210,5 +229,5 @@ def _fact(record: Record, key: str) -> str:
     if value in (None, "", "given"):
         return ""
     if key == "defenses":
-        return ", then ".join(describe_part(part) for part in value or []) or "no defense"
+        return ", then ".join(describe_part(part) for part in value or []) or UNDEFENDED
     return str(value) if key != "labels" else f"labels {value}"

@@ -159,7 +159,7 @@ def _price(cell: Cell) -> str:
         costs.append(f"an update takes {significant(cell.bytes_ratio)} times the bytes")
     if cell.time_ratio is not None:
         costs.append(f"{significant(cell.time_ratio)} times the client’s time")
-    costs.append(f"it promises {enumeration(cell.promises)}" if cell.promises else "it promises no ε")
+    costs.append(f"and it promises {enumeration(cell.promises)}" if cell.promises else "and it promises no ε")
     return ", ".join(costs)
 
 

@@ -98,6 +98,12 @@ def test_a_sample_keeps_its_number_wherever_it_stands(make_record):
     assert [piece.title for piece in pieces_of(make_record("inputs", "dlg", evidence=shown))] == ["Sample 4", "Sample 1"]
 
 
+def test_the_paragraph_on_several_defenses_says_that_it_tells_the_worst(grid_records, single_setting):
+    attacks = [record for record in grid_records if record.surface != "utility"]
+    assert "in 3 ways, without and behind defenses, and the worst of them is told here." in in_plain_words(findings(attacks), attacks)
+    assert "the worst of them" not in in_plain_words(findings(single_setting), single_setting)
+
+
 def test_the_advice_has_a_price_or_says_how_to_get_one(single_setting, grid_records):
     assert "dosimeter audit --defenses all" in what_to_do(findings(single_setting), single_setting, None)
     costs = tradeoff(grid_records)
