@@ -50,6 +50,7 @@ class Method(ABC):
     needs: ClassVar[frozenset[Knowledge]] = frozenset()
     partial_labels: ClassVar[bool] = False  # takes labels of which some are unknown
     reads_any_update: ClassVar[bool] = False  # True: reads updates that are no sum of gradients too, such as Adam's
+    reads_closings: ClassVar[bool] = False  # True: takes a sigmoid or the like behind the head into account, which else is refused
     quick: ClassVar[dict[str, Any]] = {}  # options for an audit of a minute, where the defaults take longer
 
     def __post_init__(self) -> None:

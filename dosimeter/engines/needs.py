@@ -71,7 +71,7 @@ def check_needs(method: Method, exposure: Exposure, labels: LabelEstimate | None
             f"{method.name} reads gradients: {why}. rlu counts labels, embedding_rows lists tokens, and matching attacks replay the steps"
         )
     for need in sorted(method.needs):
-        missing = _missing(need, exposure, labels)
+        missing = _missing(need, exposure, labels, method.reads_closings)
         if missing:
             raise Refused(f"{method.name} needs {'the ' if need in NEEDS_WITH_ARTICLE else ''}{need.value}: {missing}")
 
@@ -89,18 +89,18 @@ def why_not_sent(exposure: Exposure, parameter: str, layer: str) -> str:
     return f"{layer} is frozen" if frozen else f"the client withholds {layer}"
 
 
-def _missing(need: Knowledge, exposure: Exposure, labels: LabelEstimate | None) -> str:
+def _missing(need: Knowledge, exposure: Exposure, labels: LabelEstimate | None, closings: bool) -> str:
     """Why `need` is not granted here, or nothing where it is."""
     public = exposure.public
     match need:
         case Knowledge.HEAD_GRADIENT:
-            head = find_head(exposure)
+            head = find_head(exposure, closings=closings)
             if not head.alone:
                 return "the last layer shares its weight with another, and only the sum of their gradients is sent"
             if head.weight_gradient is None:
                 return why_not_sent(exposure, parameter_name(exposure.model, head.name, "weight"), "the last layer")
         case Knowledge.BIAS_GRADIENT:
-            head = find_head(exposure)
+            head = find_head(exposure, closings=closings)
             if head.bias is None:
                 return "the last layer has no bias; a bias-free method such as subspace would do"
             if head.bias_gradient is None:

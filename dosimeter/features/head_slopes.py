@@ -28,11 +28,12 @@ class HeadSlopes(FeatureRecovery):
     """
 
     needs = frozenset({Knowledge.HEAD_GRADIENT})
+    reads_closings = True
 
     seed: NonNegativeInt = 0  # of the linear programs
 
     def __call__(self, exposure: Exposure, labels: LabelEstimate | None, rng: Generator) -> FeatureEstimate:
-        head = find_head(exposure)
+        head = find_head(exposure, closings=True)
         assert head.weight_gradient is not None
         found = separate(exposure, head, rng, self.seed)
         each = torch.repeat_interleave(torch.arange(len(found.labels), device=found.labels.device), found.times)

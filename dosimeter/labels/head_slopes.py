@@ -33,11 +33,12 @@ class HeadSlopes(LabelRecovery):
 
     needs = frozenset({Knowledge.HEAD_GRADIENT})
     trust = 55
+    reads_closings = True
 
     seed: NonNegativeInt = 0  # of the linear programs
 
     def __call__(self, exposure: Exposure, rng: Generator) -> LabelEstimate:
-        head = find_head(exposure)
+        head = find_head(exposure, closings=True)
         found = separate(exposure, head, rng, self.seed)
         classes = max(head.classes, 2)
         several = found.vectors is not None and head.classes > 1

@@ -67,13 +67,15 @@ class Head:
         return z if self.bias is None else z + self.bias.to(features.dtype)
 
 
-def find_head(exposure: Exposure) -> Head:
+def find_head(exposure: Exposure, *, closings: bool = False) -> Head:
     """The linear layer whose output is the model's output on random inputs, with its gradients; else a refusal.
 
-    Under a loss of the client's own, one of `CLOSINGS` may follow the layer.
+    With `closings` one of `CLOSINGS` may follow the layer, under losses that do not begin at logits. The caller takes it into account.
     """
     public = exposure.public
-    proof = _proof_of(exposure.model, public.input_shape, public.loss.shift_invariant, public.loss.takes_closings, public.blank)
+    proof = _proof_of(
+        exposure.model, public.input_shape, public.loss.shift_invariant, closings and public.loss.takes_closings, public.blank
+    )
     weight, bias = _parameters(exposure.model.get_submodule(proof.name))
     return Head(
         name=proof.name,

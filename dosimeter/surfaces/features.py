@@ -103,7 +103,7 @@ class Features(Surface[FeatureEstimate]):
             drawn = strips(list(found.features[:MOST_PICTURES])) if len(found.features) else []
             return [Evidence(kind="tiles", recovered=strip, sample=i) for i, strip in enumerate(drawn)]
         exposure = comparison.exposure
-        true = reader_of(exposure, find_head(exposure).name)(comparison.truth.inputs)
+        true = reader_of(exposure, find_head(exposure, closings=True).name)(comparison.truth.inputs)
         known = not drops_units(exposure.model)
         assert scores.assignment is not None
         shown = []
@@ -130,7 +130,7 @@ def score_features(found: FeatureEstimate, comparison: Comparison) -> Scores:
     exposure, foreign, truth = comparison.exposure, comparison.foreign, comparison.truth
     if exposure is None:
         raise ValueError("exposure: scoring features needs the exposure they were recovered from, whose model gives the true ones")
-    read = reader_of(exposure, find_head(exposure).name)
+    read = reader_of(exposure, find_head(exposure, closings=True).name)
     actual = read(truth.inputs)  # (B, H), the whole batch at once, as batch norm in train mode saw it
     for path, estimate in (("found", found), ("foreign", foreign)):
         if estimate is not None and estimate.features.shape[1:] != actual.shape[1:]:

@@ -35,11 +35,12 @@ class HeadSlopes(TargetRecovery):
     """
 
     needs = frozenset({Knowledge.HEAD_GRADIENT, Knowledge.BIAS_GRADIENT})
+    reads_closings = True
 
     seed: NonNegativeInt = 0  # of the linear programs
 
     def __call__(self, exposure: Exposure, rng: Generator) -> TargetEstimate:
-        public, head = exposure.public, find_head(exposure)
+        public, head = exposure.public, find_head(exposure, closings=True)
         if not isinstance(public.loss, SquaredError):
             raise Refused(f"{self.name} inverts the slope of squared_error, 2 (z − t); the client trains with {public.loss.name}")
         if may_be_scaled(public):

@@ -280,7 +280,9 @@ def test_what_follows_the_head_is_part_of_a_loss_of_the_clients_own(layer, name)
     torch.manual_seed(0)
     model = nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 5), layer).eval()
     batch = Batch(torch.rand(2, 1, 4, 4), torch.rand(2, 5))
-    head = find_head(observe(model, batch, loss=lambda outputs, targets: (outputs - targets).abs().mean()))
+    exposure = observe(model, batch, loss=lambda outputs, targets: (outputs - targets).abs().mean())
+    head = find_head(exposure, closings=True)
     assert (head.name, head.closing, head.alone) == ("3", name, True)
-    with pytest.raises(Refused, match="something follows it"):
-        find_head(observe(model, Batch(batch.inputs, torch.tensor([1, 2]))))
+    for other, closings in ((exposure, False), (observe(model, Batch(batch.inputs, torch.tensor([1, 2]))), True)):
+        with pytest.raises(Refused, match="something follows it"):
+            find_head(other, closings=closings)
