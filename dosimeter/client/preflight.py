@@ -157,7 +157,7 @@ def _kind(sent: Update, model: nn.Module, declared: Declared, head: str | None) 
             return Line("kind", "fits", f"weights after training: {alike}" if alike else "weights: too few entries to tell")
         if summed:
             return Line("kind", "fits", f"weights after training: {thrown}")
-        return Line("kind", "misfit", f"update: is no model after training: {alike}; pass kind='gradient' or 'difference'")
+        return Line("kind", "misfit", f"update: is no model after training: {alike}; pass the model that was sent, or another kind")
     if alike is not None and alike.is_weights:
         return Line("kind", "misfit", f"update: looks like the weights after training: {alike}; pass kind='weights'")
     if summed:
