@@ -12,6 +12,7 @@ from dosimeter.engines.premises import premises_of
 from dosimeter.engines.tokens.levels import PASS, Level, doubt_of, find_levels, require_room, require_rows
 from dosimeter.engines.tokens.texts import FoundTexts, follow, search
 from dosimeter.interfaces import Exposure, TokenRecovery
+from dosimeter.network.probing import output_of, random_states, random_states_restored
 from dosimeter.network.token_inputs import find_token_embedding
 from dosimeter.options import PositiveInt
 from dosimeter.registry import TOKENS
@@ -42,7 +43,7 @@ class Dager(TokenRecovery):
     tries: PositiveInt = 2_000_000  # of a text of an encoder
 
     def __call__(self, exposure: Exposure, rng: Generator) -> TokenEstimate:
-        _refuse_dropout(exposure)
+        _refuse_randomness(exposure)
         level, contexts, why = find_levels(exposure)
         if level is None:
             raise Refused(f"dager: {why}")
@@ -141,7 +142,13 @@ def _twins(level: Level, ratios: Tensor) -> frozenset[int]:
     return frozenset(twins)
 
 
-def _refuse_dropout(exposure: Exposure) -> None:
+def _refuse_randomness(exposure: Exposure) -> None:
+    """Refuse a model that draws random numbers, such as dropout or words that it drops: the vectors that the client had are not known."""
     dropping = [m for m in exposure.model.modules() if isinstance(m, torch.nn.modules.dropout._DropoutNd) and m.training and m.p > 0]
     if dropping:
         raise Refused("dager computes the vectors of every token, and the model drops units at random in train mode")
+    with random_states_restored() as before:
+        output_of(exposure.model, exposure.public.blank)
+        drawn = random_states() != before
+    if drawn:
+        raise Refused("dager computes the vectors of every token, and the model draws random numbers in its forward pass")

@@ -82,3 +82,29 @@ def test_a_plain_lookup_is_exact_and_complete():
     found = found_in("", texts)
     assert found.tokens == found.certified == set(texts.flatten().tolist())
     assert found.complete
+
+
+class Encoder(nn.Module):
+    """An encoder that drops words, or attention, at random without a layer that says so."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how, self.tokens, self.head = how, nn.Embedding(VOCABULARY, WIDTH), nn.Linear(WIDTH, 3)
+        self.attention = nn.MultiheadAttention(WIDTH, 2, dropout=0.3 * (how == "attention"), batch_first=True)
+
+    def forward(self, ids):
+        if self.how == "words" and self.training:
+            ids = ids.where(torch.rand(ids.shape) > 0.1, 3)
+        vectors = self.tokens(ids)
+        return self.head((vectors + self.attention(vectors, vectors, vectors, need_weights=False)[0]).mean(1))
+
+
+@pytest.mark.parametrize("how", ["words", "attention"])
+def test_dager_takes_no_model_that_draws_at_random(how):
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        model = Encoder(how).train()
+    exposure = dm.observe(model, dm.Batch(texts_of(9), torch.arange(2)))
+    with pytest.raises(dm.Refused, match="draws random numbers"):
+        dm.recover_tokens(exposure, "dager")
+    assert dm.recover_tokens(dm.observe(model.eval(), dm.Batch(texts_of(9), torch.arange(2))), "dager").tokens
