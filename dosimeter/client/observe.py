@@ -74,7 +74,7 @@ def observe(
     sent = taking_all_outputs(server_copy(model, batch), loss)
     if isinstance(batch.inputs, NamedInputs) and batch.inputs.are_numbers:  # the attacks guess one row of numbers a sample
         sent, batch = join_inputs(sent, batch.inputs), Batch(batch.inputs.joined(), batch.targets)
-        if auxiliary is not None and isinstance(auxiliary.inputs, NamedInputs):
+        if isinstance(auxiliary, Batch) and isinstance(auxiliary.inputs, NamedInputs):
             auxiliary = Batch(auxiliary.inputs.joined(), auxiliary.targets)
     client = Client(model=sent, batch=batch, training=training, loss=loss)
     if auxiliary is not None:

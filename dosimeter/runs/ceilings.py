@@ -45,6 +45,10 @@ def ceilings(
     A ceiling holds under its `assumptions`. Where `proved` is False, it is an estimate.
     """
     seed = check_value(int, seed, "seed")
+    if not isinstance(bounds, (str, Bound, Sequence)):
+        raise TypeError(f"bounds: expected the name of a bound, a Bound, or a list of them, got {type(bounds).__name__}")
+    if auxiliary is not None and not isinstance(auxiliary, Batch):
+        raise TypeError(f"auxiliary: expected a Batch, got {type(auxiliary).__name__}")
     wanted = BOUNDS.names() if bounds == "all" else [bounds] if isinstance(bounds, (str, Bound)) else bounds
     chosen = [BOUNDS.resolve(bound) for bound in wanted]
     found, refused = [], {}

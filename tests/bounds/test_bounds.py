@@ -278,6 +278,15 @@ def test_no_guess_agrees_more_than_the_bound_on_blind_agreement(frequencies, siz
         assert best == pytest.approx(bound)
 
 
+@pytest.mark.parametrize(
+    ("option", "message"), [("bounds", "bounds: expected the name of a bound"), ("auxiliary", "auxiliary: expected a Batch")]
+)
+def test_numbers_in_the_place_of_bounds_or_samples_are_refused(setting, option, message):
+    model, batch, *_ = setting
+    with pytest.raises(TypeError, match=message):
+        dm.ceilings(model, batch, defenses=_noise(0.1), **{option: 3})
+
+
 def test_auxiliary_samples_of_another_shape_are_refused_in_a_sentence(setting):
     model, batch, _ = setting
     other = dm.Batch(torch.rand(9, 1, 5, 5), torch.zeros(9, dtype=torch.int64))
