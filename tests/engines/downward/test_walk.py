@@ -83,7 +83,7 @@ def test_all_wrong_entries_come_out_of_one_least_squares() -> None:
 @pytest.mark.parametrize("seed", [0, 1])
 def test_behind_group_norm_large_errors_are_settled_before_small_ones(seed) -> None:
     """A wrong entry changes the statistics too. Right entries explain what its linear share leaves, and stay as they are."""
-    plain = stack(seed)
+    plain = list(stack(seed))
     model = nn.Sequential(*plain[:5], nn.GroupNorm(4, 48), *plain[5:]).double().eval()
     inputs = torch.rand(4, 1, 16, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
     wrong = {17, 405, 1201}
