@@ -26,6 +26,7 @@ import dosimeter as dm
 from dosimeter.engines.counting.counts import nearest_counts
 from dosimeter.engines.counting.regression import regress_counts
 from dosimeter.engines.counting.simulation import Simulator
+from dosimeter.labels.rlu import RLU
 from dosimeter.types import Update
 
 PENALTIES = (0.1, 1.0, 3.0, 10.0, 30.0, 1e9)
@@ -36,7 +37,8 @@ def gather(folder: str, simulations: int, clients: int, seed: int) -> tuple[Tens
     model, training = network(folder, True), dm.FedAvg(learning_rate=0.01, epochs=10, mini_batch=MINI_BATCH, shuffle=True)
     known = {"training": training, "auxiliary": images_of(folder, "test"), "normalization": dm.Normalization(mean=MEAN, std=STD)}
     private = [client(folder, seed + place) for place in range(clients)]
-    simulator = Simulator(dm.observe(model, private[0][0], seed=seed, **known), torch.Generator().manual_seed(seed))
+    first = dm.observe(model, private[0][0], seed=seed, **known)
+    simulator = Simulator(first, torch.Generator().manual_seed(seed), RLU().probes)
     counts = simulator.draw_counts(simulations)
     shown, whole = [], []
     for one in counts:
