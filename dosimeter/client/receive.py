@@ -24,7 +24,7 @@ from dosimeter.client.kinds import Kind
 from dosimeter.client.losses import loss_of
 from dosimeter.client.preflight import Declared, Preflight, look_at
 from dosimeter.client.sent_tensors import sort_tensors
-from dosimeter.client.training import FedSGD
+from dosimeter.client.training import FedAvg, FedSGD
 from dosimeter.interfaces import Defense, Exposure, Loss, Public, Training
 from dosimeter.memory import require_memory
 from dosimeter.network.input_shape import find_input_shape
@@ -135,6 +135,8 @@ def _declare(
     loss = loss_of(loss, len(output) == 3 and blank is not None, grid=len(output) > 2 and blank is None)
     check_loss(loss, classes)
     training, defenses = TRAININGS.resolve(training or FedSGD()), [DEFENSES.resolve(defense) for defense in defense_list(defenses)]
+    if isinstance(training, FedAvg):
+        training = training.of_samples(batch_size)
     for defense in defenses:
         training = defense.training_behind(training)
     with suppress(Refused):  # where the steps are unknown, the preflight says so

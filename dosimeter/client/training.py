@@ -6,7 +6,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -156,6 +156,11 @@ class FedAvg(Replayable):
             for name, g in slope.items():
                 weights[name], states[name] = step(weights[name], g, states[name])
         return self._in_units(parameters, weights, names, batch_size)
+
+    def of_samples(self, batch_size: int | None) -> FedAvg:
+        """The same training of so many samples: mini-batches that hold all of them are none."""
+        whole = self.mini_batch is not None and batch_size is not None and batch_size <= self.mini_batch
+        return replace(self, mini_batch=None) if whole else self
 
     def step(self) -> Step:
         """One step of the optimiser as a function of stateless tensors; refused where there is no rule."""

@@ -42,6 +42,19 @@ def test_a_whole_state_dict_with_buffers_is_received(normed_classifier, sent):
     assert int(normed_classifier[1].num_batches_tracked) == 0  # the caller's model stays as it was
 
 
+@pytest.mark.parametrize("mini_batch", [4, 32])
+def test_a_mini_batch_that_holds_all_samples_is_one_gradient(classifier, digits, mini_batch):
+    """The quickstart's loader takes 32 samples a step. A client that has four makes one step."""
+    sent = quickstart_client(classifier, digits[0][:4], digits[1][:4], batch_size=mini_batch)
+    training = dm.FedAvg(learning_rate=0.01, momentum=0.9, mini_batch=mini_batch, shuffle=True)
+    exposure = dm.receive(classifier, sent, kind="weights", batch_size=4, training=training)
+    found = dm.recover_labels(exposure, "subspace")
+    assert found.certified
+    assert found.labels.tolist() == sorted(digits[1][:4].tolist())
+    two = dm.receive(classifier, sent, kind="weights", batch_size=4, training=dataclasses.replace(training, epochs=2))
+    assert not dm.recover_labels(two, "subspace").certified
+
+
 def test_arrays_and_prefixed_names_are_received_too(normed_classifier, sent):
     arrays = {f"module.{name}": tensor.numpy() for name, tensor in sent.items()}
     facts = {"kind": "weights", "batch_size": 32, "training": TRAINING}
