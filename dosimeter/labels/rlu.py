@@ -45,11 +45,11 @@ class RLU(LabelRecovery):
         simulator = Simulator(exposure, rng, self.probes)
         if int(simulator.seen.sum()) < 2:
             raise Refused("rlu needs auxiliary samples of at least two classes")
-        sent = simulator.statistics(exposure.update)
+        sent = _finite(simulator.statistics(exposure.update), "with the client's update")
         counts = errors = None
         for _ in range(self.rounds):
             drawn = simulator.draw_counts(self.simulations, _shares(counts), CERTAINTY * simulator.size)
-            counts, errors = regress_counts(simulator.simulate(drawn), drawn, sent)
+            counts, errors = regress_counts(_finite(simulator.simulate(drawn), "of simulated clients"), drawn, sent)
         assert counts is not None
         assert errors is not None
         missing = (~simulator.seen).nonzero().flatten().tolist()
@@ -69,6 +69,12 @@ class RLU(LabelRecovery):
         if isinstance(training, FedAvg):
             visits = (training.local_batches(public.batch_size) or 1) * min(training.mini_batch or visits, visits)
         return float((clients + 1) * min(self.probes, len(known.targets))), float(clients * PASSES_A_STEP * visits)
+
+
+def _finite(statistics: Tensor, whose: str) -> Tensor:
+    if not bool(statistics.isfinite().all()):
+        raise Refused(f"rlu compares logits before and after the update, and the model {whose} has logits that are no finite numbers")
+    return statistics
 
 
 def _shares(counts: Tensor | None) -> Tensor | None:

@@ -157,6 +157,13 @@ def test_refusals():
         dm.recover_labels(exposure_of(model(), dm.FedAvg(steps=2), 0, declare_batch_size=False)[0], "rlu")
 
 
+def test_an_update_under_which_the_model_has_no_finite_logits_is_refused():
+    exposure = exposure_of(model(), TRAININGS["gradient"], 0)[0]
+    huge = {name: torch.full_like(change, 1e30) for name, change in exposure.update.items()}
+    with pytest.raises(Refused, match="with the client's update has logits that are no finite numbers"):
+        dm.recover_labels(dataclasses.replace(exposure, update=huge), "rlu")
+
+
 def test_many_classes_take_no_square_of_them():
     """The slopes of 20,000 classes would take 6.4 GB."""
     before = resource.getrlimit(resource.RLIMIT_AS)
