@@ -1,6 +1,6 @@
 """The Bayesian attacker on digits behind noise, beside the same attacker with the other noise's likelihood, and Inverting Gradients.
 
-    python benchmarks/noisy_posterior.py [--digits 5] [--seed 0] [--steps 600]
+    python benchmarks/noisy_posterior.py [--digits 5] [--seed 0] [--steps 600] [--shares 0.05 0.1]
 
 The noise's standard deviation is a share of the update's root mean square. A small convolutional network, untrained, eval mode, one digit a
 batch, 200 other digits as auxiliary data, labels given. Each number is the mean PSNR in dB over the digits.
@@ -18,8 +18,6 @@ from sklearn.datasets import load_digits
 import dosimeter as dm
 from dosimeter.models.loading import load_model
 
-SHARES = (0.05, 0.1, 0.3)
-
 
 def noise(shape: str, deviation: float):
     if shape == "normal":
@@ -32,6 +30,7 @@ def main() -> None:
     parser.add_argument("--digits", type=int, default=5)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=600)
+    parser.add_argument("--shares", type=float, nargs="+", default=(0.05, 0.1))
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     pixels, classes = load_digits(return_X_y=True)
@@ -41,7 +40,7 @@ def main() -> None:
     auxiliary = dm.Batch(images[1000:1200], labels[1000:1200])
     print("noise, share of the update: bayesian, bayesian for the other noise, inverting_gradients")
     for shape, other in (("normal", "laplace"), ("laplace", "normal")):
-        for share in SHARES:
+        for share in arguments.shares:
             rows = torch.tensor(
                 [scores(images, labels, auxiliary, number, shape, other, share, arguments) for number in range(arguments.digits)]
             )
