@@ -123,7 +123,7 @@ def test_fewer_probes_take_fewer_passes_and_still_count():
     few = dm.label_recovery("rlu", probes=40, simulations=32)
     exposure, wanted = exposure_of(model(), TRAININGS["gradient"], 0)
     assert few.forwards(exposure) == (65 * 40, 64 * 3 * SIZE)
-    assert dm.label_recovery("rlu", rounds=1).forwards(exposure) == (33 * 200, 32 * 3 * SIZE)
+    assert dm.label_recovery("rlu", rounds=1, simulations=32).forwards(exposure) == (33 * 200, 32 * 3 * SIZE)
     local, _ = exposure_of(model(), TRAININGS["sgd"], 0)
     assert few.forwards(local) == (65 * 40, 64 * 3 * 5 * SIZE)  # five epochs
     assert few.forwards(dataclasses.replace(exposure, auxiliary=None)) == (0, 0)
