@@ -60,6 +60,6 @@ def _passes(ghost: nn.Module, shape: tuple[int, ...]) -> bool:
     try:
         with torch.no_grad():
             output = ghost(torch.empty(2, *shape, device="meta", dtype=dtype))
-    except (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError):
+    except Exception:  # a model refuses a shape in its own way, timm's by an assertion
         return False
     return isinstance(output, torch.Tensor) and output.ndim == 2 and len(output) == 2

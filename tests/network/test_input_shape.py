@@ -32,6 +32,22 @@ def test_the_head_is_found_with_a_shape_or_without(classifier):
         find_head_name(classifier, (1, 9, 9))
 
 
+class OneSize(nn.Module):
+    """Asserts its one size, as timm's vision transformers do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches, self.head = nn.Conv2d(3, 4, 16, 16), nn.Linear(4, 2)
+
+    def forward(self, pictures: torch.Tensor) -> torch.Tensor:
+        assert pictures.shape[-2:] == (48, 48)
+        return self.head(self.patches(pictures).flatten(2).mean(2))
+
+
+def test_a_model_that_asserts_its_size_is_tried_at_every_size():
+    assert find_input_shape(OneSize()) == (3, 48, 48)
+
+
 class Sequence(nn.Module):
     """Takes tokens, which are no floating-point inputs."""
 
