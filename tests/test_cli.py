@@ -158,7 +158,7 @@ def test_words_may_stand_after_options(capsys):
         main(["run", "labels=ilrg", "--jsn"])
 
 
-@pytest.mark.parametrize(("answer", "sentence"), [("[x, x]", "got list"), ("x.no_such_thing", "no_such_thing")])
+@pytest.mark.parametrize(("answer", "sentence"), [("'x'", "got str"), ("x.no_such_thing", "no_such_thing")])
 def test_a_strange_model_gets_a_sentence(answer, sentence, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("strange_net.py").write_text(

@@ -100,7 +100,7 @@ def method_for(surface: str, name: str):
     method = build(surface_named(surface).methods, name, fast=True)
     options = {"input_shape": (1, 8, 8)} if hasattr(method, "input_shape") else {}
     options |= {"targets": (1,)} if isinstance(getattr(method, "targets", None), tuple) else {}
-    options |= {"target": 1} if hasattr(method, "target") else {}
+    options |= {"target": 1} if isinstance(getattr(method, "target", None), int) else {}
     options |= {"clients": 4} if hasattr(method, "clients") else {}
     return replace(method, **options)
 

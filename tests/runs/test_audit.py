@@ -180,7 +180,7 @@ def test_what_observe_refuses_audit_refuses(classifier, batch):
 def test_refusals(classifier, batch, tmp_path):
     no_head = nn.Sequential(nn.Conv2d(1, 10, 8), nn.Flatten())
     with pytest.raises(Refused, match="has no linear layer"):
-        dm.audit(no_head, batch, out=tmp_path / "new")
+        dm.audit(no_head, batch, labels=["ilrg"], features=[], maps=[], attacks=[], out=tmp_path / "new")
     assert not (tmp_path / "new").exists()
     assert dm.audit(
         no_head, batch, labels=[], features=[], maps=[], attacks=[dm.attack("inverting_gradients", steps=2)], attack_labels="given"

@@ -286,7 +286,7 @@ def test_an_attack_that_a_quick_audit_leaves_out_says_so(classifier, batch, monk
 
 
 def test_simulated_clients_have_fewer_probes_in_a_quick_audit_or_are_left_out(classifier, batch, monkeypatch):
-    rlu = dm.label_recovery("rlu", rounds=1)
+    rlu = dm.label_recovery("rlu", rounds=1, simulations=32)
     auxiliary = dm.Batch(torch.rand(64, *batch.inputs.shape[1:]), torch.arange(64) % 10)
     exposure = dm.observe(classifier, batch, auxiliary=auxiliary)
     size = len(batch.inputs)
