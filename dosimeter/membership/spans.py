@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -12,16 +12,19 @@ from dosimeter.engines.membership.estimate import MembershipEstimate
 from dosimeter.engines.membership.spans import CLAIMED_SHARE, SMALLEST_EXCLUSION, Span, missing_rows, span_of, span_test
 from dosimeter.engines.membership.terms import candidate_terms, require_mean
 from dosimeter.interfaces import Exposure, MembershipTest
+from dosimeter.network.head import find_head
 from dosimeter.network.probing import record_calls
 from dosimeter.registry import MEMBERSHIP
 from dosimeter.types import Batch, Knowledge, Refused
 
+RIVAL_CLASSES = 3  # other classes that are tried in the place of a member's own
 COSTLY, TOO_COSTLY = 2e9, 1e11  # operations of a layer's factorisation: where another layer decides, and where none does
 LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d)
 PREMISES = (
     "the update is one gradient of the declared loss at the weights that were sent",
     "the declared batch size is right",
-    "a sample outside the batch has no features in the span of the batch's, up to the error bar: a near copy of a member counts as it",
+    "a sample outside the batch has no features in the span of the batch's, up to the error bar: a near copy of a member counts as it, "
+    "and so does an input that the layer does not tell from it",
 )
 PREMISES_OF_ROWS = (PREMISES[0], "what the samples add to a token's row does not cancel to the last bit")
 
@@ -42,7 +45,7 @@ class Spans(MembershipTest):
         _refuse_distortion(exposure, self.name)
         require_mean(exposure, self.name)
         if span := _best_span(exposure, candidates):
-            return _by_span(exposure, span)
+            return _by_span(exposure, candidates, span)
         if found := self._by_rows(exposure):
             return found
         size = exposure.public.batch_size
@@ -71,22 +74,53 @@ class Spans(MembershipTest):
         return None
 
 
-def _by_span(exposure: Exposure, span: Span) -> MembershipEstimate:
+def _by_span(exposure: Exposure, candidates: Batch, span: Span) -> MembershipEstimate:
     parameter = f"{span.layer}.weight" if span.layer else "weight"
     found = None
     for _, terms in candidate_terms(exposure, "spans", {parameter}):
         test = span_test(span, terms[parameter].flatten(2))
         found = test if found is None else found.joined(test)
     assert found is not None
+    members = found.distances <= CLAIMED_SHARE * span.error_bar
+    open_labels = _label_is_open(exposure, candidates, span, members)
+    undecided = f"{int(open_labels.sum())} candidates fit under another label as well: {span.layer} does not tell which"
     return MembershipEstimate(
         scores=-found.distances.clamp(min=torch.finfo(torch.float64).tiny).log10(),
-        members=found.distances <= CLAIMED_SHARE * span.error_bar,
+        members=members & ~open_labels,
         excluded=found.outside > max(2 * span.error_bar, SMALLEST_EXCLUSION),
         error_bar=span.error_bar,
         layer=span.layer,
         test="spans",
         premises=PREMISES,
+        message=undecided if bool(open_labels.any()) else "",
     )
+
+
+def _label_is_open(exposure: Exposure, candidates: Batch, span: Span, members: Tensor) -> Tensor:
+    """Which members fit under another class as well, as where two rows of the head are equal: (n,) bool. The nearest rows are tried."""
+    targets, classes = candidates.targets, exposure.public.classes
+    is_open = torch.zeros_like(members)
+    if targets.ndim != 1 or targets.is_floating_point() or classes < 2 or not bool(members.any()):
+        return is_open
+    places = members.nonzero().flatten().to(targets.device)
+    inputs, labels = candidates.inputs[places], targets[places].long()
+    for near in _nearest_classes(exposure, labels, min(RIVAL_CLASSES, classes - 1)).T:
+        rivals = replace(exposure, candidates=Batch(inputs, near.to(targets)))
+        parameter = f"{span.layer}.weight" if span.layer else "weight"
+        for here, terms in candidate_terms(rivals, "spans", {parameter}):
+            is_open[places[here]] |= span_test(span, terms[parameter].flatten(2)).distances <= span.error_bar
+    return is_open
+
+
+def _nearest_classes(exposure: Exposure, labels: Tensor, count: int) -> Tensor:
+    """Other classes whose rows of the head are nearest to those of these labels (k,): (k, count). Any, where there is no head."""
+    classes = exposure.public.classes
+    try:
+        rows = find_head(exposure).weight.double().to(labels.device)
+        apart = torch.cdist(rows[labels], rows, compute_mode="donot_use_mm_for_euclid_dist")
+    except Refused:
+        apart = torch.zeros(len(labels), classes, dtype=torch.float64, device=labels.device)
+    return apart.scatter(1, labels[:, None], torch.inf).topk(count, dim=1, largest=False).indices
 
 
 def _best_span(exposure: Exposure, candidates: Batch) -> Span | None:

@@ -12,7 +12,7 @@ from dosimeter.report.words import NOT_MEASURED, enumeration
 from dosimeter.surfaces.judging import gravity, judge_surfaces
 from dosimeter.surfaces.limits import limits_of
 from dosimeter.surfaces.surface import Surface, surfaces
-from dosimeter.surfaces.verdicts import Verdict
+from dosimeter.surfaces.verdicts import Verdict, premises_beside
 from dosimeter.types import Outcome, Record
 
 LEAK_STATES = ("leaked", "proved")
@@ -31,6 +31,7 @@ class Finding:
     method: str = ""
     setting: str = ""
     under_optimised: bool = False  # no leak is shown, and an attack stopped short
+    premises: str = ""  # what the proof behind the verdict takes for granted
     limits: str = ""  # how far apart the best attack and the ceiling are
 
 
@@ -48,6 +49,7 @@ def findings(records: Sequence[Record]) -> list[Finding]:
             found.append(Finding(surface=surface.name, verdict=unknown.value, state=state(unknown), meaning=meaning))
             continue
         settled = limits_of(surface, measured) if len(settings) == 1 else None  # the limits of several settings are several
+        proof = premises_beside(measured, judged.reason)
         telling = max((record for record in measured if record.outcome != Outcome.CRASHED), key=gravity)
         found.append(
             Finding(
@@ -58,6 +60,7 @@ def findings(records: Sequence[Record]) -> list[Finding]:
                 reason=judged.reason,
                 method=judged.method,
                 under_optimised=judged.under_optimised,
+                premises=proof[0] if proof else "",
                 limits=limits_sentence(settled) if settled and settled.tells else "",
                 setting=next(setting.name for setting in settings if telling in setting.records),
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import StrEnum
 from typing import Any
 
@@ -45,6 +46,12 @@ def premises_sentence(record: Record) -> str:
     """What the proofs of a record take for granted, as one sentence; "" where it proves nothing."""
     premises = record.details.get("premises") or []
     return f"what is proved takes for granted: {'; '.join(map(str, premises))}" if premises else ""
+
+
+def premises_beside(records: Iterable[Record], reason: str) -> tuple[str, Record] | None:
+    """The premises to print beside a verdict: those of the proof with this reason that takes least for granted, and its record."""
+    proofs = [(premises_sentence(record), record) for record in records if record.reason == reason and premises_sentence(record)]
+    return min(proofs, key=lambda proof: len(proof[0]), default=None)
 
 
 def refusal_of(found: Any) -> Refused | None:

@@ -18,7 +18,7 @@ from dosimeter.runs.audit import Audit
 from dosimeter.surfaces.judging import gravity
 from dosimeter.surfaces.limits import limits_of
 from dosimeter.surfaces.surface import surface_named, surface_names
-from dosimeter.surfaces.verdicts import LEAKS, Verdict, premises_sentence, verdict_of
+from dosimeter.surfaces.verdicts import LEAKS, Verdict, premises_beside, verdict_of
 from dosimeter.terminal.console import plain_console
 from dosimeter.terminal.record import COLOURS, short, summary_of, verdict_line
 from dosimeter.types import Record
@@ -31,10 +31,8 @@ def print_audit(result: Audit, report: Path) -> None:
     for verdict in result.verdicts:
         console.print(verdict_line(verdict.surface, verdict.verdict, verdict.method, verdict.reason))
         records = [record for record in result.records if record.surface == verdict.surface]
-        proofs = [record for record in records if record.reason == verdict.reason and premises_sentence(record)]
-        if proofs:
-            weakest = min(proofs, key=lambda record: len(premises_sentence(record)))
-            console.print(Text(f"{premises_sentence(weakest)} ({display_name(weakest)})", "dim"))
+        if proof := premises_beside(records, verdict.reason):
+            console.print(Text(f"{proof[0]} ({display_name(proof[1])})", "dim"))
         if costs is None:
             limits = limits_of(surface_named(verdict.surface), records)
             if limits and limits.tells:

@@ -128,3 +128,21 @@ def test_likelihood_needs_noise():
         dm.test_membership(dm.observe(model, _first(candidates, 4)), candidates, "likelihood")
     with pytest.raises(ValueError, match="candidates: expected a Batch"):
         dm.test_membership(dm.observe(model, _first(candidates, 4)), candidates.inputs)
+
+
+@pytest.mark.parametrize("outputs", [10, 2])
+def test_no_member_is_claimed_under_a_class_that_the_layer_does_not_tell_from_its_own(outputs):
+    """Two classes with equal rows in the head send equal slopes back; another layer than the head cannot tell which is the sample's."""
+    model = _built(_net(nn.Flatten(), nn.Linear(192, 60), nn.ReLU(), outputs=outputs + 1))
+    with torch.no_grad():
+        model[-1].weight[outputs] = model[-1].weight[0]
+    candidates = _candidates(8, classes=outputs)
+    batch = _first(candidates, 3)
+    batch.targets[:3] = torch.tensor([0, 1, 1])
+    exposure = dm.observe(model, batch, defenses=(dm.defense("head_withheld"),))
+    renamed = dm.Batch(candidates.inputs, torch.cat([torch.tensor([outputs, 1, 1]), candidates.targets[3:]]))
+    found = dm.test_membership(exposure, renamed, "spans")
+    assert found.members.tolist() == [False, True, True] + [False] * 5
+    assert not found.excluded[0]
+    assert "another label" in found.message
+    assert dm.test_membership(exposure, batch, "spans").members.tolist() == [False, True, True]

@@ -1,3 +1,4 @@
+from dosimeter.report import render
 from dosimeter.report.findings import findings, headline, verdict_matrix, warnings
 
 
@@ -10,6 +11,20 @@ def test_a_surface_that_nobody_looked_at_is_said_to_be_unmeasured(make_label_rec
         ("inputs", "not-measured"),
     ]
     assert headline(found) == "Labels leaked; features, maps and inputs not measured."
+
+
+def test_the_premises_of_a_proof_stand_beside_its_verdict(make_record):
+    premises = ["the batch size is 8, as declared", "no defense changed the update"]
+    scores, known = {"insacc": [1.0]}, {"certified": True, "premises": premises}
+    proved = make_record("labels", "subspace", verdict="leaked", reason="proved", metrics=scores, details=known)
+    (labels,) = [finding for finding in findings([proved]) if finding.surface == "labels"]
+    assert labels.premises == "what is proved takes for granted: the batch size is 8, as declared; no defense changed the update"
+    assert (
+        "the batch size is 8, as declared; no defense changed the update."
+        in render([proved]).partition('class="finding leaked')[2].partition("</article>")[0]
+    )
+    scored = make_record("labels", "ilrg", verdict="leaked", reason="luck is refuted", metrics=scores)
+    assert not [finding.premises for finding in findings([scored]) if finding.premises]
 
 
 def test_the_gravest_verdict_leads_with_its_method_and_setting(audit_records):
