@@ -165,7 +165,7 @@ def settings() -> dict[str, Setting]:
         "one sample": Setting(sizes=(1,)),
         "dependent samples": Setting(batches=("multiples", "means", "constant", "one-hot", "near"), sizes=several),
         "copies": Setting(batches=("copies", "relabelled"), sizes=several),
-        "heads": Setting(heads=("tiny", "zero", "low rank", "sure")),
+        "heads": Setting(heads=("tiny", "zero", "low rank", "sure", "equal rows")),
         "no size": Setting(protocols=(hidden,)),
         "behind defenses": Setting(protocols=defenses),
         "local steps": Setting(protocols=steps),
@@ -475,6 +475,8 @@ def _network(body: str, shape: tuple[int, ...], classes: int, pick: Callable[[tu
             last.weight.copy_(torch.rand(classes, 1) @ torch.rand(1, width) / width)
         if head in ("tiny", "zero"):
             last.bias.zero_()
+        if head == "equal rows":  # the layers in front do not tell the two classes
+            last.weight[1] = last.weight[0]
     return nn.Sequential(*layers, last)
 
 
