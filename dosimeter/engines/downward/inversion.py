@@ -73,6 +73,10 @@ class MapTargets:
         """(B, *shape) -> (B, entries of all maps)"""
         return self.compare(self.tape.run({0: inputs}, self.tensors, self.values))
 
+    def misfits(self, residuals: Tensor) -> Tensor:
+        """(B,) relative errors of each sample's maps, in root mean square over the maps."""
+        return (residuals.square().sum(1) / len(self.maps)).sqrt()
+
     def compare(self, reached: Sequence[Tensor]) -> Tensor:
         """What the inputs lead to, one tensor a map -> (B, entries of all maps)"""
         parts = []
@@ -115,7 +119,7 @@ def invert(
     low, high = (bound.expand_as(start) for bound in bounds)
     width = (high - low).amax()
     here, damping = start, torch.full((len(start),), FIRST_DAMPING, dtype=start.dtype, device=start.device)
-    softness = torch.ones_like(damping)
+    softness = _softness_of(targets, start)
     smoothing = _spectral(start)
     began, first, step = time.monotonic(), None, 0
     losses = torch.full((len(start),), torch.inf)
@@ -157,10 +161,17 @@ def invert(
         damping = torch.where(whole, damping * DAMPING_DOWN, damping * DAMPING_UP)
         advance(step, steps, f"maps' misfit {float(losses.max()):.2g}")
         done = (softness == 0) & ((losses < SMALL_LOSS) | (length < SMALL_STEP))
-        softness = _harder(softness, (left.square().sum(1) / len(targets.maps)).sqrt(), better)
+        softness = _harder(softness, targets.misfits(left), better)
         if bool(done.all()) or (seconds is not None and time.monotonic() - began > seconds):
             break
     return Inversion(inputs=here, losses=losses, steps=step)
+
+
+def _softness_of(targets: MapTargets, start: Tensor) -> Tensor:
+    """As much as the start's maps are off (B,). Softer rectifiers let more through, and steps with them lead away from a good start."""
+    with torch.no_grad():
+        misfits = targets.misfits(targets.residuals(start))
+    return _harder(torch.ones_like(misfits), misfits, torch.ones_like(misfits, dtype=torch.bool))
 
 
 def _harder(softness: Tensor, misfits: Tensor, better: Tensor) -> Tensor:
