@@ -178,6 +178,8 @@ def _obstacle(module: nn.Conv2d | nn.Linear, grid: tuple[int, int], calls: int) 
     if not reads.all_read:
         return "the stride leaves positions out"
     if positions > 1 and not (reads.equations("inputs") or reads.equations("outputs")):
+        if any(size == 1 and side > 1 for size, side in zip(module.kernel_size, grid)):
+            return "a kernel of {} by {} moves nothing along its short side, where positions stay mixed".format(*module.kernel_size)
         ways = freedom(module, *grid) if max(grid) <= MOST_REARRANGED else 0
         if ways == 1:
             return "no walk and no wave over the grid tells its positions"

@@ -68,3 +68,11 @@ def test_one_side_with_room_is_enough():
     limit = largest_batch(model, (1, 4, 4))[1]
     assert limit.limit == 2
     assert "4 x 4 output positions a sample, 40 output channels" in limit.reason
+
+
+def test_a_kernel_along_one_axis_says_which_positions_stay_mixed():
+    stem, flat = nn.Conv2d(3, 64, 3, padding=1), nn.Conv2d(64, 64, (1, 3), padding=(0, 1))
+    model = nn.Sequential(stem, nn.ReLU(), flat, nn.Flatten(), nn.Linear(1024, 5))
+    limits = {one.layer: one for one in largest_batch(model, (3, 4, 4))}
+    assert limits["2"].limit == 0
+    assert limits["2"].reason == "a kernel of 1 by 3 moves nothing along its short side, where positions stay mixed"

@@ -40,6 +40,7 @@ class Descent:
     head: int  # the value of the head's output
     start: str  # the layer whose maps the shifts of its kernel show
     certified: Tensor  # (B,) bool: the start's
+    error_bars: Tensor  # (B,) relative, of the start's
     known: tuple[KnownMap, ...]  # the start first
     names: Mapping[int, str]  # the layer that receives each value
     reasons: Mapping[int, str]  # why a value was left, or a part of it
@@ -177,6 +178,7 @@ def _walk(exposure: Exposure, layer: ConvolutionLayer, found: LayerMaps, head: H
         head=tape.output if head_value is None else head_value,
         start=layer.name,
         certified=found.certified,
+        error_bars=found.error_bars,
         known=known,
         names=_names(layers),
         reasons=reasons,

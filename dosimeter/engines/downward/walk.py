@@ -37,6 +37,7 @@ class KnownMap:
     misfit: float  # of the gradients that the maps explain
     freedom: Freedom | None = None  # what of the maps shares one unknown factor
     flips: int = 0  # rectifier entries that were corrected to explain them
+    condition: float = 1.0  # of the equations that were solved for them
 
     @property
     def whole(self) -> bool:
@@ -76,7 +77,14 @@ def walk_down(backward: Backward, layers: Mapping[int, Sequence[Layer]], start: 
         origin = tape.before_reshaping(value)
         maps, noise = _rectified(solution) if tape.is_rectifier(origin) else (solution.maps, solution.maps)
         there = solution.solved.expand_as(maps).reshape(tape.shape(origin))
-        one = KnownMap(value=origin, maps=maps.reshape(tape.shape(origin)), known=there, misfit=solution.misfit, flips=flips)
+        one = KnownMap(
+            value=origin,
+            maps=maps.reshape(tape.shape(origin)),
+            known=there,
+            misfit=solution.misfit,
+            flips=flips,
+            condition=solution.condition,
+        )
         known.append(one)
         if tape.is_rectifier(origin):
             backward.put(origin, _gate(one.maps, solution.maps.reshape(one.maps.shape), noise.reshape(one.maps.shape), there))
@@ -104,7 +112,18 @@ def _add_consistent(backward: Backward, layers: Sequence[Layer], value: int, kno
         if factors is not None:
             maps, raw, noise, freedom = *(scaled(one, factors) for one in (maps, raw, noise)), None
     there = torch.ones_like(maps, dtype=torch.bool)
-    known.append(KnownMap(value=value, maps=maps, known=there, misfit=found.solution.misfit, freedom=freedom, flips=found.flips))
+    solved = found.solution
+    known.append(
+        KnownMap(
+            value=value,
+            maps=maps,
+            known=there,
+            misfit=solved.misfit,
+            freedom=freedom,
+            flips=found.flips,
+            condition=solved.condition,
+        )
+    )
     if tape.is_rectifier(value):
         backward.put(value, _gate(maps, raw, noise, there))
     return ""

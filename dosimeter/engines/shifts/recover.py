@@ -44,7 +44,9 @@ def recover_maps(exposure: Exposure, layer: str | None = None, *, seed: int = 0)
     convolutions = find_convolutions(exposure)
     chosen = [one for one in convolutions if layer in (None, one.name)]
     if not chosen:
-        names = ", ".join(one.name for one in convolutions) or "none"
+        names = (
+            ", ".join(one.name for one in convolutions) or "none, since convolutions over two dimensions and hidden linear layers are read"
+        )
         which = "any layer" if layer is None else f"a layer {layer!r}"
         raise Refused(f"maps: the client sent no gradient of {which} that has maps; there are: {names}")
     doubt, declared = doubt_of_maps(exposure.public), exposure.public.batch_size
@@ -205,6 +207,8 @@ def describe_layers(layers: Sequence[MapLayer]) -> list[dict[str, Any]]:
 def _refusal(tried: Sequence[MapLayer], roomiest: MapLayer) -> str:
     """Why no layer shows its maps: the layer with the most room first, then some of the others."""
     room = f"room for at most {roomiest.most_samples} samples" if roomiest.most_samples else "no room for a single sample"
+    if len(tried) == 1:
+        return f"{roomiest.name or 'the layer'}, with {room}, does not show its maps: {roomiest.reason}"
     others = [f"{one.name}: {one.reason}" for one in tried if one is not roomiest]
     more = f", and {len(others) - LAYERS_NAMED} more layers" if len(others) > LAYERS_NAMED else ""
     rest = f". Also {'; '.join(others[:LAYERS_NAMED])}{more}" if others else ""
