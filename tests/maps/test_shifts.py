@@ -1,8 +1,5 @@
 """Shifts as a registered method: it recovers what the layer received, takes a layer, and refuses with the reason."""
 
-import contextlib
-import dataclasses
-
 import pytest
 import torch
 from torch import nn
@@ -58,32 +55,45 @@ def test_a_table_names_the_layer():
     assert construct(Shifts, {"layer": "6"}, "maps") == method
 
 
-def test_a_layer_whose_own_gradient_shows_nothing_gets_its_maps_from_another_layer(batch):
-    torch.manual_seed(6)
-    model = nn.Sequential(
-        *(nn.Conv2d(1, 48, 3, 2, 1), nn.ReLU(), nn.Conv2d(48, 48, 3, 2, 1), nn.ReLU(), nn.Conv2d(48, 48, 3, 1, 1), nn.ReLU()),
-        *(nn.Conv2d(48, 48, 1), nn.ReLU(), nn.Conv2d(48, 48, 3, 1, 2, dilation=2), nn.ReLU()),
-        *(nn.Conv2d(48, 48, 3, 1, 1, padding_mode="circular"), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(48, 10)),
-    ).eval()
-    exposure = dm.observe(model, batch, declare_batch_size=False)
-    for layer, word in (("2", "stride"), ("6", "1 by 1"), ("8", "dilated"), ("10", "circular")):
-        found = dm.recover_maps(exposure, layer=layer)
-        truth = model[: int(layer)](batch.inputs).detach().double()
-        assert found.layer == layer
-        assert found.maps.shape == truth.shape
-        assert found.certified.all()
-        assert [one.name for one in found.layers] == sorted(["4", layer], key=int)
-        assert word in found.message
-        distances, partners = torch.cdist(found.maps.flatten(1), truth.flatten(1)).min(1)
-        assert sorted(partners.tolist()) == [0, 1, 2]
-        assert (distances / truth.flatten(1).norm(dim=1)[partners]).max() < 1e-4
-        assert (distances / truth.flatten(1).norm(dim=1)[partners] < found.error_bars).all()
-        assert torch.equal(found.samples.labels, batch.targets[partners])
-    with pytest.raises(dm.Refused, match="The walk down from 4 does not tell them"):
-        dm.recover_maps(exposure, layer="0")
+def deep(narrow: int = 96) -> nn.Sequential:
+    """Only layer 4 shows its maps by itself."""
+    with torch.random.fork_rng():
+        torch.manual_seed(6)
+        return nn.Sequential(
+            *(nn.Conv2d(1, narrow, 3, 2, 1), nn.ReLU(), nn.Conv2d(narrow, 96, 3, 2, 1), nn.ReLU(), nn.Conv2d(96, 96, 3, 1, 1), nn.ReLU()),
+            *(nn.Conv2d(96, 96, 1), nn.ReLU(), nn.Conv2d(96, 96, 3, 1, 2, dilation=2), nn.ReLU()),
+            *(nn.Conv2d(96, 96, 3, 1, 1, padding_mode="circular"), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(96, 10)),
+        ).eval()
 
 
-def test_a_size_that_the_maps_do_not_have_certifies_none_that_follow(model, batch):
-    wrong = dataclasses.replace(exposure := dm.observe(model, batch), public=dataclasses.replace(exposure.public, batch_size=4))
-    with contextlib.suppress(dm.Refused):
-        assert not dm.recover_maps(wrong, layer="2").certified.any()
+@pytest.mark.parametrize(("layer", "word"), [("0", "stride"), ("2", "stride"), ("6", "1 by 1"), ("8", "dilated"), ("10", "circular")])
+def test_a_layer_whose_own_gradient_shows_nothing_gets_its_maps_from_another_layer(batch, layer, word):
+    model = deep()
+    found = dm.recover_maps(dm.observe(model, batch, declare_batch_size=False), layer=layer)
+    truth = model[: int(layer)](batch.inputs).detach().double()
+    assert found.layer == layer
+    assert found.maps.shape == truth.shape
+    assert found.certified.all()
+    assert [one.name for one in found.layers] == sorted(["4", layer], key=int)
+    assert word in found.message
+    distances, partners = torch.cdist(found.maps.flatten(1), truth.flatten(1)).min(1)
+    errors = distances / truth.flatten(1).norm(dim=1)[partners]
+    assert sorted(partners.tolist()) == [0, 1, 2]
+    assert errors.max() < 1e-4
+    assert (errors < found.error_bars).all()
+    assert found.samples is not None
+    assert found.samples.labels is not None
+    assert torch.equal(found.samples.labels, batch.targets[partners])
+
+
+def test_a_layer_below_the_end_of_the_walk_is_refused_with_both_reasons(batch):
+    with pytest.raises(dm.Refused, match="The walk down from 4 does not tell them: "):
+        dm.recover_maps(dm.observe(deep(narrow=32), batch), layer="0")
+
+
+def test_maps_that_follow_are_not_certified_where_they_are_fewer_than_the_declared_size(batch):
+    exposure = dm.observe(deep(), dm.Batch(batch.inputs[[0, 1, 1]], batch.targets[[0, 1, 1]]))
+    found = dm.recover_maps(exposure, layer="6")
+    assert found.batch_size == 2
+    assert not found.certified.any()
+    assert "mean of several" in found.message

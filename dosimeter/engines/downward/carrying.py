@@ -17,6 +17,7 @@ from dosimeter.engines.downward.pictures import Descent, descend
 from dosimeter.engines.premises import premises_of
 from dosimeter.engines.shifts.convolutions import ConvolutionLayer, find_convolutions
 from dosimeter.engines.shifts.judging import LARGEST_ERROR_BAR
+from dosimeter.engines.shifts.recover import doubt_of_size
 from dosimeter.interfaces import Exposure
 from dosimeter.network.tape import Tape, tensors_of
 from dosimeter.types import JoinedSamples, MapEstimate, MapLayer, Outcome, Refused
@@ -34,7 +35,7 @@ def carry_maps(exposure: Exposure, layer: str, own: Refused, *, seed: int = 0) -
     try:
         descent = descend(exposure, seed=seed)
     except Refused:
-        raise own from None
+        raise Refused(f"{own}. No other layer shows maps that could lead to them", details=own.details) from None
     tape, tensors = descent.tape, tensors_of(exposure.model, torch.float64)
     known = {one.value: one.maps for one in descent.known if one.whole and one.freedom is None}
     shown = next(one for one in find_convolutions(exposure) if one.name == layer)
@@ -43,8 +44,8 @@ def carry_maps(exposure: Exposure, layer: str, own: Refused, *, seed: int = 0) -
         raise Refused(f"{own}{_walked(descent, value)}", details=own.details) from None
     (maps,) = tape.run(known, tensors, [value])
     bars = _error_bars(descent, value)
-    declared = exposure.public.batch_size
-    proved = bool(descent.certified.all()) and not descent.doubt and declared in (None, len(maps))
+    doubt = descent.doubt or doubt_of_size(exposure.public, len(maps))
+    proved = bool(descent.certified.all()) and not doubt
     certified = (bars < LARGEST_ERROR_BAR) & proved
     tried = [_tried(one, descent, reason) for one in find_convolutions(exposure) if one.name in (layer, descent.start)]
     return MapEstimate(
@@ -57,7 +58,7 @@ def carry_maps(exposure: Exposure, layer: str, own: Refused, *, seed: int = 0) -
         samples=_join(descent, known, tensors, layer) if proved else None,
         premises=premises_of(exposure.public) if bool(certified.any()) else (),
         outcome=Outcome.COMPLETED if bool(certified.all()) else Outcome.PARTIAL,
-        message=descent.doubt or f"these maps follow from those of {descent.start}, since {reason}",
+        message=doubt or f"these maps follow from those of {descent.start}, since {reason}",
     )
 
 

@@ -49,7 +49,7 @@ def recover_maps(exposure: Exposure, layer: str | None = None, *, seed: int = 0)
         )
         which = "any layer" if layer is None else f"a layer {layer!r}"
         raise Refused(f"maps: the client sent no gradient of {which} that has maps; there are: {names}")
-    doubt, declared = doubt_of_maps(exposure.public), exposure.public.batch_size
+    doubt = doubt_of_maps(exposure.public)
     best: tuple[ConvolutionLayer, LayerMaps] | None = None
     tried: list[MapLayer] = []
     for one in chosen:
@@ -71,8 +71,7 @@ def recover_maps(exposure: Exposure, layer: str | None = None, *, seed: int = 0)
         said = _refusal(tried, max(readable or tried, key=lambda one: one.most_samples))
         raise Refused(said, details={"layers": describe_layers(tried)})
     where, found = best
-    if declared is not None and len(found.maps) < declared and not doubt:
-        doubt = f"guesses only: {len(found.maps)} maps explain the gradient of {declared} samples, so that a map may be the mean of several"
+    doubt = doubt or doubt_of_size(exposure.public, len(found.maps))
     samples = None
     if not doubt and bool(found.certified.all()):
         samples = _join(exposure, where, found, convolutions, seed)
@@ -223,6 +222,14 @@ def doubt_of_maps(public: Public) -> str:
     if changing:
         return f"guesses only: {', '.join(changing)} may change the gradient's entries"
     return ""
+
+
+def doubt_of_size(public: Public, found: int) -> str:
+    """Why nothing is certified where fewer maps are found than the declared size says, else ""."""
+    declared = public.batch_size
+    if declared is None or found >= declared:
+        return ""
+    return f"guesses only: {found} maps explain the gradient of {declared} samples, so that a map may be the mean of several"
 
 
 def recover_layer(exposure: Exposure, layer: ConvolutionLayer, *, batch_size: int | None, seed: int = 0) -> LayerMaps:
