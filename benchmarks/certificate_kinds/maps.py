@@ -47,6 +47,10 @@ def kinds(data: Path | None) -> list[Kind]:
         _kind("signed activations", partial(small, activation=nn.SiLU)),
         _kind("signed activations, train", signed_in_train_mode),
         _kind("leaky activations", partial(small, activation=nn.LeakyReLU)),
+        _kind("a named layer", small, named=True),
+        _kind("a named layer, train", partial(small, norm="batch", train=True), named=True),
+        _kind("a named layer, residual", residual, named=True),
+        _kind("a named layer, rounded", partial(small, defenses=(dm.defense("quantisation", bits=20),)), named=True),
         _kind("a black image", partial(small, change="black")),
         _kind("an image twice", partial(small, change="twice")),
         _kind("an image nearly twice", partial(small, change="nearly twice"), breaks="smallest batch"),
@@ -80,14 +84,15 @@ def spoilt() -> list[tuple[str, dict[str, Any]]]:
     return settings
 
 
-def _kind(name: str, draw: Callable[[int], Case], breaks: str = "", skipped: str = "") -> Kind:
-    return Kind(name=f"maps: {name}", draw=partial(certified_maps, draw), breaks=breaks, skipped=skipped)
+def _kind(name: str, draw: Callable[[int], Case], breaks: str = "", skipped: str = "", named: bool = False) -> Kind:
+    return Kind(name=f"maps: {name}", draw=partial(certified_maps, draw, named=named), breaks=breaks, skipped=skipped)
 
 
-def certified_maps(draw: Callable[[int], Case], seed: int) -> list[Row]:
-    """One row a sample."""
+def certified_maps(draw: Callable[[int], Case], seed: int, *, named: bool = False) -> list[Row]:
+    """One row a sample. With `named` one of the model's convolutions is asked for, whether its own gradient shows its maps or not."""
     model, inputs, exposure = draw(seed)
-    found = dm.recover_maps(exposure, seed=seed)
+    convolutions = [name for name, module in model.named_modules() if isinstance(module, nn.Conv2d)]
+    found = dm.recover_maps(exposure, layer=convolutions[seed % len(convolutions)] if named else None, seed=seed)
     truth = input_of(model, found.layer, inputs).double().flatten(1)
     distance, nearest = torch.cdist(found.maps.flatten(1), truth, compute_mode="donot_use_mm_for_euclid_dist").min(1)
     error = distance / truth.norm(dim=1)[nearest]

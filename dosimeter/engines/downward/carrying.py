@@ -76,8 +76,8 @@ def _received(tape: Tape, layer: ConvolutionLayer) -> int | None:
 def _error_bars(descent: Descent, value: int) -> Tensor:
     """(B,): the start's own, and what the misfit of each solved map that this one follows from leaves open."""
     used = set(descent.tape.ancestors([value], [one.value for one in descent.known]))
-    solved = [SOLVED_SLACK * one.condition * one.misfit for one in descent.known[1:] if one.value >= min(used)]
-    return torch.hypot(CARRIED_ERROR * descent.error_bars, descent.error_bars.new_tensor(max(solved, default=0.0)))
+    solved = [one.condition * one.misfit + one.factor_error for one in descent.known[1:] if one.value >= min(used)]
+    return torch.hypot(CARRIED_ERROR * descent.error_bars, descent.error_bars.new_tensor(SOLVED_SLACK * max(solved, default=0.0)))
 
 
 def _tried(layer: ConvolutionLayer, descent: Descent, reason: str) -> MapLayer:

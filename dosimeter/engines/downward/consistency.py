@@ -78,8 +78,8 @@ def solve_consistently(backward: Backward, layers: Sequence[Layer], value: int, 
     return Consistent(solution=solution, freedom=freedom, factors=factors, flips=flips)
 
 
-def fit_sum(backward: Backward, known: Mapping[int, Tensor], value: int, maps: Tensor, freedom: Freedom) -> Tensor | None:
-    """The factors (B,) that bring `maps` to their true size, where they are added to known values in front of a known map.
+def fit_sum(backward: Backward, known: Mapping[int, Tensor], value: int, maps: Tensor, freedom: Freedom) -> tuple[Tensor, float] | None:
+    """The factors (B,) that bring `maps` to their true size, where they are added to known values before a known map; and their misfit.
 
     z = f(known) + t · maps where the rectifier behind the sum is open. None where no such sum shows them.
     """
@@ -103,7 +103,7 @@ def fit_sum(backward: Backward, known: Mapping[int, Tensor], value: int, maps: T
         factors = products / squares.clamp_min(1e-300)
         left = (wanted - factors[:, None] * change).norm() / wanted.norm()
         if float(left) < LARGEST_SUM_MISFIT and bool((factors > 0).all()):
-            return factors
+            return factors, float(left)
     return None
 
 

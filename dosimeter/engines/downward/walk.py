@@ -38,6 +38,7 @@ class KnownMap:
     freedom: Freedom | None = None  # what of the maps shares one unknown factor
     flips: int = 0  # rectifier entries that were corrected to explain them
     condition: float = 1.0  # of the equations that were solved for them
+    factor_error: float = 0.0  # relative, of a factor that other layers told
 
     @property
     def whole(self) -> bool:
@@ -100,16 +101,18 @@ def _add_consistent(backward: Backward, layers: Sequence[Layer], value: int, kno
     behind = {backward.gate_behind(layer.output) for layer in layers}
     for index, one in enumerate(known):
         if one.value in behind and one.freedom is not None:
-            known[index] = replace(one, maps=scaled(one.maps, 1 / found.factors), freedom=None)
+            told = found.solution.condition * found.solution.misfit
+            known[index] = replace(one, maps=scaled(one.maps, 1 / found.factors), freedom=None, factor_error=told)
             gate = backward.gates[one.value]
             backward.put(one.value, replace(gate, maps=known[index].maps))
     raw = found.solution.maps
     maps, noise = _rectified(found.solution) if tape.is_rectifier(value) else (raw, raw)
-    freedom = found.freedom
+    freedom, of_factor = found.freedom, 0.0
     if freedom is not None:
         sized = {one.value: one.maps for one in known if one.whole and one.freedom is None}
-        factors = fit_sum(backward, sized, value, maps, freedom)
-        if factors is not None:
+        fitted = fit_sum(backward, sized, value, maps, freedom)
+        if fitted is not None:
+            factors, of_factor = fitted
             maps, raw, noise, freedom = *(scaled(one, factors) for one in (maps, raw, noise)), None
     there = torch.ones_like(maps, dtype=torch.bool)
     solved = found.solution
@@ -122,6 +125,7 @@ def _add_consistent(backward: Backward, layers: Sequence[Layer], value: int, kno
             freedom=freedom,
             flips=found.flips,
             condition=solved.condition,
+            factor_error=of_factor,
         )
     )
     if tape.is_rectifier(value):
