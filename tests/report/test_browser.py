@@ -114,6 +114,19 @@ def test_values_with_several_nulls_fit_a_phone(browser, make_record):
 
 
 @pytest.mark.browser
+@pytest.mark.parametrize("width", [360, 768, 1024])
+def test_measures_with_long_names_fit_a_tablet(browser, make_record, width):
+    scores = {"members_at_1": [0.0], "members_at_10": [0.75], "members_at_0_1": [0.0], "membership_auc": [0.9204]}
+    record = make_record("membership", "alignment", metrics=scores, nulls={"guessing": scores, "foreign": scores})
+    with browser.new_context(viewport={"width": width, "height": 800}) as context:
+        page = context.new_page()
+        page.set_content(render([record]))
+        page.evaluate("for (const fold of document.querySelectorAll('details')) fold.open = true")
+        assert page.evaluate("document.documentElement.scrollWidth") == width
+        assert page.evaluate(OVERFLOW) == []
+
+
+@pytest.mark.browser
 @pytest.mark.parametrize("width", [360, 1280])
 def test_rows_of_a_table_keep_their_words_whole(browser, make_record, width):
     values = {"age": "47.59 years", "hours a week": "63.35 h", "education": "secondary"}
