@@ -364,7 +364,7 @@ class Evidence:
     nulls: dict[str, Exhibit] = field(default_factory=dict)  # what can be had without the update, by the name of the null
     caption: str = ""  # what is shown, where "sample 3" does not say it
     sample: int | None = None  # in the truth's order, from 0; None: the evidence is of the whole batch
-    score: float | None = None  # the surface's headline for this sample
+    score: float | None = None  # in the surface's `evidence_metric`
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -82,7 +82,7 @@ def _exhibit(finding: Finding, records: Sequence[Record]) -> Exhibit | None:
         return None
     pieces = pieces_of(telling)
     worst = sorted(range(len(pieces)), key=lambda i: (not pieces[i].beats, _rank(i, telling)))[:MOST_SHOWN]
-    scored = len(telling.metrics.get(surface_named(finding.surface).headline_in(telling.metrics), [])) or len(pieces)
+    scored = len(telling.metrics.get(surface_named(finding.surface).evidence_metric(telling.metrics), [])) or len(pieces)
     per_sample = telling.evidence[0].get("sample") is not None or len(pieces) > 1
     most = "what leaked most" if finding.state in LEAK_STATES else "what came closest"
     note = f"{most} of {scored} samples" if telling.metrics else f"the first of {scored} samples"
@@ -97,7 +97,7 @@ def _rank(i: int, record: Record) -> float:
     shown, surface = record.evidence[i], surface_named(record.surface)
     if shown.get("recovered") is None:
         return math.inf
-    metric = surface.visible if surface.visible in record.metrics else surface.headline_in(record.metrics)
+    metric = surface.visible if surface.visible in record.metrics else surface.evidence_metric(record.metrics)
     values = record.metrics.get(metric, [])
     at = i if shown.get("sample") is None else shown["sample"]
     value = values[at] if at < len(values) else None
@@ -119,7 +119,7 @@ def _rivals(i: int, record: Record, metric: str) -> dict[str, float | None]:
 def piece_of(i: int, shown: dict[str, Any], surface: Surface[Any], record: Record | None = None) -> Piece:
     """One piece of evidence for the page; without a record, of an estimate that nobody scored."""
     metrics = {} if record is None else record.metrics
-    metric = surface.headline_in(metrics)
+    metric = surface.evidence_metric(metrics)
     rivals = {} if record is None else _rivals(i, record, metric)
     order = list(rivals)
     nulls = sorted((shown.get("nulls") or {}).items(), key=lambda item: order.index(item[0]) if item[0] in order else len(order))

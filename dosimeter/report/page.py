@@ -20,7 +20,7 @@ from dosimeter.report.limits import ceiling_text
 from dosimeter.report.promises import promises
 from dosimeter.report.sections import sections
 from dosimeter.report.settings import threat_model_lines
-from dosimeter.report.sweep import panels
+from dosimeter.report.sweep import has_leaked, leaks_by_surface, next_step, panels
 from dosimeter.report.timeline import timelines
 from dosimeter.report.tradeoff import tradeoff
 from dosimeter.surfaces.surface import surface_names, surfaces
@@ -95,10 +95,12 @@ def write_report(folder: str | Path) -> Path:
 def render_sweep(cells: Mapping[str, Record]) -> str:
     """The page of a sweep, from its records by where they lie."""
     _check(list(cells.values()))
-    leaked = sum(record.verdict == Verdict.LEAKED for record in cells.values())
-    crashed = sum(record.outcome == Outcome.CRASHED for record in cells.values())
-    counts = {"count": len(cells), "leaked": leaked, "crashed": crashed}
-    return _environment().get_template("sweep.html").render(panels=panels(cells), version=__version__, **counts)
+    records = list(cells.values())
+    crashed = sum(record.outcome == Outcome.CRASHED for record in records)
+    leaked = sum(map(has_leaked, records))
+    told = {"count": len(cells), "leaked": leaked, "crashed": crashed, "by_surface": leaks_by_surface(records)}
+    then = _with_command(next_step(records))
+    return _environment().get_template("sweep.html").render(panels=panels(cells), next_step=then, version=__version__, **told)
 
 
 def check_report_place(folder: str | Path) -> Path:

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from dosimeter.numbers import power_of_ten
+from dosimeter.report.decision import GRID
 from dosimeter.report.scores import score, score_range
 from dosimeter.report.settings import describe_part
-from dosimeter.report.words import higher_is_better, is_share, metric_name
+from dosimeter.report.words import enumeration, higher_is_better, is_share, metric_name
 from dosimeter.surfaces.intervals import summarize
 from dosimeter.surfaces.surface import Surface, surface_named, surfaces
 from dosimeter.surfaces.verdicts import Verdict, verdict_of
@@ -79,6 +80,37 @@ def panels(found: Mapping[str, Record]) -> list[Panel]:
     ]
 
 
+def leaks_by_surface(records: Sequence[Record]) -> str:
+    """How many runs of each surface leaked, as one list."""
+    parts = []
+    for surface in surfaces():
+        own = [record for record in records if record.surface == surface.name]
+        leaked = sum(has_leaked(record) for record in own)
+        parts += [f"{surface.name} in {leaked} of {len(own)}"] if own else []
+    return ", ".join(parts)
+
+
+def next_step(records: Sequence[Record]) -> str:
+    """What the sweep tells to do: which defenses held in every run that was scored, or what would tell."""
+    behind: dict[str, list[Record]] = {}
+    for record in records:
+        behind.setdefault(_fact(record, "defenses"), []).append(record)
+    bare = behind.pop(UNDEFENDED, [])
+    held = [name for name, own in behind.items() if any(r.metrics for r in own) and not any(map(has_leaked, own))]
+    if not any(map(has_leaked, records)):
+        return "Do not call the updates safe: nothing leaked to these methods at this budget, and others may show more."
+    if held and any(map(has_leaked, bare)):
+        behind_them = "it" if len(held) == 1 else "them"
+        return f"Consider {enumeration(held)}: in these runs nothing leaked behind {behind_them}, which does not mean safe."
+    if behind:
+        return "Protect each update as you protect the samples: behind every defense of this sweep some run leaked, or none was scored."
+    return f"Protect each update as you protect the samples, until a defense holds: {GRID} measures which does."
+
+
+def has_leaked(record: Record) -> bool:
+    return record.outcome != Outcome.CRASHED and verdict_of(record) in (Verdict.LEAKED, Verdict.PROVED)
+
+
 def _title(key: tuple[str, str], groups: Mapping[tuple[str, str], Mapping[str, Record]]) -> str:
     """The method's name, with the options that tell it from others of its name."""
     parts = {one: _part(next(iter(found.values()))) for one, found in groups.items() if one[0] == key[0]}
@@ -117,13 +149,15 @@ def _headline(surface: Surface[Any], records: Iterable[Record]) -> str:
 def _cell(surface: Surface[Any], runs: Mapping[str, Record]) -> HeatCell:
     metric = _headline(surface, runs.values())
     values = [value for record in runs.values() if (value := _value(record, metric)) is not None]
-    leaked = sum(verdict_of(record) is Verdict.LEAKED for record in runs.values() if record.outcome != Outcome.CRASHED)
+    leaked = sum(map(has_leaked, runs.values()))
     summary = summarize(values, higher_is_better(metric)) if values else None
-    closed = [record for record in runs.values() if verdict_of(record) is not Verdict.LEAKED]
+    closed = [record for record in runs.values() if not has_leaked(record)]
+    median = score(summary.median, metric) if summary else "–"
+    ends = {score(end, metric) for end in (summary.low, summary.high)} if summary else set()
     reasons = dict.fromkeys(_why(record) for record in closed)
     return HeatCell(
-        median=score(summary.median, metric) if summary else "–",
-        interval=score_range(summary.low, summary.high, metric) if summary and len(values) > 1 else "",
+        median=median,
+        interval=score_range(summary.low, summary.high, metric) if summary and len(values) > 1 and ends != {median} else "",
         leaked=leaked,
         runs=len(runs),
         shade=leaked / len(runs),

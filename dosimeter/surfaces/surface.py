@@ -112,6 +112,10 @@ class Surface(ABC, Generic[Estimate]):
         """The metric that stands for the surface among those that were computed."""
         return self.headline
 
+    def evidence_metric(self, metrics: Mapping[str, Any]) -> str:
+        """The metric that stands beside each piece of evidence."""
+        return self.headline_in(metrics)
+
     def rule_of(self, metric: str) -> Callable[[float | None, Values], bool]:
         """`beats_nulls` for values of this metric."""
         return self.beats_nulls

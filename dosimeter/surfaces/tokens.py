@@ -25,6 +25,7 @@ from dosimeter.types import Batch, Evidence, NamedInputs, TokenEstimate
 
 GUESSED_BATCHES = 1000  # batches of tokens drawn for the null
 MARGIN = 0.1  # by which the F1 of a token set that is not certified must exceed each null's
+OF_TEXTS = "rouge1"  # the metric of single texts, where the headline is of the batch's set
 SHOWN_TEXTS = 16  # in a record
 SHOWN_TOKENS = 64  # of one text, or of the set
 Text = tuple[int, ...]
@@ -40,7 +41,7 @@ class Tokens(Surface[TokenEstimate]):
     methods = TOKENS
     key = plural = "tokens"
     headline = "token_f1"
-    also_plotted = ("token_recall", "rouge1")
+    also_plotted = ("token_recall", OF_TEXTS)
     plot = "shares"
     per_sample = False
     takes_labels = False
@@ -69,6 +70,9 @@ class Tokens(Surface[TokenEstimate]):
 
     def beats_nulls(self, value: float | None, rivals: Values) -> bool:
         return number(value, 0.0) >= max((number(rival, 0.0) for rival in rivals), default=0.0) + MARGIN
+
+    def evidence_metric(self, metrics: Mapping[str, Any]) -> str:
+        return OF_TEXTS if OF_TEXTS in metrics else self.headline
 
     def proves(self, found: TokenEstimate) -> bool:
         return bool(found.certified) or found.complete or any(found.certified_sequences)
@@ -113,7 +117,7 @@ class Tokens(Surface[TokenEstimate]):
         if comparison is None or scores is None or scores.assignment is None:
             return [Evidence(kind="text", recovered=_words(text), sample=i) for i, text in enumerate(found.sequences[:SHOWN_TEXTS])]
         matched = [found.sequences[partner] if partner >= 0 else None for partner in scores.assignment.tolist()]
-        values = scores["rouge1"].tolist() if "rouge1" in scores else [None] * len(texts)
+        values = scores[OF_TEXTS].tolist() if OF_TEXTS in scores else [None] * len(texts)
         return [
             Evidence(kind="text", private=_words(text), recovered=None if mine is None else _words(mine), sample=i, score=value)
             for i, (text, mine, value) in enumerate(zip(texts[:SHOWN_TEXTS], matched, values))
@@ -186,10 +190,10 @@ def judge_tokens(found: TokenEstimate, scores: Scores, attempts: int) -> tuple[V
     metrics, nulls = scores.as_lists()
     reached = number(metrics["token_f1"][0])
     recall, precision = (number(metrics[name][0]) for name in ("token_recall", "token_precision"))
-    share = f"{percent(recall)} of the tokens recovered, {percent(precision)} of those listed are right"
-    if "rouge1" in metrics:
-        scored = [number(value, 0.0) for value in metrics["rouge1"]]
-        share += f", ROUGE-1 {percent(sum(scored) / len(scored))} on average"
+    share = f"{percent(recall)} of the batch's tokens recovered, {percent(precision)} of those listed are right"
+    if OF_TEXTS in metrics:
+        scored = [number(value, 0.0) for value in metrics[OF_TEXTS]]
+        share += f"; as single texts ROUGE-1 {percent(sum(scored) / len(scored))} on average"
     if refuted := scores.details.get("false_certificates", 0):
         return Verdict.NOT_SHOWN, f"{share}; {refuted} certificates are refuted by the truth: do not trust this run, and report it"
     if found.certified:

@@ -154,3 +154,16 @@ def test_the_top_of_the_page_shows_private_beside_recovered_and_the_details_the_
     assert exhibit.pieces[0].columns == ["private", "recovered"]
     assert exhibit.pieces[0].rows == [("age", ["31", "30"])]
     assert pieces_of(record)[0].rows == [("age", ["31", "30", "52"])]
+
+
+def test_a_text_stands_beside_the_score_of_its_own_metric(make_record):
+    texts = [{"kind": "text", "private": "1 2", "recovered": "1 3", "sample": i, "score": value} for i, value in enumerate((0.5, 1.0))]
+    metrics, guessed = {"token_f1": [1.0], "rouge1": [0.5, 1.0]}, {"unigram": {"token_f1": [0.1], "rouge1": [0.2, 0.2]}}
+    record = make_record("tokens", "dager", metrics=metrics, nulls=guessed, verdict="leaked", evidence=texts)
+    record.threat_model["inputs"] = "token ids"
+    (shown,) = exhibits(findings([record]), [record])
+    assert [(piece.title, piece.pair[1].score) for piece in shown.pieces] == [
+        ("Sample 2", "ROUGE-1 100\u202f%"),
+        ("Sample 1", "ROUGE-1 50\u202f%"),
+    ]
+    assert shown.note == "what leaked most of 2 samples"
