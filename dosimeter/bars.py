@@ -35,7 +35,8 @@ def progress_bar() -> Iterator[Callable[[Progress], None]]:
         def show(progress: Progress) -> None:
             left = f"about {duration(progress.left)} left" if progress.left and progress.left > LEAST_FORECAST else ""
             bars.update(whole, description="audit", completed=progress.position, total=progress.methods, note=left)
-            bars.update(part, description=progress.method, completed=progress.done, total=progress.steps, note=progress.note, visible=True)
+            method = f"timing {progress.method}" if progress.timed else progress.method
+            bars.update(part, description=method, completed=progress.done, total=progress.steps, note=progress.note, visible=True)
 
         yield show
         bars.update(whole, completed=bars.tasks[whole].total)
@@ -87,6 +88,9 @@ class _Log:
         self.pace = _Pace()
 
     def show(self, progress: Progress) -> None:
+        if progress.timed:
+            _log.info("one step of %s is timed", progress.method)
+            return
         if not self.forecast and progress.left is not None and progress.left > LEAST_FORECAST:
             self.forecast = True
             _log.info("the attacks will take about %s", duration(progress.left))

@@ -21,6 +21,7 @@ class Progress:
     steps: int = 1
     note: str = ""
     left: float | None = None  # seconds that the methods with steps are expected to take from here on; None: not known
+    timed: bool = False  # one step of the method is timed, and no method has begun yet
 
 
 _listener: ContextVar[Listener | None] = ContextVar("progress", default=None)

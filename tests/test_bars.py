@@ -59,3 +59,17 @@ def test_a_forecast_is_said_once_and_before_the_work(clock, caplog):
         show(Progress("idlg", 1, 2, left=20.0))
     assert caplog.messages[:2] == ["the attacks will take about 1\u202fmin 35\u202fs", "1 of 2: dlg begins"]
     assert sum("will take" in line for line in caplog.messages) == 1
+
+
+def test_what_is_timed_before_the_work_is_said_and_begins_no_method(clock, caplog):
+    with progress_bar() as show:
+        show(Progress("dlg", 0, 2, timed=True))
+        show(Progress("sapag", 0, 2, timed=True))
+        show(Progress("idlg", 0, 2, left=95.0))
+    said = [
+        "one step of dlg is timed",
+        "one step of sapag is timed",
+        "the attacks will take about 1\u202fmin 35\u202fs",
+        "1 of 2: idlg begins",
+    ]
+    assert caplog.messages == [*said, "idlg ends after 0.0 s"]

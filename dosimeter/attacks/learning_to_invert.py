@@ -11,6 +11,7 @@ from scipy.optimize import linear_sum_assignment
 from torch import Generator, Tensor, nn
 from torch.nn.utils import skip_init
 
+from dosimeter.client.training import FedAvg
 from dosimeter.interfaces import Attack, Exposure
 from dosimeter.normalization import from_pixels, to_pixels
 from dosimeter.options import PositiveFloat, PositiveInt
@@ -68,6 +69,13 @@ class LearningToInvert(Attack):
             normalization=exposure.public.normalization,
             outcome=Outcome.COMPLETED if math.isfinite(error) else Outcome.DIVERGED,
         )
+
+    def local_steps(self, exposure: Exposure) -> float:
+        """How many steps on a batch as large as the client's one simulated client takes."""
+        training, size = exposure.public.training, exposure.public.batch_size
+        if not isinstance(training, FedAvg) or not size:
+            return 1.0
+        return (training.local_batches(size) or 1) * min(training.mini_batch or size, size) / size
 
     def _train(self, sketches: Tensor, truths: Tensor, rng: Generator) -> tuple[nn.Module, float]:
         """The network of the lowest held-out error, and that error."""

@@ -32,6 +32,7 @@ class Maps(Attack):
 
     needs: ClassVar[frozenset[Knowledge]] = frozenset({Knowledge.HEAD_GRADIENT})
     quick: ClassVar[dict[str, Any]] = {"steps": 12, "approach": 100}
+    begins_with_steps: ClassVar[bool] = False  # the walk down the layers comes first
 
     layer: str | None = None  # the convolution whose maps come first; none: the first one that shows them
     steps: PositiveInt = 60  # of Gauss-Newton, where the maps determine the pictures

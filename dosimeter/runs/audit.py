@@ -323,7 +323,9 @@ def run_suite(
         known |= known_records(folder, client, *beside)
         protocol = {name: getattr(suite, name) for name in Protocol.__dataclass_fields__}
         if max_seconds is not None or progress is not None:
-            timetable.time_steps(every, exposure, suite.seed)
+            done = {record.method for record in known.values() if record.outcome != Outcome.CRASHED and not left_out(record.details)}
+            ahead = [method for method in every if max_seconds is not None or method.name not in done]
+            timetable.time_steps(ahead, exposure, suite.seed, lambda name: progress and progress(Progress(name, 0, total, timed=True)))
         others = [method for surface in surfaces() if surface.key != "labels" for method in chosen[surface.name]]
         recovered = [
             (recovery, carry_out(Measurement(**protocol, labels=recovery), [*chosen["labels"][position + 1 :], *others]))

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
 from dosimeter.artefacts import save_checkpoints
+from dosimeter.attacks.learning_to_invert import LearningToInvert
 from dosimeter.engines.decoder.drawing import DrawsWithDecoder
 from dosimeter.interfaces import Attack, Exposure, Recovery, Tampering, TokenRecovery
 from dosimeter.labels.rlu import RLU
@@ -30,8 +31,9 @@ FEWEST_STEPS = 10
 SECONDS_A_PARAMETER, FORWARDS_A_STEP = 1.8e-8, 6
 QUICK_SECONDS = 12.0  # of that core, which one attack may take where the budget is quick
 QUICK_MATCHING_SECONDS = 36.0  # of that core, which the attacks that match gradients share there
-QUICK_SIMULATION_SECONDS = 24.0  # of that core, for the clients that a label recovery simulates
-FEWEST_PROBES = 8  # auxiliary samples, on which it compares their models
+QUICK_SIMULATION_SECONDS = 24.0  # of that core, for the clients that one method simulates
+FEWEST_PROBES = 8  # auxiliary samples, on which `rlu` compares their models
+FEWEST_SIMULATIONS = 64  # updates, on which `learning_to_invert` trains
 QUICK_TRAINING_SECONDS = 90.0  # of that core, for a decoder that several attacks share
 LEAST_SHARE_OF_EPOCHS = 1 / 3  # in a quick audit; a decoder that would have to do with fewer is not trained
 LEAST_SHARE_OF_TRAINING = 1 / 8  # of its seconds, where max_seconds cuts it
@@ -198,23 +200,34 @@ def quick_training(method: Any, exposure: Exposure) -> tuple[Any | None, str]:
 
 
 def quick_simulation(method: Any, step: float, exposure: Exposure) -> tuple[Any | None, str]:
-    """The method with as many probes of its simulated clients as `QUICK_SIMULATION_SECONDS` allow, and what was cut.
+    """The method with as much of its simulated clients as `QUICK_SIMULATION_SECONDS` allow, and what was cut.
 
-    None stands for a method that is left out, where the clients' training alone takes too long. On a GPU all of it is quick.
+    None stands for a method that is left out, where too little of them fits. On a GPU all of it is quick.
     """
-    if not isinstance(method, RLU) or next(iter(exposure.update.values())).device.type != "cpu":
+    if next(iter(exposure.update.values())).device.type != "cpu":
         return method, ""
-    each = step / FORWARDS_A_STEP / (exposure.public.batch_size or 1)  # seconds of one sample's forward pass
-    probing, training = method.forwards(exposure)
-    if (probing + training) * each <= QUICK_SIMULATION_SECONDS:
+    if isinstance(method, RLU):
+        each = step / FORWARDS_A_STEP / (exposure.public.batch_size or 1)  # seconds of one sample's forward pass
+        probing, training = method.forwards(exposure)
+        seconds = (probing + training) * each
+        clients = method.simulations * method.rounds + 1
+        allowed = int((QUICK_SIMULATION_SECONDS / each - training) / clients) if each else method.probes
+        option, fewest, plural = "probes", FEWEST_PROBES, "labels"
+        kept = f"{allowed} auxiliary samples as probes"
+    elif isinstance(method, LearningToInvert):
+        each = method.local_steps(exposure) * step / 2  # one pass forth and one back; a step of matching goes back twice
+        seconds = method.simulations * each
+        allowed = int(QUICK_SIMULATION_SECONDS / each) if each else method.simulations
+        option, fewest, plural = "simulations", FEWEST_SIMULATIONS, "attacks"
+        kept = f"{allowed} of {method.simulations} simulated updates"
+    else:
         return method, ""
-    clients = method.simulations * method.rounds + 1
-    allowed = int((QUICK_SIMULATION_SECONDS / each - training) / clients)
-    takes = f"its simulated clients take about {duration((probing + training) * each)} of one core"
-    if allowed < FEWEST_PROBES:
-        instead = f"labels=[{method.name!r}] or the published budget runs it"
-        return None, f"{method.name} left out of the quick audit: {takes}; {instead}"
-    return replace(method, probes=allowed), f"{method.name} cut to {allowed} auxiliary samples as probes: {takes}"
+    if seconds <= QUICK_SIMULATION_SECONDS:
+        return method, ""
+    takes = f"its simulated clients take about {duration(seconds)} of one core"
+    if allowed < fewest:
+        return None, f"{method.name} left out of the quick audit: {takes}; {plural}=[{method.name!r}] or the published budget runs it"
+    return replace(method, **{option: allowed}), f"{method.name} cut to {kept}: {takes}"
 
 
 @dataclass
@@ -232,10 +245,17 @@ class Timetable:
         if self.limit is not None and not (isinstance(self.limit, (int, float)) and 0 < self.limit < math.inf):
             raise OptionError("max_seconds", f"expected a positive number of seconds, got {self.limit!r}")
 
-    def time_steps(self, methods: Sequence[Recovery], exposure: Exposure, seed: int) -> None:
-        """Time one step of every method, until a tenth of the limit is gone. The others are timed when their turn comes."""
+    def time_steps(self, methods: Sequence[Recovery], exposure: Exposure, seed: int, tell: Callable[[str], None] | None = None) -> None:
+        """Time one step of every method, until a tenth of the limit is gone. The others are timed when their turn comes.
+
+        Without a limit a method whose long work comes before its first step is not timed: the trial would take as long as the method.
+        """
         for method in methods:
+            if self.limit is None and not getattr(method, "begins_with_steps", True):
+                continue
             if self.limit is None or self.elapsed < 0.1 * self.limit:
+                if tell and _takes_steps(method) and id(method) not in self.beforehand and not isinstance(method, Tampering):
+                    tell(method.name)
                 self.time_step(method, exposure, seed)
 
     def time_step(self, method: Recovery, exposure: Exposure, seed: int) -> None:

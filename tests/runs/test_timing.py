@@ -221,7 +221,8 @@ def test_the_time_of_the_attacks_is_known_from_the_first_label_recovery_on(class
     monkeypatch.setattr(timing, "forecast", lambda method, *_: expected.get(method.name, Forecast()))
     seen = []
     dm.audit(classifier, batch, labels=["ilrg", "idlg"], features=[], maps=[], attacks=[quick], ceilings=False, progress=seen.append)
-    assert (seen[0].method, seen[0].left) == ("ilrg", 100.0)
+    assert [(one.method, one.timed) for one in seen[:2]] == [("inverting_gradients", True), ("ilrg", False)]
+    assert seen[1].left == 100.0
     assert {one.left for one in seen if one.method == "idlg"} == {100.0}
 
 
@@ -312,9 +313,48 @@ def test_simulated_clients_have_fewer_probes_in_a_quick_audit_or_are_left_out(cl
     assert record.reason in report.cuts
 
 
+@pytest.mark.parametrize("training", [None, dm.FedAvg(steps=4, learning_rate=0.1)], ids=["one step", "four steps"])
+def test_simulated_updates_are_fewer_in_a_quick_audit_or_left_out(classifier, batch, training):
+    auxiliary = dm.Batch(torch.rand(64, *batch.inputs.shape[1:]), torch.arange(64) % 10)
+    exposure = dm.observe(classifier, batch, training=training, auxiliary=auxiliary)
+    attack = dm.attack("learning_to_invert", simulations=400)
+
+    def fit(share):  # of the simulations, so many fit
+        step = 2 * timing.QUICK_SIMULATION_SECONDS / (400 * share) / (1 if training is None else 4)
+        return timing.quick_simulation(attack, step, exposure)
+
+    assert fit(1.01) == (attack, "")
+    cut, said = fit(0.5001)
+    assert cut == dataclasses.replace(attack, simulations=200)
+    assert said.startswith("learning_to_invert cut to 200 of 400 simulated updates: its simulated clients take about 48.0\u202fs")
+    left_out, said = fit(0.1)
+    assert left_out is None
+    assert said.endswith("attacks=['learning_to_invert'] or the published budget runs it")
+
+
 def test_convolutions_count_by_their_operations():
     model = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.Flatten(), nn.Linear(256, 10))
     flops = 2 * (4 * 9 * 64 + 256 * 10) * len(BATCH.inputs)
     parameters = 4 * 9 + 4 + 2560 + 10
     expected = timing.FORWARDS_A_STEP * flops / timing.FLOPS_A_SECOND + timing.SECONDS_A_PARAMETER * parameters
     assert timing.seconds_a_step(dm.observe(model, BATCH)) == pytest.approx(expected, rel=1e-6)
+
+
+def test_what_begins_with_long_work_is_timed_under_a_limit_alone(monkeypatch):
+    exposure = dm.observe(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), BATCH)
+    maps, dlg, ilrg = dm.attack("maps", steps=3), dm.attack("dlg", steps=3), dm.label_recovery("ilrg")
+    timed, told = [], []
+    monkeypatch.setattr(timing, "forecast", lambda method, *_: timed.append(method.name) or timing.Forecast())
+    Timetable().time_steps([ilrg, maps, dlg], exposure, 0, told.append)
+    assert (timed, told) == (["ilrg", "dlg"], ["dlg"])
+    Timetable(600.0).time_steps([maps], exposure, 0, told.append)
+    assert (timed[2:], told[1:]) == (["maps"], ["maps"])
+
+
+def test_a_resumed_audit_times_what_is_left_alone(classifier, batch, tmp_path):
+    quick = [dm.attack(name, steps=2) for name in ("dlg", "inverting_gradients")]
+    chosen = {"labels": ["ilrg"], "features": [], "maps": [], "ceilings": False, "out": tmp_path}
+    seen = []
+    dm.audit(classifier, batch, attacks=quick[:1], progress=None, **chosen)
+    dm.audit(classifier, batch, attacks=quick, progress=seen.append, **chosen)
+    assert [one.method for one in seen if one.timed] == ["inverting_gradients"]
