@@ -85,7 +85,7 @@ class GradientBridge(LabelRecovery):
             return (weight_gradient * first.weight.double()).sum(1) / mean  # diag(∇W Wᵀ) ⊘ a
         if bias_gradient is not None and bool((bias_gradient != 0).eq(weight_gradient.ne(0).any(1)).all()):
             return _where_active(bias_gradient.double(), activations)
-        inputs = reference_at(exposure, first.name, self.source, rng).features.flatten(1).double()  # (n, M)
+        inputs = first.rows_of(reference_at(exposure, first.name, self.source, rng).features).double()  # (n, M)
         if bias_gradient is not None:  # some of its entries were pruned, which leaves their rows to tell them
             pruned = _from_kept_entries(weight_gradient, inputs.mean(0))
             return _where_active(torch.where(bias_gradient == 0, pruned, bias_gradient.double()), activations)

@@ -6,8 +6,10 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import unfold
 
 from dosimeter.interfaces import Exposure
+from dosimeter.network.convolving import padded
 from dosimeter.network.head import PROBES
 from dosimeter.network.probing import record_calls
 from dosimeter.network.token_inputs import random_texts
@@ -16,11 +18,20 @@ from dosimeter.randomness import generator
 
 @dataclass(frozen=True, kw_only=True)
 class StackedLayer:
-    """One layer of the stack; a convolution with a single output position is a linear layer on its flattened input."""
+    """One layer of the stack; a convolution with a single output position is a linear layer on the part of its input that it sees."""
 
     name: str
     weight: Tensor  # (N, M)
     bias: Tensor | None  # (N,)
+    module: nn.Linear | nn.Conv2d
+
+    def rows_of(self, received: Tensor) -> Tensor:
+        """What each row of the weight is multiplied with: (n, M)."""
+        if isinstance(self.module, nn.Linear):
+            return received.flatten(1)
+        layer = self.module
+        moved = unfold(padded(received, layer), layer.kernel_size, dilation=layer.dilation, stride=layer.stride)  # (n, M, 1)
+        return moved.flatten(1)
 
 
 def find_linear_stack(exposure: Exposure, head: str) -> list[StackedLayer]:
@@ -57,10 +68,11 @@ def _record(exposure: Exposure) -> dict[str, tuple[Tensor, Tensor]]:
 
 
 def _is_linear(_: str, module: nn.Module) -> bool:
-    return isinstance(module, (nn.Linear, nn.Conv2d))
+    return isinstance(module, nn.Linear) or (isinstance(module, nn.Conv2d) and module.groups == 1)
 
 
 def _stacked_layer(model: nn.Module, name: str) -> StackedLayer:
     layer = model.get_submodule(name)
     assert isinstance(layer, (nn.Linear, nn.Conv2d))
-    return StackedLayer(name=name, weight=layer.weight.detach().flatten(1), bias=None if layer.bias is None else layer.bias.detach())
+    bias = None if layer.bias is None else layer.bias.detach()
+    return StackedLayer(name=name, weight=layer.weight.detach().flatten(1), bias=bias, module=layer)

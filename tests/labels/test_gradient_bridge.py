@@ -118,6 +118,19 @@ def test_a_convolution_with_one_output_position_is_a_linear_layer(inputs):
     assert overlap(recover_labels(withheld(exposure, "3."), "gradient_bridge").labels, LABELS) >= 0.85
 
 
+@pytest.mark.parametrize("layer", [nn.Conv2d(2, 64, 1, stride=4, bias=False), nn.Conv2d(2, 64, 3, stride=4, padding=1, bias=False)])
+def test_a_convolution_that_sees_a_part_of_its_input_is_read_by_that_part(inputs, layer):
+    """As the strided shortcut of a residual network, or a kernel that reaches over the edge."""
+    torch.manual_seed(0)
+    with torch.no_grad():
+        layer.weight.uniform_(0.01, 0.2)
+    model = nn.Sequential(layer, nn.ReLU(), nn.Flatten(), nn.Linear(64, 10)).eval()
+    batch = Batch(inputs(8).reshape(8, 2, 4, 4).abs(), torch.tensor(LABELS))
+    auxiliary = Batch(inputs(100, 1).reshape(100, 2, 4, 4).abs(), torch.arange(100) % 10)
+    exposure = observe(model, batch, auxiliary=auxiliary)
+    assert overlap(recover_labels(withheld(exposure, "3."), "gradient_bridge").labels, LABELS) >= 0.6
+
+
 def test_more_classes_than_features_leave_the_logit_gradient_undetermined_and_say_so(expose):
     exposure = expose(LABELS, classes=20, model=stack(True, False, (32, 16, 20)))
     estimate = recover_labels(withheld(exposure, "2."), "gradient_bridge")

@@ -63,8 +63,10 @@ def test_mixed_features_are_refused_with_the_theorem():
 
 def test_other_losses_and_classes_are_refused():
     batch = dm.Batch(pictures(0), numbers(0, 4, 6))
-    with pytest.raises(dm.Refused, match="inverts the slope of squared_error"):
+    with pytest.raises(dm.Refused, match="tells a side alone"):
         dm.recover_targets(dm.observe(model_of(6), batch, loss=nn.L1Loss()))
+    with pytest.raises(dm.Refused, match="inverts the slopes of squared_error"):
+        dm.recover_targets(dm.observe(model_of(6), batch, loss=lambda outputs, targets: ((outputs - targets) ** 4).mean()))
     with pytest.raises(dm.Refused, match=r"dm.recover_labels reads them"):
         dm.recover_targets(dm.observe(model_of(6), dm.Batch(pictures(0), torch.arange(4))))
     with pytest.raises(dm.Refused, match=r"dm.recover_targets reads them"):
@@ -122,3 +124,35 @@ def test_a_softmax_behind_the_head_mixes_the_outputs():
     with pytest.raises(dm.Refused, match="softmax follows the head"):
         dm.recover_targets(exposure)
     assert bool(dm.recover_features(exposure, "head_slopes").certified.all())
+
+
+@pytest.mark.parametrize(
+    ("loss", "spread"),
+    [(nn.HuberLoss(delta=3.0), 0.5), (nn.HuberLoss(reduction="sum"), 0.2), (nn.SmoothL1Loss(beta=2.0), 0.5), (nn.PoissonNLLLoss(), 1.0)],
+)
+def test_losses_whose_slope_grows_with_the_distance_give_their_targets(loss, spread):
+    batch = dm.Batch(pictures(1), (spread * numbers(1, 4, 6) / 10).abs().round(decimals=1))
+    exposure = dm.observe(model_of(6, 1, 128), batch, loss=loss)
+    found = dm.recover_targets(exposure)
+    distance = torch.cdist(found.targets, batch.targets.double())
+    assert bool(found.certified.all())
+    assert sorted(distance.argmin(1).tolist()) == [0, 1, 2, 3]
+    assert bool((distance.amin(1) <= found.error_bars).all())
+    assert float(found.error_bars.max()) < 2e-2
+    assert dm.score(found, batch, exposure=exposure).details["false_certificates"] == 0
+
+
+def test_a_slope_at_its_limit_bounds_the_target_and_proves_nothing():
+    targets = numbers(1, 4, 6) / 100
+    targets[2, 3] = 50.0
+    batch = dm.Batch(pictures(1), targets)
+    found = dm.recover_targets(dm.observe(model_of(6, 1, 128), batch, loss=nn.HuberLoss(delta=2.0)))
+    assert found.certified.sum() == 3
+    assert "1 of 4 samples" in found.message
+    assert torch.cdist(found.targets[~found.certified], batch.targets[:2].double()).min() > 1
+
+
+def test_targets_that_are_spread_over_outputs_are_not_read():
+    """PyTorch's HuberLoss meets outputs (B, 1) and targets (B,) as a (B, B) table."""
+    with pytest.raises(ValueError, match="targets"), pytest.warns(UserWarning, match="size"):
+        dm.recover_targets(dm.observe(model_of(1, 1, 128), dm.Batch(pictures(1), numbers(1, 4)), loss=nn.HuberLoss()))
