@@ -116,6 +116,24 @@ def _lora() -> nn.Module:
     return model
 
 
+class Categories(nn.Module):
+    """An embedding for each of six columns of categories."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.columns, self.rest = nn.ModuleList(nn.Embedding(200, 8) for _ in range(6)), _dense(10)()
+        self.rest[1] = nn.Linear(48, 128)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.rest(torch.cat([column(ids[:, place]) for place, column in enumerate(self.columns)], 1))
+
+
+def _without_places() -> nn.Module:
+    model = _transformer("gpt2", classes=10)()
+    nn.init.zeros_(model.places.weight)
+    return model
+
+
 class Patches(nn.Module):
     """A small vision transformer: patches of four pixels a side, one encoder layer, the mean over patches."""
 
@@ -225,6 +243,7 @@ SETTINGS = [
     Setting("the same, with GELU", "mean squared error", _dense(8, nn.GELU), _pixels(NUMBERS), nn.MSELoss()),
     Setting("dense layers, a tanh behind the head", "mean squared error", _dense(8, nn.ReLU, nn.Tanh()), _pixels(NUMBERS), nn.MSELoss()),
     Setting("dense layers, one number", "mean squared error", _dense(1, nn.ReLU, nn.Flatten(0)), _pixels(NUMBERS[:, 0]), nn.MSELoss()),
+    Setting("dense layers", "Huber", _dense(8), _pixels(NUMBERS), nn.HuberLoss(delta=5.0)),
     Setting("dense layers", "class weights", _dense(10), _pixels(IDS), nn.CrossEntropyLoss(weight=torch.arange(1.0, 11.0))),
     Setting("dense layers", "one target ignored", _dense(10), _pixels(IGNORED), nn.CrossEntropyLoss(ignore_index=-100)),
     Setting("dense layers", "a function of your own", _dense(8), _pixels(NUMBERS), lambda z, t: (z - t).abs().pow(3).mean()),
@@ -236,8 +255,10 @@ SETTINGS = [
     Setting("a class and a box from two layers, as a tuple", "a function of your own", TwoLayers, _pixels(BOXED), loss_of_both),
     Setting("a small vision transformer", "cross-entropy", Patches, _pixels(IDS)),
     Setting("LSTM over numbers", "cross-entropy", Recurrent, _pixels(IDS)),
+    Setting("dense layers over embeddings of categories", "cross-entropy", Categories, _texts(IDS)),
     Setting("LSTM over texts", "cross-entropy", lambda: Recurrent(200), _texts(IDS)),
     Setting("decoder over texts, classes", "cross-entropy", _transformer("gpt2", classes=10), _texts(IDS)),
+    Setting("the same, without position embeddings", "cross-entropy", _without_places, _texts(IDS)),
     Setting("decoder over texts, classes at its last token", "cross-entropy", LastToken, _texts(IDS)),
     Setting("encoder over texts, classes", "cross-entropy", _transformer("bert", classes=10), _texts(IDS)),
     Setting("decoder over texts, LoRA and a trained head", "cross-entropy", _lora, _texts(IDS)),

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from dosimeter.interfaces import Exposure
 from dosimeter.network.model_state import facts_of
 from dosimeter.network.probing import at_positions, evaluation_mode, forward, input_of, positions_of, record_calls
-from dosimeter.network.token_inputs import blank_for, random_texts
+from dosimeter.network.random_texts import random_texts
+from dosimeter.network.token_inputs import blank_for
 from dosimeter.randomness import generator
 from dosimeter.types import Refused
 

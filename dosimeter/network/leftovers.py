@@ -29,7 +29,7 @@ def nothing_kept(*roots: Any) -> Iterator[None]:
     reach = Reach(*roots)
     weights = {id(tensor) for _, value in reach.found.values() if isinstance(value, nn.Module) for tensor in _tensors_of(value)}
     undo = [_undo_of(value) for key, (_, value) in reach.found.items() if key not in weights]
-    undo += [_undo_of_globals(space, reach.mentioned) for _, space in reach.globals.values()]
+    undo += [_undo_of_globals(space, reach.names_of(key)) for key, (_, space) in reach.globals.items()]
     try:
         yield
     finally:

@@ -12,7 +12,7 @@ from dosimeter.interfaces import Exposure
 from dosimeter.network.convolving import padded
 from dosimeter.network.head import PROBES
 from dosimeter.network.probing import record_calls
-from dosimeter.network.token_inputs import random_texts
+from dosimeter.network.random_texts import random_texts
 from dosimeter.randomness import generator
 
 

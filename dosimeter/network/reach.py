@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import functools
 import sys
 import types
@@ -31,13 +32,15 @@ class Reach:
     """All that is reachable from `roots`, each with a name: through attributes, containers, classes, closures and defaults.
 
     Of the functions of a class, and of the globals of a file, those count that code reached before mentions by name. So the variables
-    of a script are no part of the model that the script defines.
+    of a script are no part of the model that the script defines, also where an attribute of the model has the same name.
     """
 
     def __init__(self, *roots: Any) -> None:
         self.found: dict[int, tuple[str, Any]] = {}  # by identity; a value that is held keeps its identity
         self.globals: dict[int, tuple[str, dict[str, Any]]] = {}  # of the files whose functions are reached, by identity
         self.mentioned: set[str] = set(CALLED_FIRST)
+        self._global_names: set[str] = set()  # of these, the ones that are not attributes of objects alone
+        self._as_modules: set[int] = set()  # the files among `globals` whose names may be mentioned as attributes of their module
         for root in roots:
             if not isinstance(root, nn.Module):  # of a loss, a training or a defense every method may run
                 self.mentioned.update(name for cls in type(root).__mro__ for name in vars(cls))
@@ -66,8 +69,12 @@ class Reach:
                         yield f"{value.__name__}.{name}", member
             elif isinstance(value, type) and value.__module__.partition(".")[0] in MODEL_LIBRARIES:
                 yield from ((f"{value.__name__}.{name}", item) for name, item in list(vars(value).items()) if isinstance(item, HOLDERS))
-        for file, space in list(self.globals.values()):
-            yield from ((f"{file}.{name}", space[name]) for name in list(space.keys() & self.mentioned))
+        for key, (file, space) in list(self.globals.items()):
+            yield from ((f"{file}.{name}", space[name]) for name in list(space.keys() & self.names_of(key)))
+
+    def names_of(self, file: int) -> set[str]:
+        """The names that count of a file in `globals`."""
+        return self.mentioned if file in self._as_modules else self._global_names
 
     def _visit(self, name: str, value: Any) -> list[tuple[str, Any]]:
         """Note a value; return what it leads to."""
@@ -81,6 +88,7 @@ class Reach:
             case types.ModuleType():
                 if _is_users(value.__name__):
                     self.globals[id(vars(value))] = (value.__name__, vars(value))
+                    self._as_modules.add(id(vars(value)))
             case type():
                 yield from ((None, base) for base in value.__mro__[1:])
             case types.FunctionType():
@@ -118,7 +126,9 @@ class Reach:
         yield from zip(function.__code__.co_freevars, function.__closure__ or ())
         yield from ((None, part) for part in (function.__defaults__, function.__kwdefaults__, function.__dict__))
         if _is_users(function.__module__):
-            self.mentioned |= _names_in(function.__code__)
+            attributes, others = _names_in(function.__code__)
+            self.mentioned |= attributes | others
+            self._global_names |= others
             self.globals[id(function.__globals__)] = (str(function.__module__), function.__globals__)
 
 
@@ -134,11 +144,18 @@ def _is_users(module: str | None) -> bool:
     return (module or "").partition(".")[0] not in LIBRARIES
 
 
-def _names_in(code: types.CodeType) -> set[str]:
-    """The names and words of a function's code, inner functions included."""
-    words = {constant for constant in code.co_consts if isinstance(constant, str)}
-    inner = [_names_in(constant) for constant in code.co_consts if isinstance(constant, types.CodeType)]
-    return words.union(code.co_names, *inner)
+def _names_in(code: types.CodeType) -> tuple[set[str], set[str]]:
+    """The names of attributes in a function's code, and its other names and words; those of inner functions included."""
+    others = {constant for constant in code.co_consts if isinstance(constant, str)}
+    for step in dis.get_instructions(code):
+        if step.opname.endswith(("_NAME", "_GLOBAL", "_GLOBALS", "_FROM")):
+            others.add(step.argval)
+    attributes = set(code.co_names) - others
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            inner = _names_in(constant)
+            attributes, others = attributes | inner[0], others | inner[1]
+    return attributes, others
 
 
 def filled_slots(value: Any) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Generator, Tensor, nn
+from torch import Tensor, nn
 
 from dosimeter.network.probing import output_of, record_calls
 from dosimeter.types import ID_TYPES, Batch, NamedInputs, Refused
@@ -30,6 +30,11 @@ def are_tokens(inputs: Any) -> bool:
     """Whether samples are rows of token ids: (B, T) integers."""
     main = inputs.main if isinstance(inputs, NamedInputs) else inputs
     return main.dtype in ID_TYPES and main.ndim == 2
+
+
+def main_of(inputs: Any) -> Tensor:
+    """The tensor that the samples are read from."""
+    return inputs.main if isinstance(inputs, NamedInputs) else inputs
 
 
 def tensors_of(inputs: Any) -> list[Tensor]:
@@ -92,25 +97,11 @@ def find_token_embedding(model: nn.Module, blank: Any) -> TokenEmbedding:
     calls = record_calls(model, with_ids(blank, ids), lambda _, module: isinstance(module, nn.Embedding), evaluate=True)[1]
     seen = [call for call in calls if isinstance(call.received, Tensor) and torch.equal(call.received.flatten(), ids.flatten())]
     if not seen:
-        raise Refused("the model has no embedding (torch.nn.Embedding) that receives the token ids, so that no row of it tells a token")
+        raise Refused("the model has no embedding (torch.nn.Embedding) that receives all token ids, so that no row of it tells a token")
     module = seen[0].module
     assert isinstance(module, nn.Embedding)
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     return TokenEmbedding(name=seen[0].name, parameter=names[id(module.weight)], weight=module.weight.detach(), padding=module.padding_idx)
-
-
-def random_texts(model: nn.Module, blank: Any, count: int, rng: Generator) -> Any:
-    """Texts of tokens drawn from the whole vocabulary, each as often as any other, with normal numbers where the model takes some."""
-    main = blank.main if isinstance(blank, NamedInputs) else blank
-    try:
-        vocabulary = find_token_embedding(model, blank).vocabulary
-    except Refused:  # as where each column of ids has an embedding of its own
-        vocabulary = _smallest_vocabulary(model)
-    ids = torch.randint(vocabulary, (count, main.shape[1]), generator=rng, device=rng.device)
-    texts = with_ids(blank, ids.to(main))
-    if not isinstance(texts, NamedInputs):
-        return texts
-    return texts.each(lambda one: torch.randn(one.shape, generator=rng, device=rng.device).to(one) if one.is_floating_point() else one)
 
 
 def _smallest_vocabulary(model: nn.Module) -> int:

@@ -8,7 +8,8 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn.functional import interpolate
 
-from dosimeter.network.token_inputs import are_tokens, blank_of, random_texts
+from dosimeter.network.random_texts import random_texts
+from dosimeter.network.token_inputs import are_tokens, blank_of
 from dosimeter.normalization import from_pixels
 from dosimeter.types import Normalization
 

@@ -70,7 +70,9 @@ class HeadSlopes(TargetRecovery):
 def _at_the_limit(beyond: int, count: int) -> str:
     if not beyond:
         return ""
-    return f"{beyond} of {count} samples have an output whose slope is at the loss's limit: the target there is at least as far away as shown"
+    return (
+        f"{beyond} of {count} samples have an output whose slope is at the loss's limit: the target there is at least as far away as shown"
+    )
 
 
 def _outputs(head: Head, features: Tensor) -> tuple[Tensor, Tensor]:

@@ -88,7 +88,8 @@ def _estimate(exposure: Exposure, level: Level, ratios: Tensor, found: frozenset
         doubt = f"a vector lies as near to the span by accident with a chance of {chance:.2g}"
     certified = frozenset() if doubt else found - _twins(level, ratios)
     texts = joined.texts
-    sure = tuple(text.passes and not doubt and min(joined.margin, text.margin) >= CLEAR_MARGIN for text in texts)
+    clear = [min(joined.margin, text.margin) >= CLEAR_MARGIN for text in texts]
+    sure = tuple(text.passes and text.told_whole and not doubt and far for text, far in zip(texts, clear))
     premises = (
         *premises_of(exposure.public, size_matters=False),
         "a token that does not occur has a vector outside of the span of those that do",

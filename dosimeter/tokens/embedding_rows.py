@@ -13,9 +13,11 @@ from dosimeter.client.training import FedAvg
 from dosimeter.engines.premises import premises_of
 from dosimeter.engines.sample_share import training_of_one_client
 from dosimeter.engines.subspace.distortion import distortion_of, unmodelled
+from dosimeter.engines.tokens.category_columns import doubts_of
 from dosimeter.engines.tokens.lookups import Lookups, lookups_of
 from dosimeter.engines.tokens.tied_head import TIED_SLACK, head_span
 from dosimeter.interfaces import Exposure, Public, TokenRecovery
+from dosimeter.network.category_columns import Column, find_columns
 from dosimeter.network.token_inputs import TokenEmbedding, find_token_embedding
 from dosimeter.registry import TOKENS
 from dosimeter.types import Distortion, Outcome, Refused, TokenEstimate
@@ -38,19 +40,60 @@ class EmbeddingRows(TokenRecovery):
     absent tokens show. Behind declared noise each row is tested, with a bound on the chance that any token is listed by accident.
     Behind pruning a row that survives in part still proves its token. Adam and its like move no row without a gradient, so that the set
     is exact after local steps with any optimiser; weight decay moves all rows, and leaves guesses. A model that looks up other tokens
-    than those of its texts shows this on texts of the server's own (`lookups_of`): nothing is proved by such rows.
+    than those of its texts shows this on texts of the server's own (`lookups_of`): nothing is proved by such rows. Columns of categories
+    that have an embedding each, or a part of one, are read likewise, column by column.
     """
 
     reads_any_update = True
 
     def __call__(self, exposure: Exposure, rng: Generator) -> TokenEstimate:
-        embedding = find_token_embedding(exposure.model, exposure.public.blank)
+        try:
+            embedding = find_token_embedding(exposure.model, exposure.public.blank)
+        except Refused:
+            if columns := find_columns(exposure.model, exposure.public.blank):
+                return _by_columns(exposure, columns)
+            raise
         change = exposure.update.get(embedding.parameter)
         if change is None:
             raise Refused("embedding_rows needs the embedding's gradient: the client withholds it, or does not train the embedding")
         lookups = lookups_of(exposure, embedding)
         found = _tied(exposure, embedding, change, lookups, rng) if lookups.tied else _untied(exposure, embedding, change, lookups)
         return _without_added(found, lookups.added)
+
+
+def _by_columns(exposure: Exposure, columns: list[Column]) -> TokenEstimate:
+    """The categories of each column that has an embedding; the tokens are those of all columns together."""
+    sent = [column for column in columns if column.embedding.parameter in exposure.update]
+    if not sent:
+        raise Refused("embedding_rows needs an embedding's gradient: the client withholds them all, or trains none")
+    found: dict[int, frozenset[int]] = {}
+    estimates, certified, bars = [], frozenset[int](), dict[int, float]()
+    for column, doubt in zip(sent, doubts_of(exposure, sent)):
+        lookups = Lookups(tied=False, added=frozenset(), doubt=doubt)
+        rows = range(column.offset, column.offset + column.size)
+        one = _untied(exposure, column.embedding, exposure.update[column.embedding.parameter], lookups)
+        estimates.append(one)
+        found[column.place] = frozenset(row - column.offset for row in one.tokens if row in rows)
+        proved = {row - column.offset: bar for row, bar in one.error_bars.items() if row in rows}
+        certified |= frozenset(row - column.offset for row in one.certified if row in rows)
+        bars = {token: min(bar, bars.get(token, 1.0)) for token, bar in (bars | proved).items()}
+    whole = len({column.place for column in sent}) == exposure.public.input_shape[0]
+    complete = whole and all(one.complete for one in estimates)
+    shown = "; ".join(f"column {place + 1}: {', '.join(map(str, sorted(ids))) or 'none'}" for place, ids in sorted(found.items()))
+    return TokenEstimate(
+        tokens=frozenset().union(*found.values()),
+        certified=certified,
+        complete=complete,
+        error_bars=bars,
+        premises=next((one.premises for one in estimates if one.premises), ()),
+        message="; ".join(dict.fromkeys(filter(None, (shown, *(one.message for one in estimates))))),
+        outcome=Outcome.COMPLETED if complete else Outcome.PARTIAL,
+        details={
+            "embedding": ", ".join(dict.fromkeys(column.embedding.name for column in sent)),
+            "vocabulary": max(column.size for column in sent),
+            "columns": {str(place + 1): sorted(ids) for place, ids in found.items()},
+        },
+    )
 
 
 def _without_added(found: TokenEstimate, added: frozenset[int]) -> TokenEstimate:

@@ -172,3 +172,27 @@ def test_texts_that_begin_alike_are_all_found_at_their_own_local_steps():
         exposure = dm.observe(model_of(classes=3), dm.Batch(ids, torch.tensor([0, 1, 2, 0])), training=training)
         found = dm.recover_tokens(exposure, "dager")
         assert sorted(found.sequences) == lists(ids)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "bert"])
+def test_without_positions_a_run_of_one_token_proves_no_length(kind):
+    """The mean of equal vectors is the vector itself, so that attention gives "a a a" the vectors of "a"."""
+    model, ids = model_of(kind, classes=2), texts(6)
+    with torch.no_grad():
+        model.places.weight.zero_()
+    truth = lists(ids)
+    for row in (ids[0], torch.full((6,), 9)):
+        ids[0] = row
+        mask = torch.ones(3, 6, dtype=torch.int64)
+        mask[0, 4:] = 0
+        truth = sorted(tuple(row[: int(shown.sum())].tolist()) for row, shown in zip(ids, mask))
+        batch = dm.Batch({"input_ids": ids, "attention_mask": mask}, torch.tensor([0, 1, 0]))
+        exposure = dm.observe(model, batch)
+        found = dm.recover_tokens(exposure, "dager")
+        assert found.certified == {token for text in truth for token in text}
+        assert dm.score(found, batch, exposure=exposure).details["false_certificates"] == 0
+        proved = [text for text, sure in zip(found.sequences, found.certified_sequences) if sure]
+        if kind == "gpt2":
+            assert sorted(proved) == [text for text in truth if len(set(text)) > 1]
+    if kind == "gpt2":
+        assert len(found.sequences) == 3  # the run is a guess

@@ -143,3 +143,50 @@ def test_the_set_is_exact_in_a_thousand_batches():
         ids = texts(seed, 1 + seed % 6, 1 + seed % 16)
         found = dm.recover_tokens(dm.observe(model, dm.Batch(ids, torch.arange(len(ids)) % 3)))
         assert found.tokens == found.certified == set(ids.flatten().tolist())
+
+
+class Table(nn.Module):
+    """Numbers beside columns of categories, each with an embedding of its own or all in one table at offsets."""
+
+    def __init__(self, sizes, joined, numbers=2):
+        super().__init__()
+        self.sizes = [sum(sizes)] if joined else sizes
+        self.register_buffer("offsets", torch.tensor([sum(sizes[:i]) for i in range(len(sizes))]) * joined)
+        self.embeddings = nn.ModuleList(nn.Embedding(size, 4) for size in self.sizes)
+        self.rest = nn.Sequential(nn.Linear(numbers + 4 * len(sizes), 32), nn.ReLU(), nn.Linear(32, 3))
+
+    def forward(self, categories, numbers=None):
+        moved = categories + self.offsets
+        parts = [self.embeddings[i % len(self.embeddings)](moved[:, i]) for i in range(moved.shape[1])]
+        return self.rest(torch.cat([*parts, *(() if numbers is None else (numbers,))], 1))
+
+
+@pytest.mark.parametrize("joined", [False, True])
+@pytest.mark.parametrize("numbers", [0, 2])
+def test_columns_of_categories_are_read_each_from_its_own_embedding(joined, numbers):
+    torch.manual_seed(3)
+    sizes = [7, 12, 5]
+    model = Table(sizes, joined, numbers).eval()
+    for seed in range(5):
+        rng = torch.Generator().manual_seed(seed)
+        ids = torch.stack([torch.randint(size, (4,), generator=rng) for size in sizes], 1)
+        inputs = {"categories": ids, "numbers": torch.randn(4, numbers, generator=rng)} if numbers else ids
+        batch = dm.Batch(inputs, torch.tensor([0, 1, 2, 1]))
+        exposure = dm.observe(model, batch)
+        found = dm.recover_tokens(exposure)
+        assert found.details["columns"] == {str(i + 1): sorted(set(ids[:, i].tolist())) for i in range(3)}
+        assert found.tokens == found.certified == set(ids.flatten().tolist())
+        assert found.complete
+        assert dm.score(found, batch, exposure=exposure).details["false_certificates"] == 0
+
+
+def test_a_column_that_the_model_changes_first_proves_nothing():
+    class Hashed(Table):
+        def forward(self, categories, numbers=None):
+            return super().forward(torch.stack([categories[:, 0] // 2, categories[:, 1], categories[:, 2]], 1), numbers)
+
+    torch.manual_seed(0)
+    ids = torch.tensor([[2, 3, 1], [5, 0, 4]])
+    found = dm.recover_tokens(dm.observe(Hashed([7, 12, 5], False, 0).eval(), dm.Batch(ids, torch.tensor([0, 1]))))
+    assert found.details["columns"] == {"2": [0, 3], "3": [1, 4]}
+    assert not found.complete

@@ -12,8 +12,8 @@ from torch import Generator, Tensor
 from dosimeter.interfaces import Exposure, Loss
 from dosimeter.network.head import Head
 from dosimeter.network.operations import forward_flops
+from dosimeter.network.random_texts import random_texts
 from dosimeter.network.received import received_by
-from dosimeter.network.token_inputs import random_texts
 from dosimeter.normalization import from_pixels
 from dosimeter.types import Refused
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from dosimeter.interfaces import Exposure
 from dosimeter.network.head import Head
 from dosimeter.network.probing import input_of
-from dosimeter.network.token_inputs import random_texts
+from dosimeter.network.random_texts import random_texts
 from dosimeter.normalization import from_pixels
 from dosimeter.randomness import generator
 

@@ -59,6 +59,23 @@ class Level:
         chosen = list(range(ids.shape[1])) if positions is None else list(positions)
         return torch.cat([self._far(piece, chosen)[0] for piece in self._pieces(ids)])
 
+    def told(self, ids: Tensor) -> Tensor:
+        """How many of the first tokens of texts (n, t) their vectors tell: a last place that has an earlier place's vector tells none.
+
+        So is a run of one token seen by attention without positions: the mean of equal vectors is the vector itself. (n,)
+        """
+        return torch.cat([self._told(piece) for piece in self._pieces(ids)])
+
+    def _told(self, ids: Tensor) -> Tensor:
+        vectors = self.vectors(ids)
+        bars = self.span.distances(vectors.flatten(0, 1))[1].reshape(ids.shape) * PASS + self.drift(vectors, ids)
+        gaps = (
+            torch.cdist(vectors.double(), vectors.double(), compute_mode="donot_use_mm_for_euclid_dist")
+            / vectors.double().norm(dim=2)[..., None]
+        )
+        own = ~(gaps <= bars[..., None]).tril(-1).any(2)  # (n, t)
+        return (own * torch.arange(1, ids.shape[1] + 1, device=ids.device)).amax(1)
+
     def distances(self, ids: Tensor, positions: Sequence[int]) -> tuple[Tensor, Tensor]:
         """The relative distances from the span, and the same in error bars: (n, k) each."""
         found = [self._far(piece, list(positions)) for piece in self._pieces(ids)]

@@ -35,7 +35,7 @@ def lookups_of(exposure: Exposure, embedding: TokenEmbedding) -> Lookups:
     main = blank.main if isinstance(blank, NamedInputs) else blank
     order = torch.randperm(embedding.vocabulary, generator=generator(0, "probe texts")).to(main)
     texts = [part[torch.arange(main.shape[1]) % len(part)][None] for part in order.tensor_split(TEXTS) if len(part)]  # (1, T) each
-    slopes = [_rows_with_slopes(exposure, embedding, text) for text in texts]
+    slopes = [rows_with_slopes(exposure, embedding, text) for text in texts]
     own = [frozenset(text.flatten().tolist()) for text in texts]
     beyond = [rows - tokens for rows, tokens in zip(slopes, own)]
     tied = any(len(rows) > TIED_SHARE * embedding.vocabulary for rows in beyond)
@@ -47,7 +47,7 @@ def lookups_of(exposure: Exposure, embedding: TokenEmbedding) -> Lookups:
     return Lookups(tied=tied, added=added, doubt=_replaces(model, embedding, blank, order))
 
 
-def _rows_with_slopes(exposure: Exposure, embedding: TokenEmbedding, ids: Tensor) -> frozenset[int]:
+def rows_with_slopes(exposure: Exposure, embedding: TokenEmbedding, ids: Tensor) -> frozenset[int]:
     """The rows with a gradient of one text."""
     positions = exposure.public.positions
     loss = TokenCrossEntropy() if positions else CrossEntropy()

@@ -27,10 +27,15 @@ class FoundText:
     tokens: Text
     ratio: float  # the largest distance of its vectors from the span, in error bars
     margin: float = float("inf")  # the same of the nearest text that differs a little, over what may pass
+    told: int | None = None  # how many of the first tokens the vectors tell; none: not looked at
 
     @property
     def passes(self) -> bool:
         return self.ratio <= PASS
+
+    @property
+    def told_whole(self) -> bool:
+        return self.told == len(self.tokens)
 
 
 @dataclass(frozen=True)
@@ -78,7 +83,33 @@ def follow(level: Level, choices: list[Tensor], batch_size: int | None) -> Found
         if len(branches) == 0:
             break
     found = ended + [FoundText(tuple(row), far) for row, far in zip(branches.tolist(), worst.amin(1).tolist())]
-    return FoundTexts(_surest(found, batch_size if level.later else None), margin)
+    return FoundTexts(_without_idle_runs(_told(level, _surest(found, batch_size if level.later else None)), batch_size), margin)
+
+
+def _told(level: Level, texts: list[FoundText]) -> list[FoundText]:
+    """The texts, each with how many of its tokens are told."""
+    ends: dict[Text, int] = {}
+    for length in {len(text.tokens) for text in texts}:
+        same = [text.tokens for text in texts if len(text.tokens) == length]
+        ends |= zip(same, level.told(torch.tensor(same, device=level.span.right.device)).tolist())
+    return [replace(text, told=ends[text.tokens]) for text in texts]
+
+
+def _without_idle_runs(texts: list[FoundText], batch_size: int | None) -> list[FoundText]:
+    """The texts without those that repeat a vector of theirs to the end where another text begins like the part that is told.
+
+    Texts of such an end stay as guesses where the others are fewer than the batch.
+    """
+    idle = [
+        not text.told_whole and any(other is not text and other.told_whole and _begins(other, text) for other in texts) for text in texts
+    ]
+    if batch_size is not None and len(texts) - sum(idle) < batch_size:
+        return texts
+    return [text for text, drop in zip(texts, idle) if not drop]
+
+
+def _begins(other: FoundText, text: FoundText) -> bool:
+    return other.tokens[: text.told] == text.tokens[: text.told]
 
 
 def _nearest_of_their_step(each: Tensor, count: int) -> Tensor:
@@ -125,7 +156,8 @@ def _with_margins(level: Level, choices: list[Tensor], texts: list[FoundText], r
 
     An encoder's vectors hold the tokens of all places in one sum. So where noise makes the error bars long, such texts pass as well.
     """
-    return FoundTexts([replace(text, margin=_margin(level, choices, text, rng)) if text.passes else text for text in texts], float("inf"))
+    seen = [replace(text, margin=_margin(level, choices, text, rng)) if text.passes else text for text in _told(level, texts)]
+    return FoundTexts(seen, float("inf"))
 
 
 def _margin(level: Level, choices: list[Tensor], text: FoundText, rng: Generator) -> float:
