@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
@@ -11,14 +13,19 @@ from dosimeter.network.leftovers import nothing_kept
 FLOPS_A_SECOND = 7.5e10  # of the one core that counts are turned into seconds for; only the order of magnitude matters
 
 
-def forward_flops(model: nn.Module, sample: Tensor) -> float | None:
-    """Multiplications and additions of one forward pass of a sample (1, *shape); None where the model takes no single sample."""
+def count_flops(run: Callable[[], object]) -> float:
+    """Multiplications and additions of matrices in what `run` does."""
     from torch.utils.flop_counter import FlopCounterMode
 
-    counter = FlopCounterMode(display=False)
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        run()
+    return float(counter.get_total_flops())
+
+
+def forward_flops(model: nn.Module, sample: Tensor) -> float | None:
+    """Multiplications and additions of one forward pass of a sample (1, *shape); None where the model takes no single sample."""
     try:
-        with torch.no_grad(), nothing_kept(model), counter:
-            deep_copy(model)(sample)
+        with nothing_kept(model):
+            return count_flops(lambda: deep_copy(model)(sample))
     except Exception:  # batch norm in train mode, say, takes no single sample everywhere
         return None
-    return float(counter.get_total_flops())

@@ -12,9 +12,10 @@ from dosimeter.engines.premises import premises_of
 from dosimeter.engines.tokens.levels import PASS, Level, doubt_of, find_levels, require_room, require_rows
 from dosimeter.engines.tokens.texts import FoundTexts, follow, search
 from dosimeter.interfaces import Exposure, TokenRecovery
+from dosimeter.network.operations import FLOPS_A_SECOND, count_flops
 from dosimeter.network.probing import output_of, random_states, random_states_restored
 from dosimeter.network.token_inputs import find_token_embedding
-from dosimeter.options import PositiveInt
+from dosimeter.options import PositiveFloat, PositiveInt
 from dosimeter.registry import TOKENS
 from dosimeter.types import NamedInputs, Outcome, Refused, TokenEstimate
 
@@ -37,10 +38,11 @@ class Dager(TokenRecovery):
     LoRA's first matrices are layers as any other.
     """
 
-    quick: ClassVar = {"tries": 200_000}
+    quick: ClassVar = {"tries": 200_000, "search_seconds": 60.0}
 
     sequences: bool = True  # also join the tokens to texts
-    tries: PositiveInt = 2_000_000  # of a text of an encoder
+    tries: PositiveInt = 2_000_000  # of a text
+    search_seconds: PositiveFloat = 3600.0  # for these tries, of one core by a count of operations; a GPU has no such limit
 
     def __call__(self, exposure: Exposure, rng: Generator) -> TokenEstimate:
         _refuse_randomness(exposure)
@@ -57,23 +59,38 @@ class Dager(TokenRecovery):
         if not found:
             require_rows(level)
         nothing = FoundTexts([], 0.0)
-        texts, message = _texts(exposure, contexts, near, self.tries, rng) if self.sequences and found else (nothing, "")
+        texts, message = self._texts(exposure, contexts, near, rng) if self.sequences and found else (nothing, "")
+        if not found:
+            message = f"no token's vector lies in the span of the {level.span.rank} directions that stand above the noise"
         return _estimate(exposure, level, ratios, found, texts, message)
 
+    def _texts(self, exposure: Exposure, contexts: list[Level], near: Tensor, rng: Generator) -> tuple[FoundTexts, str]:
+        """The texts, and why there are none or no more."""
+        usable = [context for context in contexts if context.span.rank and not context.span.full]
+        if not usable:
+            return FoundTexts(
+                [], 0.0
+            ), "no layer behind the first attention has room for all contexts, so that tokens are not joined to texts"
+        most = max(context.span.rank for context in usable)  # a layer with fewer, as LoRA's second matrix, does not hold all contexts
+        whole = [context for context in usable if context.span.rank == most]
+        context = whole[min(1, len(whole) - 1)]  # what follows the first shortcut depends on token and context by no linear map
+        choices = [near[:, place].nonzero().flatten() for place in range(near.shape[1])]
+        size, tries = exposure.public.batch_size, self._tries(context, near.shape[1])
+        if context.layer.reach == "earlier":
+            texts = follow(context, choices, size, tries=tries)
+        else:
+            padded = isinstance(exposure.public.blank, NamedInputs)  # only a mask makes texts of one batch differ in length
+            texts = search(context, choices, size, shorter=padded, tries=tries, rng=rng)
+        return texts, f"the search for texts ended after {tries:,} tries; tries= and search_seconds= allow more" if texts.cut else ""
 
-def _texts(exposure: Exposure, contexts: list[Level], near: Tensor, tries: int, rng: Generator) -> tuple[FoundTexts, str]:
-    """The texts, and why there are none."""
-    usable = [context for context in contexts if context.span.rank and not context.span.full]
-    if not usable:
-        return FoundTexts([], 0.0), "no layer behind the first attention has room for all contexts, so that tokens are not joined to texts"
-    most = max(context.span.rank for context in usable)  # a layer with fewer, as LoRA's second matrix, does not hold all contexts
-    whole = [context for context in usable if context.span.rank == most]
-    context = whole[min(1, len(whole) - 1)]  # what follows the first shortcut depends on token and context by no linear map
-    choices = [near[:, place].nonzero().flatten() for place in range(near.shape[1])]
-    if context.layer.reach == "earlier":
-        return follow(context, choices, exposure.public.batch_size), ""
-    padded = isinstance(exposure.public.blank, NamedInputs)  # only a mask makes texts of one batch differ in length
-    return search(context, choices, exposure.public.batch_size, shorter=padded, tries=tries, rng=rng), ""
+    def _tries(self, context: Level, length: int) -> int:
+        """As many tries as both limits allow."""
+        device = context.span.right.device
+        if device.type != "cpu":
+            return self.tries
+        text = torch.zeros(1, length, dtype=torch.int64, device=device)
+        each = count_flops(lambda: context.vectors(text)) / FLOPS_A_SECOND
+        return min(self.tries, max(1, int(self.search_seconds / each))) if each else self.tries
 
 
 def _estimate(exposure: Exposure, level: Level, ratios: Tensor, found: frozenset[int], joined: FoundTexts, message: str) -> TokenEstimate:

@@ -196,3 +196,21 @@ def test_without_positions_a_run_of_one_token_proves_no_length(kind):
             assert sorted(proved) == [text for text in truth if len(set(text)) > 1]
     if kind == "gpt2":
         assert len(found.sequences) == 3  # the run is a guess
+
+
+@pytest.mark.parametrize(("kind", "limit"), [("gpt2", {"tries": 10}), ("gpt2", {"search_seconds": 1e-6}), ("bert", {"search_seconds": 1e-6})])
+def test_the_search_for_texts_ends_at_its_limit_and_says_so(kind, limit):
+    ids = texts(7, 6, 8)
+    exposure = dm.observe(model_of(kind, classes=2), dm.Batch(ids, torch.arange(6) % 2))
+    found = dm.recover_tokens(exposure, "dager", **limit)
+    assert found.certified == set(ids.flatten().tolist())
+    assert "the search for texts ended after" in found.message
+    assert set(text for text, sure in zip(found.sequences, found.certified_sequences) if sure) <= set(lists(ids))
+    assert found.outcome is dm.Outcome.PARTIAL
+
+
+def test_a_gradient_below_its_noise_is_said_to_be_drowned():
+    ids = texts(8)
+    noise = dm.defense("gaussian_noise", std=1.0)
+    with pytest.raises(dm.Refused, match="stands above the noise"):
+        dm.recover_tokens(dm.observe(model_of("bert", classes=2), dm.Batch(ids, torch.tensor([0, 1, 0])), defenses=(noise,)), "dager")

@@ -147,7 +147,10 @@ def find_levels(exposure: Exposure) -> tuple[Level | None, list[Level], str]:
     build = lambda group: _level(exposure, group, later)  # noqa: E731
     level = build(first)
     if level.span.rank == 0:
-        return None, [], f"the gradient of {first[0].name} is zero, as that of a fresh LoRA adapter, whose second matrix is zero"
+        sent = [change for layer in first if (change := layer.rows(exposure.update)) is not None]
+        drowned = f"no direction of the gradient of {first[0].name} stands above the noise"
+        zero = f"the gradient of {first[0].name} is zero, as that of a fresh LoRA adapter, whose second matrix is zero"
+        return None, [], drowned if any(bool(change.any()) for change in sent) else zero
     return level, [build(group) for group in contexts[:3]], ""
 
 

@@ -44,14 +44,15 @@ class FoundTexts:
 
     texts: list[FoundText]
     margin: float  # error bars of the nearest vector that did not pass, over those that may pass
+    cut: bool = False  # the search ended at its limit of tries
 
 
-def follow(level: Level, choices: list[Tensor], batch_size: int | None) -> FoundTexts:
+def follow(level: Level, choices: list[Tensor], batch_size: int | None, *, tries: int) -> FoundTexts:
     """Texts of a decoder, token by token: a vector depends on the tokens up to its place, so that a wrong token shows at once.
 
     `choices` are the tokens that may stand at each place. A text ends where no token follows. Petrov et al., Algorithm 2. Where the
     vectors drifted in local steps, only tokens nearly as near as the nearest one of their step follow a text, and all vectors of a text
-    are held against the weights of the same step.
+    are held against the weights of the same step. At the limit of `tries` of a text, what was followed so far are guesses.
     """
     models = 1 + len(level.later)
     branches, worst = torch.zeros(1, 0, dtype=torch.int64, device=choices[0].device), torch.zeros(1, models, dtype=torch.float64)
@@ -60,6 +61,9 @@ def follow(level: Level, choices: list[Tensor], batch_size: int | None) -> Found
     for place, tokens in enumerate(choices):
         if len(tokens) == 0:
             break
+        tries -= len(branches) * len(tokens)
+        if tries < 0:
+            return FoundTexts(_surest(ended + _unfinished(branches, worst), batch_size), margin=0.0, cut=True)
         grown, ratios, alive = [], [], torch.zeros(len(branches), dtype=torch.bool)
         for rows in torch.arange(len(branches)).split(max(1, MOST_AT_ONCE // len(tokens))):
             tried = torch.cat([branches[rows].repeat_interleave(len(tokens), 0), tokens.repeat(len(rows))[:, None]], 1)
@@ -82,8 +86,12 @@ def follow(level: Level, choices: list[Tensor], batch_size: int | None) -> Found
             branches, worst = branches[kept.to(branches.device)], worst[kept]
         if len(branches) == 0:
             break
-    found = ended + [FoundText(tuple(row), far) for row, far in zip(branches.tolist(), worst.amin(1).tolist())]
+    found = ended + _unfinished(branches, worst)
     return FoundTexts(_without_idle_runs(_told(level, _surest(found, batch_size if level.later else None)), batch_size), margin)
+
+
+def _unfinished(branches: Tensor, worst: Tensor) -> list[FoundText]:
+    return [FoundText(tuple(row), far) for row, far in zip(branches.tolist(), worst.amin(1).tolist()) if row]
 
 
 def _told(level: Level, texts: list[FoundText]) -> list[FoundText]:
@@ -142,7 +150,8 @@ def search(level: Level, choices: list[Tensor], batch_size: int | None, *, short
         for anchor, restart in ((anchor, restart) for anchor in places[:ANCHORS] for restart in range(RESTARTS)):
             passing = [text for text in found.values() if text.passes]
             if len(passing) >= wanted or tries <= 0:
-                return _with_margins(level, choices, _surest(list(found.values()), wanted), rng)
+                surest = _surest(list(found.values()), wanted)
+                return replace(_with_margins(level, choices, surest, rng), cut=len(passing) < wanted)
             left = _unexplained(choices[:cut], passing)
             fresh = left if restart % 2 == 0 else choices[:cut]
             tries -= len(left[anchor]) * sum(map(len, fresh)) * SWEEPS
