@@ -198,7 +198,23 @@ def test_without_positions_a_run_of_one_token_proves_no_length(kind):
         assert len(found.sequences) == 3  # the run is a guess
 
 
-@pytest.mark.parametrize(("kind", "limit"), [("gpt2", {"tries": 10}), ("gpt2", {"search_seconds": 1e-6}), ("bert", {"search_seconds": 1e-6})])
+def test_without_positions_two_orders_of_a_beginning_prove_neither():
+    """Attention gives 8 the same vector behind 3, 6 as behind 6, 3. Both beginnings occur, and one text goes on."""
+    model = model_of(classes=2)
+    with torch.no_grad():
+        model.places.weight.zero_()
+    ids = torch.tensor([[3, 6, 8, 9], [6, 3, 4, 5], [7, 2, 1, 0]])
+    batch = dm.Batch(ids, torch.tensor([0, 1, 0]))
+    exposure = dm.observe(model, batch)
+    found = dm.recover_tokens(exposure, "dager")
+    assert set(lists(ids)) < set(found.sequences)
+    assert dm.score(found, batch, exposure=exposure).details["false_certificates"] == 0
+    assert (7, 2, 1, 0) in [text for text, sure in zip(found.sequences, found.certified_sequences) if sure]
+
+
+@pytest.mark.parametrize(
+    ("kind", "limit"), [("gpt2", {"tries": 10}), ("gpt2", {"search_seconds": 1e-6}), ("bert", {"search_seconds": 1e-6})]
+)
 def test_the_search_for_texts_ends_at_its_limit_and_says_so(kind, limit):
     ids = texts(7, 6, 8)
     exposure = dm.observe(model_of(kind, classes=2), dm.Batch(ids, torch.arange(6) % 2))

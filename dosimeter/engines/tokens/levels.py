@@ -59,22 +59,23 @@ class Level:
         chosen = list(range(ids.shape[1])) if positions is None else list(positions)
         return torch.cat([self._far(piece, chosen)[0] for piece in self._pieces(ids)])
 
-    def told(self, ids: Tensor) -> Tensor:
-        """How many of the first tokens of texts (n, t) their vectors tell: a last place that has an earlier place's vector tells none.
+    def told(self, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """How many of the first tokens of texts (n, t) their vectors tell (n,), within which distance vectors are the same (n,), and these.
 
-        So is a run of one token seen by attention without positions: the mean of equal vectors is the vector itself. (n,)
+        A last place that has an earlier place's vector tells nothing. So is a run of one token seen by attention without positions: the
+        mean of equal vectors is the vector itself. The distance is relative, and that of the last place.
         """
-        return torch.cat([self._told(piece) for piece in self._pieces(ids)])
+        parts = zip(*(self._told(piece) for piece in self._pieces(ids)))
+        told, reached, vectors = (torch.cat(part) for part in parts)
+        return told, reached, vectors
 
-    def _told(self, ids: Tensor) -> Tensor:
-        vectors = self.vectors(ids)
-        bars = self.span.distances(vectors.flatten(0, 1))[1].reshape(ids.shape) * PASS + self.drift(vectors, ids)
-        gaps = (
-            torch.cdist(vectors.double(), vectors.double(), compute_mode="donot_use_mm_for_euclid_dist")
-            / vectors.double().norm(dim=2)[..., None]
-        )
-        own = ~(gaps <= bars[..., None]).tril(-1).any(2)  # (n, t)
-        return (own * torch.arange(1, ids.shape[1] + 1, device=ids.device)).amax(1)
+    def _told(self, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        seen = self.vectors(ids)
+        bars = self.span.distances(seen.flatten(0, 1))[1].reshape(ids.shape) * PASS + self.drift(seen, ids)  # (n, t)
+        vectors = seen.double()
+        gaps = torch.cdist(vectors, vectors, compute_mode="donot_use_mm_for_euclid_dist") / vectors.norm(dim=2)[..., None]  # (n, t, t)
+        own = ~(gaps <= bars[..., None]).tril(-1).any(2)
+        return (own * torch.arange(1, ids.shape[1] + 1, device=ids.device)).amax(1), bars[:, -1], vectors
 
     def distances(self, ids: Tensor, positions: Sequence[int]) -> tuple[Tensor, Tensor]:
         """The relative distances from the span, and the same in error bars: (n, k) each."""

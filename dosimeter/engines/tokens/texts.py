@@ -15,6 +15,7 @@ MOST_AT_ONCE = 2**16  # candidates that are built at once
 SWEEPS = 6  # over all places of an encoder's text
 RESTARTS = 4  # of a text of an encoder, from other tokens
 ANCHORS = 3  # places from which the texts of an encoder are searched
+MOST_BEGINNINGS = 4096  # of texts, whose vectors are compared
 MOST_EXCHANGES = 2048  # of two tokens of an encoder's text
 SEEN = 1.0  # error bars within which a token follows a text whose vectors drifted, whatever is nearer
 NEARLY = 3.0  # times the distance of the nearest token, up to which others follow a text whose vectors drifted
@@ -27,7 +28,8 @@ class FoundText:
     tokens: Text
     ratio: float  # the largest distance of its vectors from the span, in error bars
     margin: float = float("inf")  # the same of the nearest text that differs a little, over what may pass
-    told: int | None = None  # how many of the first tokens the vectors tell; none: not looked at
+    told: int | None = None  # how many of the first tokens its own vectors tell; none: not looked at
+    shared: bool = False  # another beginning of a text has the vector of the last token too
 
     @property
     def passes(self) -> bool:
@@ -35,7 +37,7 @@ class FoundText:
 
     @property
     def told_whole(self) -> bool:
-        return self.told == len(self.tokens)
+        return self.told == len(self.tokens) and not self.shared
 
 
 @dataclass(frozen=True)
@@ -95,12 +97,32 @@ def _unfinished(branches: Tensor, worst: Tensor) -> list[FoundText]:
 
 
 def _told(level: Level, texts: list[FoundText]) -> list[FoundText]:
-    """The texts, each with how many of its tokens are told."""
+    """The texts, each with how many of its tokens are told, and whether its last vector is another beginning's as well.
+
+    So it is without positions: attention gives the last token of "a b c" and of "b a c" the same vector.
+    """
     ends: dict[Text, int] = {}
+    bars: dict[Text, float] = {}
+    vectors: dict[Text, Tensor] = {}  # of the last token of each beginning
     for length in {len(text.tokens) for text in texts}:
         same = [text.tokens for text in texts if len(text.tokens) == length]
-        ends |= zip(same, level.told(torch.tensor(same, device=level.span.right.device)).tolist())
-    return [replace(text, told=ends[text.tokens]) for text in texts]
+        ids = torch.tensor(same, device=level.span.right.device)
+        told, reached, seen = level.told(ids)
+        ends |= zip(same, told.tolist())
+        bars |= zip(same, reached.tolist())
+        for tokens, row in zip(same, seen):
+            vectors |= {tokens[: place + 1]: vector for place, vector in enumerate(row)}
+    if len(vectors) > MOST_BEGINNINGS:
+        return texts
+    beginnings = list(vectors)
+    every = torch.stack(list(vectors.values())) if vectors else torch.zeros(0, 0)
+    marked = []
+    for text in texts:
+        own = vectors[text.tokens]
+        near = (every - own).norm(dim=1) <= bars[text.tokens] * own.norm()
+        shared = any(beginnings[place] != text.tokens for place in near.nonzero().flatten().tolist() if len(beginnings[place]) > 0)
+        marked.append(replace(text, told=ends[text.tokens], shared=shared))
+    return marked
 
 
 def _without_idle_runs(texts: list[FoundText], batch_size: int | None) -> list[FoundText]:
@@ -109,11 +131,15 @@ def _without_idle_runs(texts: list[FoundText], batch_size: int | None) -> list[F
     Texts of such an end stay as guesses where the others are fewer than the batch.
     """
     idle = [
-        not text.told_whole and any(other is not text and other.told_whole and _begins(other, text) for other in texts) for text in texts
+        _ends_idly(text) and any(other is not text and not _ends_idly(other) and _begins(other, text) for other in texts) for text in texts
     ]
     if batch_size is not None and len(texts) - sum(idle) < batch_size:
         return texts
     return [text for text, drop in zip(texts, idle) if not drop]
+
+
+def _ends_idly(text: FoundText) -> bool:
+    return text.told is not None and text.told < len(text.tokens)
 
 
 def _begins(other: FoundText, text: FoundText) -> bool:
