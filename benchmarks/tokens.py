@@ -46,7 +46,8 @@ class Adapted(nn.Module):
 
 def model_of(kind: str, options: argparse.Namespace, *, classes: int | None = 2, rank: int | None = None) -> nn.Module:
     torch.manual_seed(options.seed)
-    model = Transformer(kind, vocabulary=VOCABULARY, layers=options.layers, width=options.width, classes=classes)  # type: ignore[arg-type]
+    heads = 12 if options.width % 12 == 0 else max(1, options.width // 64)
+    model = Transformer(kind, vocabulary=VOCABULARY, layers=options.layers, width=options.width, heads=heads, classes=classes)  # type: ignore[arg-type]
     if rank is not None:
         model.requires_grad_(False)
         for block in model.blocks:

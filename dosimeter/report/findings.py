@@ -69,12 +69,19 @@ def findings(records: Sequence[Record]) -> list[Finding]:
 
 
 def _fitting_surfaces(records: Sequence[Record]) -> list[Surface[Any]]:
-    """The surfaces that the audited clients can have: a model over pixels has no tokens."""
-    texts = [record.threat_model.get("inputs") == "token ids" for record in records]
-    kinds = {"texts", "positions"} if any(texts) else set()
-    kinds |= {"numbers"} if not all(texts) or not texts else set()
-    measured = {record.surface for record in records}
-    return [surface for surface in surfaces() if kinds & set(surface.reads) and (not surface.optional or surface.name in measured)]
+    """The surfaces that the audited clients can have: a model over pixels has no tokens, a regression has targets in place of labels."""
+    texts = {record.surface for record in records if record.threat_model.get("inputs") == "token ids"}
+    others = {record.surface for record in records if record.threat_model.get("inputs") != "token ids"}
+    kinds = {"texts", "positions"} if texts else set()
+    if others or not texts:
+        kinds |= {"numbers"} if _read_by(others, "numbers") else {kind for kind in ("regressions", "grids") if _read_by(others, kind)}
+    measured = texts | others
+    return [surface for surface in surfaces() if surface.name in measured or (kinds & set(surface.reads) and not surface.optional)]
+
+
+def _read_by(names: set[str], kind: str) -> bool:
+    """Whether all these surfaces read updates of a kind of clients."""
+    return all(kind in surface.reads for surface in surfaces() if surface.name in names)
 
 
 def headline(found: Sequence[Finding]) -> str:

@@ -66,11 +66,11 @@ def judge_errors(kind: str, counted: str, scores: Scores, *, certified: int, att
     middle = median(errors)
     if certified:
         said = f"{certified} of {len(errors)} {counted} certified from the gradient alone"
-        return Verdict.LEAKED, f"{said}; median relative error {middle:.2g}"
+        return Verdict.LEAKED, f"{said}; {_middle_words('', errors)}"
     null_medians = [median([number(value, math.inf) for value in column]) for column in columns_of(nulls, metric)]
     floor = min(null_medians, default=1.0)
     if not beats_nulls(middle, null_medians):
-        return Verdict.NOT_SHOWN, f"median relative {kind} error {middle:.2g} against {floor:.2g} of the best null"
+        return Verdict.NOT_SHOWN, f"{_middle_words(f'{kind} ', errors)} against {floor:.2g} of the best null"
     figures = f"median relative {kind} error {middle:.2g}, the best null has {floor:.2g}"
     if "foreign" not in nulls:
         return Verdict.NOT_SHOWN, f"{figures}; {no_foreign_null(details.get('refused_nulls'))}"
@@ -79,6 +79,16 @@ def judge_errors(kind: str, counted: str, scores: Scores, *, certified: int, att
     if correct_for_attempts(chance, attempts) <= LARGEST_CHANCE:
         return Verdict.LEAKED, f"{figures}; {luck}"
     return Verdict.NOT_SHOWN, f"{figures}; {luck}, so this batch does not tell a leak from luck"
+
+
+def _middle_words(kind: str, errors: list[float]) -> str:
+    """The median error; where most samples were not recovered it has no number."""
+    middle, came = median(errors), sum(map(math.isfinite, errors))
+    return (
+        f"median relative {kind}error {middle:.2g}"
+        if math.isfinite(middle)
+        else f"{came} of {len(errors)} samples came back, so that no median {kind}error is known"
+    )
 
 
 @dataclass(frozen=True)

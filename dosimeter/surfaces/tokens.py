@@ -111,6 +111,8 @@ class Tokens(Surface[TokenEstimate]):
     def evidence(self, found: TokenEstimate, comparison: Comparison | None = None, scores: Scores | None = None) -> list[Evidence]:
         """Each private text beside the recovered one, as ids; the set of tokens where no text was recovered."""
         texts = [] if comparison is None else private_texts(comparison.truth)
+        if isinstance(columns := found.details.get("columns"), Mapping):
+            return [_categories(columns, texts)]
         if not found.sequences:
             private = _words(sorted({token for text in texts for token in text})) if texts else None
             return [Evidence(kind="text", private=private, recovered=_words(sorted(found.tokens)), caption="the set of token ids")]
@@ -129,6 +131,13 @@ class Tokens(Surface[TokenEstimate]):
             return 0.0
         guessed = record.nulls["unigram"]["token_f1"][0] or 0.0
         return max(0.0, ((record.metrics["token_f1"][0] or 0.0) - guessed) / (1 - guessed)) if guessed < 1 else 0.0
+
+
+def _categories(columns: Mapping[str, Sequence[int]], texts: Sequence[Text]) -> Evidence:
+    """The categories of each column of a table, as ids."""
+    private = {f"column {name}": _words(sorted({text[int(name) - 1] for text in texts})) for name in columns} if texts else None
+    recovered = {f"column {name}": _words(ids) for name, ids in columns.items()}
+    return Evidence(kind="table", private=private, recovered=recovered, caption="the categories that occur, as ids")
 
 
 def _words(tokens: Sequence[int]) -> str:

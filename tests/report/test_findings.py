@@ -27,6 +27,19 @@ def test_the_premises_of_a_proof_stand_beside_its_verdict(make_record):
     assert not [finding.premises for finding in findings([scored]) if finding.premises]
 
 
+def test_a_regression_has_targets_in_place_of_labels(make_record):
+    targets = make_record("targets", "head_slopes", metrics={"target_error": [0.0]}, verdict="leaked", reason="proved")
+    features = make_record("features", "head_slopes", verdict="not shown at this budget", reason="no closer than its nulls")
+    found = findings([features, targets])
+    assert [(f.surface, f.state) for f in found] == [
+        ("targets", "leaked"),
+        ("features", "not-shown"),
+        ("maps", "not-measured"),
+        ("inputs", "not-measured"),
+    ]
+    assert headline(found).startswith("Targets leaked; no leak of features shown")
+
+
 def test_the_gravest_verdict_leads_with_its_method_and_setting(audit_records):
     labels, features, _, inputs = findings(audit_records)
     assert (labels.state, labels.method, labels.setting) == ("leaked", "ilrg", "no defense")
