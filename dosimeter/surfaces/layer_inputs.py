@@ -84,11 +84,9 @@ def judge_errors(kind: str, counted: str, scores: Scores, *, certified: int, att
 def _middle_words(kind: str, errors: list[float]) -> str:
     """The median error; where most samples were not recovered it has no number."""
     middle, came = median(errors), sum(map(math.isfinite, errors))
-    return (
-        f"median relative {kind}error {middle:.2g}"
-        if math.isfinite(middle)
-        else f"{came} of {len(errors)} samples came back, so that no median {kind}error is known"
-    )
+    if not math.isfinite(middle):
+        return f"{came} of {len(errors)} samples came back, so that the median relative {kind}error is unknown"
+    return f"median relative {kind}error {middle:.2g}"
 
 
 @dataclass(frozen=True)
