@@ -17,6 +17,7 @@ from torch import Tensor, nn
 STANDARD = sys.stdlib_module_names - {"collections", "weakref", "queue", "types", "_thread"}  # objects that hold no user's values
 MODEL_LIBRARIES = {"torch", "transformers", "peft", "timm"}  # a script may put values on their classes
 LIBRARIES = sys.stdlib_module_names | MODEL_LIBRARIES | {"dosimeter", "numpy", "scipy", "safetensors"}  # their own code keeps no samples
+IMPORTERS = frozenset({"import_module", "__import__", "__main__"})  # what gives a module by its name, beside `sys.modules`
 CALLED_FIRST = ("forward", "__call__")  # the code of a module that a pass runs
 ATOMS = (str, bytes, int, float, complex, type(None), torch.dtype, torch.device, torch.Size, types.CodeType)
 OF_MODULES = ("_parameters", "_buffers", "_modules")  # dictionaries whose entries a module's users call by their own names
@@ -73,8 +74,9 @@ class Reach:
             yield from ((f"{file}.{name}", space[name]) for name in list(space.keys() & self.names_of(key)))
 
     def names_of(self, file: int) -> set[str]:
-        """The names that count of a file in `globals`."""
-        return self.mentioned if file in self._as_modules else self._global_names
+        """The names that count of a file in `globals`: those of attributes too where code may hold the file as a module."""
+        by_name = ("sys" in self._global_names and "modules" in self.mentioned) or not self.mentioned.isdisjoint(IMPORTERS)
+        return self.mentioned if by_name or file in self._as_modules else self._global_names
 
     def _visit(self, name: str, value: Any) -> list[tuple[str, Any]]:
         """Note a value; return what it leads to."""

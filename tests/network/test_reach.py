@@ -33,6 +33,7 @@ class Net(nn.Module):
         ("self.features(inputs)", False),
         ("self.features(inputs) + 0 * features.sum()", True),
         ("self.features(inputs) + 0 * globals()['features'].sum()", True),
+        ("self.features(inputs) + 0 * sys.modules[__name__].features.sum()", True),
         ("(lambda given: given + 0 * features.sum())(self.features(inputs))", True),
     ],
 )
