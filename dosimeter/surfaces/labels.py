@@ -21,7 +21,7 @@ from dosimeter.surfaces.assignment import assign
 from dosimeter.surfaces.inner_errors import inner_errors
 from dosimeter.surfaces.luck import LARGEST_CHANCE, correct_for_attempts, luck_words
 from dosimeter.surfaces.scores import Comparison, Nulls, Scores, Values, choose_metrics, compare_samples, number
-from dosimeter.surfaces.several_labels import are_vectors, as_class_ids, score_several
+from dosimeter.surfaces.several_labels import are_vectors, as_class_ids, score_several, vectors_shown
 from dosimeter.surfaces.surface import SURFACES, Surface
 from dosimeter.surfaces.verdicts import Verdict
 from dosimeter.types import Batch, Evidence, LabelEstimate, Record, Refused
@@ -116,7 +116,7 @@ class Labels(Surface[LabelEstimate]):
         )
 
     def evidence(self, found: LabelEstimate, comparison: Comparison | None = None, scores: Scores | None = None) -> list[Evidence]:
-        """How many samples of each class there are and were found: the classes that occur, the most frequent first."""
+        """How many samples of each class there are and were found, the most frequent first; before it, the label vectors if there are."""
         counts = found.counts
         true = None
         if comparison is not None:
@@ -131,7 +131,9 @@ class Labels(Surface[LabelEstimate]):
         left = int((most > 0).sum()) - len(shown)
         caption = "samples of each class" + (f", and {left} more classes" if left else "")
         private = tables[1] if true is not None else None
-        return [Evidence(kind="table", private=private, recovered=tables[0], caption=caption)]
+        vectors = vectors_shown(found, None if comparison is None else comparison.truth.targets)
+        counted = Evidence(kind="table", private=private, recovered=tables[0], caption=caption)
+        return [counted] if vectors is None else [vectors, counted]
 
     def facts(self, details: Mapping[str, Any]) -> list[str]:
         facts = []

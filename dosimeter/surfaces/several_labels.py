@@ -13,9 +13,10 @@ from dosimeter.client.losses import as_distribution
 from dosimeter.randomness import generator
 from dosimeter.surfaces.assignment import assign
 from dosimeter.surfaces.scores import Comparison, Scores, choose_metrics, compare_samples
-from dosimeter.types import LabelEstimate
+from dosimeter.types import Evidence, LabelEstimate
 
 GUESSED_BATCHES = 10_000  # drawn for the null, fewer where there are many classes
+MOST_SAMPLES, CAPTION = 8, "the labels of each sample"
 LARGEST_ERROR = 1e-2  # distance (L1) of a certified label vector from the true one
 
 Chance = Callable[[Tensor, Tensor, Tensor], float]  # of luck: recovered counts, true counts, drawn counts
@@ -80,6 +81,28 @@ def score_several(found: LabelEstimate, comparison: Comparison, chance: Chance) 
     return Scores(
         surface="labels", per_metric=per_metric, nulls={"prior": null}, assignment=assignment, unavailable=unavailable, details=details
     )
+
+
+def vectors_shown(found: LabelEstimate, truth: Tensor | None) -> Evidence | None:
+    """The labels of each sample, as ids, beside those of the private one that is nearest; None where the estimate has no label vectors."""
+    if found.soft is None or not are_vectors(found.soft) or (truth is not None and not are_vectors(truth)):
+        return None
+    if truth is not None and truth.shape[1] != found.soft.shape[1]:
+        return None
+    rows = found.soft.double()
+    if truth is None:
+        return Evidence(kind="table", recovered=_named(rows[:MOST_SAMPLES]), caption=CAPTION)
+    partners = assign(rows, truth.to(rows), order=1.0)[:MOST_SAMPLES].tolist()
+    recovered = {name: _ids(rows[partner]) if partner >= 0 else "none" for name, partner in zip(_named(truth), partners)}
+    return Evidence(kind="table", private=_named(truth[:MOST_SAMPLES]), recovered=recovered, caption=CAPTION)
+
+
+def _named(vectors: Tensor) -> dict[str, str]:
+    return {f"sample {i + 1}": _ids(vector) for i, vector in enumerate(vectors)}
+
+
+def _ids(vector: Tensor) -> str:
+    return ", ".join(map(str, vector.nonzero().flatten().tolist())) or "no label"
 
 
 def refutes(found: LabelEstimate, vectors: Tensor, counts: Tensor) -> bool:

@@ -10,6 +10,7 @@ from torch import nn
 
 import dosimeter as dm
 from dosimeter.surfaces.labels import Labels, has_one_label, is_refuted, judge_labels
+from dosimeter.surfaces.scores import Comparison
 from dosimeter.surfaces.verdicts import Verdict
 from dosimeter.types import Record
 
@@ -247,3 +248,14 @@ def test_every_label_recovery_of_a_text_is_scored_without_a_crash():
     assert [(record.method, record.reason) for record in report.records if record.outcome == "crashed"] == []
     (ilrg,) = (record for record in report.records if record.method == "ilrg")
     assert -1 <= ilrg.details["probability_cosine"] <= 1
+
+
+def test_label_vectors_are_shown_sample_by_sample():
+    truth = torch.tensor([[1.0, 0, 1], [0, 0, 0], [0, 1, 1]])
+    found = dm.LabelEstimate(counts=torch.tensor([1, 1, 2]), labels=torch.tensor([1, 0]), soft=truth[[2, 0]])
+    vectors, counted = Labels().evidence(found, Comparison(truth=dm.Batch(torch.zeros(3, 1), truth)))
+    assert vectors.private == {"sample 1": "0, 2", "sample 2": "no label", "sample 3": "1, 2"}
+    assert vectors.recovered == {"sample 1": "0, 2", "sample 2": "none", "sample 3": "1, 2"}
+    assert counted.recovered == {"class 2": "2", "class 0": "1", "class 1": "1"}
+    (alone,) = Labels().evidence(found, Comparison(truth=dm.Batch(torch.zeros(3, 1), torch.tensor([0, 2, 1]))))
+    assert alone.caption == counted.caption
