@@ -221,7 +221,7 @@ def test_the_search_for_texts_ends_at_its_limit_and_says_so(kind, limit):
     found = dm.recover_tokens(exposure, "dager", **limit)
     assert found.certified == set(ids.flatten().tolist())
     assert "the search for texts ended after" in found.message
-    assert set(text for text, sure in zip(found.sequences, found.certified_sequences) if sure) <= set(lists(ids))
+    assert {text for text, sure in zip(found.sequences, found.certified_sequences) if sure} <= set(lists(ids))
     assert found.outcome is dm.Outcome.PARTIAL
 
 
