@@ -14,6 +14,8 @@ from dosimeter.surfaces.surface import Surface, surfaces
 from dosimeter.surfaces.verdicts import UTILITY, Verdict, verdict_of
 from dosimeter.types import Outcome, Record
 
+LARGEST_PROTECTING_EPSILON = 10.0  # beyond it one sample may change the odds of an outcome by e^10, some 22,000 times
+
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
@@ -67,12 +69,17 @@ def cells_of(records: Sequence[Record]) -> list[Cell]:
                 guessing=cost.details.get("guessing"),
                 bytes_ratio=_mean(costs, "bytes_ratio"),
                 time_ratio=_mean(costs, "time_ratio"),
-                promises=[f"ε {significant(g['epsilon'])} a {g['unit']}" for g in guarantees if g.get("epsilon") is not None],
+                promises=[_promise(g["epsilon"], g["unit"]) for g in guarantees if g.get("epsilon") is not None],
                 limit=cost.details.get("largest_ceiling"),
                 note="; ".join(filter(None, ("" if cost.outcome == Outcome.COMPLETED else cost.reason, *doubts(setting.records)))),
             )
         )
     return cells
+
+
+def _promise(epsilon: float, unit: str) -> str:
+    too_large = ", too large to protect by itself" if epsilon > LARGEST_PROTECTING_EPSILON else ""
+    return f"ε {significant(epsilon)} a {unit}{too_large}"
 
 
 def leaked_share(surface: Surface[Any], records: Iterable[Record]) -> float | None:

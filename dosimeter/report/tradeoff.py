@@ -113,7 +113,9 @@ def _recommendation(cells: Sequence[Cell], undefended: Cell | None) -> str:
             )
         effect = f"leaks least, though {enumeration(chosen.leaking)} still leak"
     else:
-        effect = f"no leak of {enumeration(stopped)} is shown behind it at this budget"
+        elsewhere = {surface for cell in cells for surface in cell.leaking}
+        closed = [surface for surface in surface_names() if chosen.leaks.get(surface) == 0 and surface in {*worst, *elsewhere}]
+        effect = f"no leak of {enumeration(closed)} is shown behind it at this budget"
         effect += f", while {enumeration(chosen.leaking)} still leak" if chosen.leaking else ""
     doubt = f" ({chosen.note})" if chosen.note else ""
     return f"Switch on {chosen.name}: {effect}{doubt}; {_price(chosen)}.{stricter}"

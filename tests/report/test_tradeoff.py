@@ -47,6 +47,23 @@ def test_what_was_not_measured_behind_a_defense_is_not_said_to_be_stopped(make_i
     assert said.startswith("Switch on gaussian_noise (std 0.1): no leak of features is shown")
 
 
+def test_the_advice_names_every_surface_that_leaked_somewhere_and_not_behind_the_defense(make_cost, make_labels, make_inputs):
+    records = [make_labels(1.0, 1e-9, seed=seed) for seed in range(3)]
+    records += [make_cost(NONE, 0.9, 1.0), make_inputs(NONE, [11.0] * 4, "not shown at this budget")]
+    records += [make_inputs(PRUNED, [30.0] * 4, "leaked"), make_cost(PRUNED, 0.9, 1.0)]
+    quiet = [dataclasses.replace(make_labels(0.0, 1.0, seed=seed), threat_model={"defenses": NOISY}) for seed in range(3)]
+    records += [*quiet, make_inputs(NOISY, [11.0] * 4, "not shown at this budget"), make_cost(NOISY, 0.9, 1.0)]
+    records = [dataclasses.replace(r, threat_model=r.threat_model | {"batch_size": 4}) for r in records]
+    assert advice(cells_of(records)).startswith("Switch on gaussian_noise (std 0.1): no leak of labels and inputs is shown")
+
+
+@pytest.mark.parametrize(("epsilon", "said"), [(3.0, "ε 3.00 a client"), (989.0, "ε 989 a client, too large to protect by itself")])
+def test_a_large_epsilon_is_said_to_protect_nothing(make_cost, grid_records, epsilon, said):
+    guarantee = {"epsilon": epsilon, "delta": 1e-5, "unit": "client", "source": "x"}
+    cells = cells_of([*grid_records[:2], make_cost(NOISY, 0.85, 0.94, guarantees=[guarantee])])
+    assert cells[-1].promises == [said]
+
+
 def test_the_advice_says_what_luck_leaves_open(make_cost, make_labels):
     records = [make_labels(1.0, 1e-9, seed=seed) for seed in range(3)] + [make_cost(NONE, 0.9, 1.0)]
     records += [dataclasses.replace(make_labels(0.75, 0.2, seed=seed), threat_model={"defenses": NOISY}) for seed in range(3)]

@@ -24,6 +24,7 @@ from dosimeter.engines.subspace.distortion import distortion_of
 from dosimeter.engines.subspace.spectrum import noise_edge, rounding_unit
 from dosimeter.engines.weight_rounding import rounding_of_weights
 from dosimeter.interfaces import Exposure, Public
+from dosimeter.progress import advance
 from dosimeter.types import JoinedSamples, MapEstimate, MapLayer, Outcome, Refused
 
 CARRIED_ERROR = 10.0  # by how much layers behind may enlarge the maps' errors
@@ -52,7 +53,8 @@ def recover_maps(exposure: Exposure, layer: str | None = None, *, seed: int = 0)
     doubt = doubt_of_maps(exposure.public)
     best: tuple[ConvolutionLayer, LayerMaps] | None = None
     tried: list[MapLayer] = []
-    for one in chosen:
+    for number, one in enumerate(chosen):
+        advance(number, len(chosen), f"reading {one.name or 'the layer'}")
         found, rank, reason = None, None, ""
         whole = best is not None and bool(best[1].certified.all())
         try:
