@@ -1,7 +1,8 @@
 """Label counts after local epochs: `rlu` beside `ilrg`, over epochs, optimisers and shuffling, on an untrained and a trained LeNet-5.
 
     python benchmarks/local_epochs.py --data DIR [--batches 20] [--epochs 1 2 5 10] [--optimisers sgd momentum adam]
-        [--orders fixed shuffled once] [--models untrained trained] [--jobs 16] [--record FILE.json]
+        [--orders fixed shuffled once] [--models untrained trained] [--simulations 32] [--rounds 2]
+        [--jobs 16] [--record FILE.json]
 
 DIR holds cifar10.npz. The trained model learns from the first images of the training set. Private batches come from the others,
 auxiliary samples are the test images. Labels of a client are drawn from Dirichlet(0.5). Prints InsAcc, a Jaccard index of the label
@@ -86,7 +87,7 @@ def client(folder: str, seed: int, size: int = BATCH) -> tuple[dm.Batch, Tensor]
     return dm.Batch(images.inputs[chosen], images.targets[chosen]), wanted
 
 
-def measure(folder: str, model: str, optimiser: str, order: str, epochs: int, seed: int) -> tuple[float, ...]:
+def measure(folder: str, model: str, optimiser: str, order: str, epochs: int, seed: int, **options: int) -> tuple[float, ...]:
     """InsAcc and the share of right labels of rlu, both of ilrg, and the processor's seconds of rlu."""
     torch.set_num_threads(1)
     passes = {"epochs": 1, "mini_batch": BATCH} if order == "once" else {"epochs": epochs, "mini_batch": MINI_BATCH}
@@ -95,7 +96,7 @@ def measure(folder: str, model: str, optimiser: str, order: str, epochs: int, se
     known = {"training": training, "auxiliary": images_of(folder, "test"), "normalization": dm.Normalization(mean=MEAN, std=STD)}
     exposure = dm.observe(network(folder, model == "trained"), batch, seed=seed, **known)
     started = time.process_time()
-    counts = dm.recover_labels(exposure, "rlu", seed=seed).counts
+    counts = dm.recover_labels(exposure, "rlu", seed=seed, **options).counts
     seconds = time.process_time() - started
     try:
         other = dm.recover_labels(exposure, "ilrg", seed=seed).counts
@@ -127,6 +128,8 @@ def main() -> None:
     parser.add_argument("--optimisers", nargs="+", default=list(OPTIMISERS), choices=list(OPTIMISERS))
     parser.add_argument("--orders", nargs="+", default=["fixed", "shuffled"], choices=["fixed", "shuffled", "once"])
     parser.add_argument("--models", nargs="+", default=["untrained", "trained"], choices=["untrained", "trained"])
+    parser.add_argument("--simulations", type=int, help="clients that rlu simulates in a round")
+    parser.add_argument("--rounds", type=int, help="rounds of rlu")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--record", type=Path)
     chosen = parser.parse_args()
@@ -136,9 +139,10 @@ def main() -> None:
     said = f"The trained model classifies {reached:.1%} of the auxiliary images correctly, after {lessons}."
     print(said)
     seeds, rows = range(chosen.seed, chosen.seed + chosen.batches), []
+    options = {name: value for name in ("simulations", "rounds") if (value := getattr(chosen, name)) is not None}
     cells = list(itertools.product(chosen.models, chosen.optimisers, chosen.orders, chosen.epochs))
     with ProcessPoolExecutor(chosen.jobs) as pool:
-        waiting = {cell: [pool.submit(measure, chosen.data, *cell, seed) for seed in seeds] for cell in cells}
+        waiting = {cell: [pool.submit(measure, chosen.data, *cell, seed, **options) for seed in seeds] for cell in cells}
         for (model, optimiser, order, epochs), results in waiting.items():
             found = [statistics.mean(column) for column in zip(*(one.result() for one in results))]
             names = [model, optimiser, order, epochs]

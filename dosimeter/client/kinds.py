@@ -2,20 +2,19 @@
 
 Ours; in no paper. The measurements use nothing but the weights that the server sent.
 
-- Weights after training are the weights before plus what training added, which has little to do with them. The least-squares fit of
-  the sent numbers to the old weights then has a slope near 1, whatever the learning rate. Of gradients and differences it is near 0.
-  Where training threw a part of the weights far away, the others still lie near their old values. Unrelated numbers lie near the
-  weights' negatives as often.
+- Weights after training are the weights before plus what training added, which has little to do with them. A sum of unrelated numbers
+  has at least the entropy of each. So taking the old weights away lowers the entropy of weights after training, whatever the learning rate
+  and the optimiser, and raises that of gradients and differences. Entropies are Vasicek's (1976), by the gaps between sorted numbers.
 - Where a loss depends on differences of logits alone, each gradient of the output layer sums to zero over the classes. Training by sums of
   gradients then keeps the sums of the weights, up to a factor of weight decay, however far it throws the weights themselves.
 - The difference of two float32 weights lies on the grid of float32 around the weight: added to the weight it gives another float32
-  number, without rounding. An entry of a gradient that is much smaller than its weight has digits below that grid.
+  number. An entry of a gradient has digits below that grid.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -24,10 +23,11 @@ from torch import Tensor
 
 Kind = Literal["gradient", "difference", "weights"]
 
-FEWEST_ENTRIES = 32  # that a measurement rests on
-BY_CHANCE = 4.0  # standard deviations, 1/√n each, that the cosine of unrelated numbers stays within
-MIRRORED = 2.0  # how many times as much lies near the weights as near their negatives; of unrelated numbers, as much
-SMALL_SHARE = 0.25  # of a weight: smaller entries have digits below the weight's last place
+FEWEST_ENTRIES = 32  # that an entropy rests on
+MOST_ENTRIES = 2**16  # that are sorted: evenly spaced ones of larger models
+GAPS_A_ROOT = 4  # the gaps of √n / 4 sorted numbers apart tell the entropy of n
+FEWEST_BITS = 64  # of digits below the grid, which unrelated numbers fill at random
+BITS_AN_ENTRY = 8  # at most, so that no few entries decide
 ON_GRID = 0.999  # share of entries that a difference of weights has on the grid; computed from two numbers, it has all
 USES_GRID = 0.03  # share at odd multiples of the last place: half of a difference's entries; coarse numbers that lie on the grid have none
 FEWEST_SUMS = 16  # over classes that must agree; unrelated sums have no such cosine
@@ -40,100 +40,102 @@ COARSE = 0.99  # share of entries with so few digits from which an update counts
 class Resemblance:
     """How an update lies to the model's own weights."""
 
-    entries: int  # with a weight that is not zero
     cosine: float
-    slope: float  # of the least-squares fit of the update to the weights
-    near_weights: float  # share of the weights' mass at which the update is within half a weight of the weight
-    near_zero: float  # the same of zero
-    near_negatives: float  # the same of the weight's negative
+    narrowed: float  # the entropy of the update less that of the update without the weights, in nats
 
     @property
     def is_weights(self) -> bool:
-        fits = self.slope > 0.5 and self.cosine * math.sqrt(self.entries) > BY_CHANCE
-        return fits or (self.near_weights > self.near_zero and self.near_weights > MIRRORED * self.near_negatives)
+        return self.narrowed > 0
 
     def __str__(self) -> str:
-        return f"its cosine with the model's own weights is {self.cosine:.2g}, and it is {self.slope:.2g} times them on average"
+        verb = "narrows" if self.is_weights else "widens"
+        does = f"{verb} its spread by {math.exp(abs(self.narrowed)):.3g}"
+        return f"its cosine with the model's own weights is {self.cosine:.2g}, and taking these weights away {does}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Steps:
+    """Whether a step from each weight by the update's entry ends at a number of the model's precision, up to the rounding of the entry.
+
+    Only of entries with digits below the last place of the number where they lead: of others, every step does.
+    """
+
+    entries: int
+    bits: int  # of such digits
+    ended: float  # share of entries whose step does
+    finest: float  # share at odd multiples of the last place
+
+    @property
+    def tells(self) -> bool:
+        return self.bits >= FEWEST_BITS
+
+    @property
+    def is_difference(self) -> bool:
+        return self.tells and self.finest >= USES_GRID and self.ended >= ON_GRID
 
 
 @dataclass(frozen=True, kw_only=True)
 class Grid:
-    """Whether the model's weights plus the update are numbers of the model's precision, of entries much smaller than their weight."""
+    """Whether the model's weights plus the update are numbers of the model's precision."""
 
-    entries: int
-    onwards: float  # share of entries that added to the weight need no rounding, as those of after − before
-    backwards: float  # the same of entries that are subtracted, as those of before − after
-    finest: float  # share at odd multiples of the weight's last place
+    onwards: Steps  # of the update, as after − before
+    backwards: Steps  # of its negative, as before − after
     coarse: bool  # the entries have the digits of half precision at most, so that they tell nothing
     dtype: torch.dtype
 
     @property
     def is_difference(self) -> bool:
-        return self._tells and self.finest >= USES_GRID and max(self.onwards, self.backwards) >= ON_GRID
+        return self.onwards.is_difference or self.backwards.is_difference
 
     @property
     def is_reversed(self) -> bool:
         """Whether a difference is before − after."""
-        return self.is_difference and self.backwards > self.onwards
+        return self.is_difference and not self.onwards.ended >= self.backwards.ended
 
     @property
     def is_off(self) -> bool:
         """Whether the entries are no difference of two weights."""
-        return self._tells and not self.coarse and max(self.onwards, self.backwards) < ON_GRID
-
-    @property
-    def _tells(self) -> bool:
-        return self.entries >= FEWEST_ENTRIES
+        return not self.coarse and all(steps.tells and steps.ended < ON_GRID for steps in (self.onwards, self.backwards))
 
     def __str__(self) -> str:
-        share = f"{max(self.onwards, self.backwards):.1%} of {self.entries} small entries"
+        best = max(self.onwards, self.backwards, key=lambda steps: steps.ended)
         kind = str(self.dtype).removeprefix("torch.")
-        return f"{share} lead from a weight to another {kind} number without rounding, as all of a difference do and few of a gradient"
+        share = f"{best.ended:.1%} of {best.entries} entries"
+        return f"{share} lead from a weight to another {kind} number, as all of a difference do and few of a gradient"
 
 
-def resemblance(update: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> Resemblance | None:
-    """How the update lies to the weights of the same names; None where too few entries can tell."""
-    product = squares = own = mass = near_weights = near_zero = near_negatives = 0.0
-    entries = 0
-    for name, change in update.items():
-        u, w = change.detach().double().flatten(), weights[name].detach().to(change.device).double().flatten()
-        product, squares, own = product + float(u @ w), squares + float(u @ u), own + float(w @ w)
-        size = w.abs()
-        mass, entries = mass + float(size.sum()), entries + int(w.count_nonzero())
-        near_weights += float(size[(u - w).abs() <= size / 2].sum())
-        near_zero += float(size[u.abs() <= size / 2].sum())
-        near_negatives += float(size[(u + w).abs() <= size / 2].sum())
-    if entries < FEWEST_ENTRIES or not own > 0 or not squares > 0:
+def resemblance(update: Mapping[str, Tensor], weights: Mapping[str, Tensor], decay: float = 1.0) -> Resemblance | None:
+    """How the update lies to the weights of the same names; None where too few entries can tell.
+
+    Weight decay alone turns the weights before into `decay` times them. That is taken away on both sides.
+    """
+    every = max(1, math.ceil(sum(change.numel() for change in update.values()) / MOST_ENTRIES))
+    sent, own = (_strung([tensors[name] for name in update])[::every] for tensors in (update, weights))
+    sent, own = sent[own != 0], own[own != 0]
+    if len(own) < FEWEST_ENTRIES or not sent.any():
         return None
-    near = {"near_weights": near_weights / mass, "near_zero": near_zero / mass, "near_negatives": near_negatives / mass}
-    return Resemblance(entries=entries, cosine=product / math.sqrt(squares * own), slope=product / own, **near)
+    last_place = float(own.abs().median()) * max(torch.finfo(weights[name].dtype).eps for name in update)
+    narrowed = _entropy(sent - (decay - 1) * own, last_place) - _entropy(sent - decay * own, last_place)
+    return Resemblance(cosine=float(sent @ own / (sent.norm() * own.norm())), narrowed=narrowed)
 
 
 def grid_of(update: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> Grid:
     """Which entries of the update are differences of two numbers of the weights' precision."""
-    counts = torch.zeros(5, dtype=torch.float64)
-    kinds = [weights[name].dtype for name in update]
+    counts, digits, entries = torch.zeros(2, 4, dtype=torch.float64), 0, 0
     for name, change in update.items():
         weight = weights[name].detach().to(change.device)
         u, w = change.detach().double().flatten(), weight.double().flatten()
-        small = (u != 0) & (u.abs() <= SMALL_SHARE * w.abs())
-        u, w = u[small], w[small]
-        digits = 1 - round(math.log2(torch.finfo(weight.dtype).eps))
-        last_place = torch.ldexp(torch.ones_like(w), torch.frexp(w).exponent - digits)
-        multiple = u / last_place
+        u, w = u[u != 0], w[u != 0]
+        counts += torch.stack([_steps(w, step, weight.dtype) for step in (u, -u)])
         coarse = torch.frexp(u).mantissa * 2**COARSE_BITS
-        tests = (_is_exact(w, u, weight.dtype), _is_exact(w, -u, weight.dtype), multiple.remainder(2) == 1, coarse == coarse.round())
-        counts += torch.tensor([len(u), *(int(test.sum()) for test in tests)], dtype=torch.float64)
-    onwards, backwards, finest, coarse = (counts[1:] / counts[0].clamp_min(1)).tolist()
-    dtype = max(kinds, key=lambda kind: torch.finfo(kind).eps, default=torch.float32)
-    return Grid(
-        entries=int(counts[0]),
-        onwards=onwards,
-        backwards=backwards,
-        finest=finest,
-        coarse=coarse >= COARSE and finest < USES_GRID,
-        dtype=dtype,
+        digits, entries = digits + int((coarse == coarse.round()).sum()), entries + len(u)
+    onwards, backwards = (
+        Steps(entries=int(count), bits=int(bits), ended=ended / max(count, 1), finest=finest / max(count, 1))
+        for count, bits, ended, finest in counts.tolist()
     )
+    dtype = max((weights[name].dtype for name in update), key=lambda kind: torch.finfo(kind).eps, default=torch.float32)
+    coarse = digits >= COARSE * entries and max(onwards.finest, backwards.finest) < USES_GRID
+    return Grid(onwards=onwards, backwards=backwards, coarse=coarse, dtype=dtype)
 
 
 def keeps_class_sums(sent: Tensor, weight: Tensor) -> bool:
@@ -142,12 +144,38 @@ def keeps_class_sums(sent: Tensor, weight: Tensor) -> bool:
     product, squares = float(sums @ own), float(own @ own)
     if len(weight) < 2 or len(own) < FEWEST_SUMS or product <= 0:
         return False
-    return product > 0.5 * squares and product > KEPT * math.sqrt(squares * float(sums @ sums))
+    return 0.5 * squares < product < 1.5 * squares and product > KEPT * math.sqrt(squares * float(sums @ sums))
 
 
-def _is_exact(weight: Tensor, change: Tensor, dtype: torch.dtype) -> Tensor:
-    """Whether the sum, in float64, is a number of `dtype`. The error of the sum itself is Knuth's TwoSum."""
+def _strung(tensors: Sequence[Tensor]) -> Tensor:
+    return torch.cat([torch.zeros(0, dtype=torch.float64), *(tensor.detach().double().cpu().flatten() for tensor in tensors)])
+
+
+def _steps(weight: Tensor, change: Tensor, dtype: torch.dtype) -> Tensor:
+    """Of the steps from weights by changes: how many tell, their digits, how many end at numbers of `dtype`, and how many are finest: (4,).
+
+    A difference u = fl(a − w) lies within half its own last place of a − w, a number of `dtype`. Where that last place is smaller than
+    a's, other numbers lie so near with probability 2^−k, k the digits between. The error of w + u in float64 is Knuth's TwoSum.
+    """
     total = weight + change
     taken = total - weight
     error = (weight - (total - taken)) + (change - taken)
-    return (error == 0) & (total.to(dtype).double() == total)
+    end = total.to(dtype).double()
+    last, of_weight, of_end = (_last_place(numbers, dtype) for numbers in (change, weight, end))
+    tells = of_end > last
+    bits = torch.log2(of_end / last).clamp(0, BITS_AN_ENTRY)
+    ends = ((end - total) - error).abs() <= last / 2
+    finest = (change / torch.maximum(last, torch.minimum(of_weight, of_end))).remainder(2) == 1
+    return torch.stack([(tells * count).sum() for count in (torch.ones_like(bits), bits, ends, finest)]).cpu()
+
+
+def _last_place(numbers: Tensor, dtype: torch.dtype) -> Tensor:
+    digits = 1 - round(math.log2(torch.finfo(dtype).eps))
+    return torch.ldexp(torch.ones_like(numbers), torch.frexp(numbers).exponent - digits)
+
+
+def _entropy(numbers: Tensor, last_place: float) -> float:
+    """Up to a constant: the mean logarithm of the gaps between sorted numbers, none below the last place of a weight."""
+    apart = math.ceil(math.sqrt(len(numbers)) / GAPS_A_ROOT)
+    ordered = numbers.sort().values
+    return float((ordered[apart:] - ordered[:-apart] + last_place).log().mean())

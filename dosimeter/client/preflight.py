@@ -88,7 +88,7 @@ def look_at(model: nn.Module, sent: SentTensors, declared: Declared) -> Prefligh
         return Preflight(tuple(lines))
     lines.append(_precision(sent, model))
     head = _head_of(model, declared)
-    lines.append(_kind(sent.parameters, model, declared, head))
+    lines.append(_kind(sent.parameters, model, declared, head, decay))
     converted = convert(sent, model, declared.kind, unit, decay)
     if lines[-1].state != "misfit":
         lines.extend(_frozen(converted, declared))
@@ -144,27 +144,28 @@ def _precision(sent: SentTensors, model: nn.Module) -> Line:
     return Line("dtype", "note", f"sent in {' and '.join(kinds)}, while the model has {trained} in {_listed(other)}")
 
 
-def _kind(sent: Update, model: nn.Module, declared: Declared, head: str | None) -> Line:
+def _kind(sent: Update, model: nn.Module, declared: Declared, head: str | None, decay: float) -> Line:
     """Whether the numbers are what they are said to be: see `kinds`."""
     if not declared.check_kind:
         return Line("kind", "note", f"{declared.kind}, unchecked")
     weights = dict(model.named_parameters())
-    alike, matrix = resemblance(sent, weights), None if head is None else f"{head}.weight".lstrip(".")
-    summed = matrix in sent and declared.loss.shift_invariant and keeps_class_sums(sent[matrix], weights[matrix])
+    alike, matrix = resemblance(sent, weights, decay), None if head is None else f"{head}.weight".lstrip(".")
+    summed = matrix in sent and declared.loss.shift_invariant and keeps_class_sums(sent[matrix], decay * weights[matrix])
+    grid = grid_of(sent, weights)
+    is_weights = alike is not None and alike.is_weights
     thrown = f"{matrix} moved far, and sums over the classes to what the model's own does, as after training"
     if declared.kind == "weights":
-        if alike is None or alike.is_weights:
+        if alike is None or is_weights:
             return Line("kind", "fits", f"weights after training: {alike}" if alike else "weights: too few entries to tell")
         if summed:
             return Line("kind", "fits", f"weights after training: {thrown}")
         return Line("kind", "misfit", f"update: is no model after training: {alike}; pass the model that was sent, or another kind")
-    if alike is not None and alike.is_weights:
+    if is_weights:
         return Line("kind", "misfit", f"update: looks like the weights after training: {alike}; pass kind='weights'")
     if summed:
         return Line("kind", "misfit", f"update: looks like the weights after training: {thrown}; pass kind='weights'")
     if declared.is_changed:
         return Line("kind", "note", f"{declared.kind}, as declared: the defenses changed the digits that would tell")
-    grid = grid_of(sent, weights)
     if declared.kind == "gradient":
         if grid.is_difference and not (grid.is_reversed and _has_unit_one(declared)):
             order = "before − after" if grid.is_reversed else "after − before"

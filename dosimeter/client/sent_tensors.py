@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,13 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from dosimeter.client.kinds import Kind
-from dosimeter.models.loading import without_prefix
 from dosimeter.types import Update
 
 MAGNITUDE = re.compile(r"(\.lora_magnitude_vector)\.[^.]+\.weight$")  # of PEFT's DoRA
 ADAPTER = re.compile(r"(\.lora_[A-Za-z_]+)\.[^.]+(?=\.|$)")  # of PEFT: the name of an adapter behind its matrices
 SAVED = re.compile(r"\.modules_to_save\.[^.]+")
 BASE = re.compile(r"\.base_layer(?=\.)")
+WRAPPERS = frozenset({"module", "_orig_mod", "_module", "_fsdp_wrapped_module"})  # of DataParallel, torch.compile, Opacus and FSDP
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +47,8 @@ def sort_tensors(model: nn.Module, update: Any) -> SentTensors:
     if not isinstance(update, Mapping) or not all(isinstance(value, Tensor | np.ndarray) for value in update.values()):
         raise TypeError(f"update: expected tensors by parameter name, got {type(update).__name__}")
     device = next(model.parameters()).device
-    named = {str(name): _as_tensor(value, str(name)).to(device) for name, value in without_prefix(dict(update)).items()}
+    own = unwrapped_names(model)
+    named = {own(str(name)): _as_tensor(value, str(name)).to(device) for name, value in update.items()}
     first = {id(parameter): name for name, parameter in model.named_parameters()}
     aliases = {name: first[id(parameter)] for name, parameter in model.named_parameters(remove_duplicate=False)}
     adapters = adapter_names(model)
@@ -62,6 +64,19 @@ def sort_tensors(model: nn.Module, update: Any) -> SentTensors:
         unknown=tuple(name for name in named if name not in aliases and name not in buffers),
         absent=tuple(name for name, p in model.named_parameters() if p.requires_grad and name not in parameters),
     )
+
+
+def unwrapped_names(model: nn.Module) -> Callable[[str], str]:
+    """The model's own name for a sent one, where a model, or a part of it, was wrapped: by torch.compile, for example."""
+
+    def bare(name: str) -> str:
+        return ".".join(part for part in name.split(".") if part not in WRAPPERS)
+
+    named = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
+    own = dict.fromkeys(name for name, _ in named)
+    counts = Counter(map(bare, own))
+    by_bare = {bare(name): name for name in own if counts[bare(name)] == 1}
+    return lambda name: name if name in own else by_bare.get(bare(name), bare(name))
 
 
 def adapter_names(model: nn.Module) -> dict[str, str]:

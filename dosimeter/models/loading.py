@@ -109,9 +109,8 @@ def _unwrap(content: Any, path: str | Path) -> dict[str, Tensor]:
 
 def without_prefix(state: dict[str, Any]) -> dict[str, Any]:
     """The tensors by the model's own names, without what wrappers put before all of them."""
-    for prefix in PREFIXES:
-        if all(name.startswith(prefix) for name in state):
-            state = {name.removeprefix(prefix): tensor for name, tensor in state.items()}
+    while state and (prefix := next((prefix for prefix in PREFIXES if all(name.startswith(prefix) for name in state)), "")):
+        state = {name.removeprefix(prefix): tensor for name, tensor in state.items()}
     return state
 
 

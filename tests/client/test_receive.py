@@ -238,3 +238,18 @@ def test_nothing_false_is_proved_of_a_quickstart_client(normed_classifier, digit
     assert float(dm.score(labels, batch)["insacc"]) > 0.5
     for found in (labels, dm.recover_labels(exposure, "subspace"), dm.recover_features(exposure, "subspace")):
         assert not bool(torch.as_tensor(found.certified).any())
+
+
+@pytest.mark.parametrize("wrapped", ["whole", "part"])
+def test_names_that_wrappers_changed_are_found(classifier, digits, wrapped):
+    """The law: torch.compile, DataParallel and Opacus change names, of a model or of a part, and never the exposure."""
+    sent = quickstart_client(classifier, digits[0][:4], digits[1][:4], batch_size=4)
+    facts = {"kind": "weights", "batch_size": 4, "training": dm.FedAvg(learning_rate=0.01, momentum=0.9, steps=1)}
+    plain = dm.receive(classifier, sent, **facts).update
+    whole, part = "_orig_mod.module.{}", "{}._orig_mod._module.{}"
+    renamed = {(whole.format(name) if wrapped == "whole" else part.format(*name.split(".", 1))): tensor for name, tensor in sent.items()}
+    found = dm.receive(classifier, renamed, **facts).update
+    assert list(found) == list(plain)
+    assert all(torch.equal(tensor, plain[name]) for name, tensor in found.items())
+    with pytest.raises(ValueError, match="has no parameter 'nowhere'"):
+        dm.receive(classifier, renamed | {"nowhere": torch.zeros(1)}, **facts)
