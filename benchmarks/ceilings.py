@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import math
 import random
+import time
 import warnings
 from collections import OrderedDict
 from concurrent.futures import ProcessPoolExecutor
@@ -298,11 +299,12 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1000)
     parser.add_argument("--draws", type=int, default=DRAWS)
     parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--minutes", type=float, default=math.inf, help="after which one job begins no further net")
     parser.add_argument("--record", type=Path, help="the table as a JSON file for docs/results/build.py")
     words = parser.parse_args()
-    seeds = range(words.seed, words.seed + words.nets)
+    seeds, began = range(words.seed, words.seed + words.nets), time.monotonic()
     if words.jobs == 1:
-        results = [measure(seed, words.draws) for seed in seeds]
+        results = [measure(seed, words.draws) for seed in seeds if time.monotonic() - began < 60 * words.minutes]
     else:
         with ProcessPoolExecutor(words.jobs) as pool:
             results = list(pool.map(partial(measure, draws=words.draws), seeds, chunksize=4))
@@ -323,7 +325,7 @@ def main() -> None:
     ]
     print(*said, sep="\n")
     if words.record:
-        write_measurement(words.record, f"{words.seed} to {words.seed + words.nets - 1}", columns, rows, said)
+        write_measurement(words.record, f"{words.seed} to {words.seed + len(results) - 1}", columns, rows, said)
 
 
 def _row(activation: str, defense: str, those: list[Result]) -> list:

@@ -10,6 +10,7 @@ from scipy.optimize import brentq
 from scipy.stats import norm
 
 import dosimeter as dm
+from dosimeter.engines.gaussian_mechanism import exact_delta
 from dosimeter.engines.privacy import gaussian_epsilon, guarantees
 from dosimeter.types import Refused
 
@@ -70,6 +71,20 @@ def test_no_accountant_goes_below_the_exact_value(sigma, steps, delta):
     options = {"noise_multiplier": sigma, "steps": steps, "delta": delta}
     assert exact <= gaussian_epsilon(**options, accountant="rdp") <= 1.2 * exact
     assert exact - 1e-6 <= gaussian_epsilon(**options, accountant="prv") <= 1.02 * exact + 0.02
+
+
+@pytest.mark.parametrize("sigma", [1e-4, 0.01, 1.06, 5.0])
+def test_prv_of_whole_batches_is_the_closed_form_at_any_noise(sigma):
+    """Opacus's grid of this case asks for terabytes, or its mean is off, or doubles overflow."""
+    found = gaussian_epsilon(noise_multiplier=sigma, steps=3, accountant="prv")
+    assert exact_delta(found * 0.999, math.sqrt(3) / sigma) > 1e-5 >= exact_delta(found, math.sqrt(3) / sigma)
+
+
+@pytest.mark.parametrize(("sigma", "rate", "steps"), [(0.01, 0.1, 1), (0.02, 0.1, 1), (1e-4, 0.1, 100), (0.3, 0.01, 10**6)])
+def test_prv_refuses_what_its_grid_cannot_hold(sigma, rate, steps):
+    """At σ = 0.01 and 0.02 Opacus returns 707.5 for losses around 5,000 and 1,300."""
+    with pytest.raises(Refused, match=r"the prv accountant finds no ε .* rdp may"):
+        gaussian_epsilon(noise_multiplier=sigma, sample_rate=rate, steps=steps, accountant="prv")
 
 
 def test_without_opacus_it_says_what_to_install(monkeypatch):
