@@ -47,7 +47,7 @@ class InversionInfluence(Bound):
             trace, largest = float((weights * nodes).sum(1).mean()), float(nodes.max())
             leakage.append([math.sqrt(largest), math.sqrt(trace / problem.size)])
             influence.append(trace / largest**2 if largest > 0 else math.inf)  # squared, summed over the pixels
-        values = [math.inf if squared == 0 else 10 * math.log10(problem.size / squared) for squared in influence]
+        values = [10 * (math.log10(problem.size) - _log10(squared)) for squared in influence]
         return Ceiling(
             bound=self.name,
             surface=self.surface,
@@ -66,3 +66,7 @@ class InversionInfluence(Bound):
                 "numbers": problem.size,
             },
         )
+
+
+def _log10(squared: float) -> float:
+    return -math.inf if squared == 0 else math.log10(squared)

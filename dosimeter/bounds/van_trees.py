@@ -23,6 +23,8 @@ SMOOTH = (nn.Tanh, nn.Sigmoid, nn.SiLU, nn.GELU, nn.Softplus, nn.Mish)
 PLAIN = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.LayerNorm, nn.GroupNorm, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 PLAIN += (nn.Flatten, nn.Unflatten, nn.Identity, nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d, nn.AdaptiveAvgPool2d, nn.Dropout)
 SMOOTH_LOSSES = (CrossEntropy, BinaryCrossEntropy, SquaredError)
+LEAST_THRESHOLD = 20.0  # of a softplus, which jumps where it turns linear: at most 2e-9 from there on
+PRECISE = (torch.float32, torch.float64)
 KINKED = (nn.ReLU, nn.LeakyReLU, nn.PReLU, nn.ReLU6, nn.Hardtanh, nn.Hardswish, nn.Hardsigmoid, nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d)
 
 WHOLE_MATRIX_PRODUCTS = 2048  # with the Jacobian of an input that is small enough for the whole of it: less than an attack costs
@@ -71,18 +73,21 @@ class VanTrees(Bound):
         points = problem.prior.draw(count, rng)
         found = [problem.mean_error(sample, points, probes=self.probes, steps=self.steps, rng=rng) for sample in range(len(problem.inputs))]
         switches = [name for name, module in mechanism.client.model.named_modules() if isinstance(module, KINKED)]
+        proves = not switches and _is_smooth(mechanism.client) and mechanism.fixed_noise and count >= PROVING_POINTS
+        steep = proves and any(problem.hides_steps(sample, rng) for sample in range(len(problem.inputs)))
         return Ceiling(
             bound=self.name,
             surface=self.surface,
             metric=self.metric,
             values=torch.tensor([error.psnr() for error in found], dtype=torch.float64),
-            proved=not switches and _is_smooth(mechanism.client) and mechanism.fixed_noise and count >= PROVING_POINTS,
+            proved=proves and not steep,
             assumptions=(
                 "Inputs are drawn from a Gaussian with the mean and covariance of the auxiliary samples.",
                 "The attacker knows the labels, the other samples and the noise.",
                 "The value limits the mean squared error over inputs and noise; a single guess may be luckier.",
                 _average_words(count),
                 *(("Where a unit switches, the update jumps; what the jumps tell is not counted.",) if switches else ()),
+                *(("Between inputs, the update moves more than its slopes explain, as steep units make it.",) if steep else ()),
                 *((NOISE_TELLS,) if not mechanism.fixed_noise else ()),
             ),
             details={
@@ -114,16 +119,28 @@ def _is_smooth(client: Client) -> bool:
     """
     if type(client.loss) not in SMOOTH_LOSSES or not _trains_smoothly(client.training):
         return False
-    return all(type(module) in (nn.Sequential, *SMOOTH, *PLAIN) and not _is_patched(module) for module in client.model.modules())
+    if _hooked_everywhere() or any(parameter.dtype not in PRECISE for parameter in client.model.parameters()):
+        return False
+    return all(type(module) in (nn.Sequential, *SMOOTH, *PLAIN) and not _may_jump(module) for module in client.model.modules())
 
 
 def _trains_smoothly(training: Training) -> bool:
+    """Whether the same update comes of the same samples, in full precision."""
     if isinstance(training, MeanOfClients):
         return type(training) is MeanOfClients and _trains_smoothly(training.each)
-    return type(training) in (FedSGD, FedAvg, ClippedSGD) and not training.preconditioning()
+    if type(training) is FedAvg:
+        return not training.preconditioning() and training.autocast is None and not training.shuffle
+    return type(training) in (FedSGD, ClippedSGD)
 
 
-def _is_patched(module: nn.Module) -> bool:
-    """Whether more runs than the layer's own class says."""
+def _may_jump(module: nn.Module) -> bool:
+    """Whether more runs than the layer's own class says, or its options let it jump."""
     hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
-    return "forward" in vars(module) or any(hooks)
+    replaced = any(callable(value) for value in vars(module).values())
+    return replaced or any(hooks) or (isinstance(module, nn.Softplus) and module.threshold < LEAST_THRESHOLD)
+
+
+def _hooked_everywhere() -> bool:
+    """Whether torch runs hooks on modules of all kinds."""
+    of_all = vars(nn.modules.module)
+    return any(of_all.get(f"_global_{kind}_hooks") for kind in ("forward", "forward_pre", "backward", "backward_pre"))

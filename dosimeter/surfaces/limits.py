@@ -119,7 +119,9 @@ def _columns(surface: Surface[Any], batch: Sequence[Record]) -> tuple[list[float
     if not scored:
         return [None] * len(top), [None] * len(top), top
     shown = [_finite(value) for value in max(scored, key=gravity).metrics[metric]]
-    return _proved(surface, scored, len(shown)), shown, top if len(top) == len(shown) else [None] * len(shown)
+    proved = _proved(surface, scored, len(shown))
+    shown = [_better(metric, *pair) for pair in zip(shown, proved)]  # what another method proves of a sample is shown too
+    return proved, shown, top if len(top) == len(shown) else [None] * len(shown)
 
 
 def _headline(surface: Surface[Any], records: Sequence[Record]) -> str:
@@ -140,17 +142,21 @@ def _proved(surface: Surface[Any], batch: Sequence[Record], count: int) -> list[
     """The best proved score of each sample. A record whose proofs the truth refutes proves nothing."""
     best: list[float | None] = [None] * count
     metric = _headline(surface, batch)
-    prefer = max if METRICS.build(metric).higher_is_better else min
     for record in batch:
         sure, values = record.details.get(PROVED), record.metrics[metric]
         if record.details.get("false_certificates") or not isinstance(sure, list) or not len(sure) == len(values) == count:
             continue
         for place, (is_sure, value) in enumerate(zip(sure, values)):
-            held = _finite(value)
-            if is_sure is True and held is not None:
-                other = best[place]
-                best[place] = held if other is None else prefer(held, other)
+            if is_sure is True:
+                best[place] = _better(metric, _finite(value), best[place])
     return best
+
+
+def _better(metric: str, one: float | None, other: float | None) -> float | None:
+    """Of two scores of a sample the one that leaks more; a score goes before none."""
+    if one is None or other is None:
+        return other if one is None else one
+    return (max if METRICS.build(metric).higher_is_better else min)(one, other)
 
 
 def _held(record: Record, metric: str) -> list[float | None]:

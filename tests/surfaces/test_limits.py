@@ -57,6 +57,13 @@ def test_a_proof_stands_for_its_sample_and_a_refuted_one_for_none():
     assert limits_of(INPUTS, [refuted]).proved == [None, None]
 
 
+def test_what_is_proved_is_shown_too_where_another_method_showed_more_of_the_batch():
+    best = record([30.0, 8.0, None], verdict="leaked", details=ceiling(50.0, 50.0, 50.0))
+    other = record([5.0, 40.0, 41.0], method="imprint", details={"proved_samples": [True, True, True]})
+    found = limits_of(INPUTS, [best, other])
+    assert (found.method, found.proved, found.shown) == ("dlg", [5.0, 40.0, 41.0], [30.0, 40.0, 41.0])
+
+
 def test_an_attack_that_does_not_run_still_has_its_ceiling_and_batches_follow_one_another():
     refused = record([], verdict="not attempted", details=ceiling(12.0, 13.0))
     found = limits_of(INPUTS, [refused, record([5.0, 6.0], seed=1, details=ceiling(14.0, 15.0))])

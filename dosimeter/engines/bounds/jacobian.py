@@ -64,6 +64,16 @@ class Jacobian:
                 self.separable = False
         return torch.stack([_flat(self.forward(sample, point, direction)) for direction in directions])
 
+    def pushed(self, sample: int, points: Tensor, directions: Tensor) -> Tensor:
+        """J v with each of `points` (n, *shape) as the sample, for its own v of `directions` (n, *shape): (n, entries)."""
+        if self.separable:
+            try:
+                sent = self._own_part(sample)
+                return vmap(lambda point, direction: _flat(jvp(sent, (point,), (direction,))[1]))(points, directions).detach()
+            except (RuntimeError, NotImplementedError):
+                self.separable = False
+        return torch.stack([_flat(self.forward(sample, point, direction)) for point, direction in zip(points, directions)])
+
     def _normal_together(self, sample: int, points: Tensor, directions: Tensor) -> Tensor:
         """All inputs in one pass, where the update is a mean of terms of single samples."""
         sent = self._own_part(sample)

@@ -7,6 +7,7 @@ import math
 from dataclasses import replace
 
 import torch
+from scipy.stats import f as fisher
 from torch import Generator, Tensor, nn
 
 from dosimeter.client.losses import OwnLoss
@@ -28,6 +29,10 @@ from dosimeter.types import Batch, Refused
 LARGEST_JACOBIAN = 2**25  # entries of the whole Jacobian, held in memory at one time
 PROVING_POINTS = 16  # draws of the prior from which on their scatter says how far their mean may be off
 NOISE_TELLS = "The size of the noise follows the update, and what that size tells is not counted."
+STEP_DRAWS = 64  # of the prior, between which the update may move more than its slopes explain
+STEP_DOUBT = 1e-3  # the chance that a linear update seems to
+NO_VARIANCE = 1e-3  # of the whole update, in units of its noise: so little moves no bound
+DRAWS_AT_ONCE = 8
 GROUPS = 4  # of the draws, of which the jackknife leaves out one at a time where Lanczos estimates the trace
 
 
@@ -92,6 +97,26 @@ class PixelProblem:
         groups = [torch.arange(len(places)) % GROUPS != left_out for left_out in range(GROUPS)]
         squared, spread = jackknife(whole.squared, [error(places[kept]).squared for kept in groups])
         return replace(whole, squared=min(squared, whole.squared), spread=math.hypot(whole.spread, spread))
+
+    def hides_steps(self, sample: int, rng: Generator) -> bool:
+        """Whether the update moves more between inputs of the prior than its slopes there explain, as steep units make it.
+
+        The Poincaré inequality of a Gaussian (Chernoff, "A note on an inequality involving the normal distribution", Annals of Probability
+        1981): the variance of each entry u is at most E (∇u · z)², with z drawn from the prior around zero. Where it looks larger, draws of
+        the slopes missed the steep places, and with them information.
+        """
+        shape = self.inputs.shape[1:]
+        points = from_pixels(self.prior.draw(STEP_DRAWS, rng).reshape(-1, *shape), self.normalization).to(self.inputs)
+        away = (self.slope * (self.prior.draw(STEP_DRAWS, rng) - self.prior.mean)).to(self.inputs).reshape(-1, *shape)
+        origin = self.jacobian.sent(sample, points[:1])  # (1, entries)
+        total, squared, explained = (torch.zeros_like(origin[0]) for _ in range(3))
+        for piece, directions in zip(points.split(DRAWS_AT_ONCE), away.split(DRAWS_AT_ONCE)):
+            explained += self.jacobian.pushed(sample, piece, directions).square().sum(0)
+            moved = self.jacobian.sent(sample, piece) - origin
+            total, squared = total + moved.sum(0), squared + moved.square().sum(0)
+        variance, explained = (squared - total.square() / STEP_DRAWS) / (STEP_DRAWS - 1), explained / STEP_DRAWS
+        largest_ratio = float(fisher.isf(STEP_DOUBT / len(variance), STEP_DRAWS - 1, STEP_DRAWS))
+        return bool((variance > (largest_ratio * explained).clamp(min=NO_VARIANCE / len(variance))).any())
 
     @property
     def is_small(self) -> bool:
