@@ -274,11 +274,21 @@ def _why_no_ceiling(record: Record, _: str) -> str:
 
 
 def caveat(condition: AnyCondition, records: Sequence[Record]) -> str:
-    """A sentence where a tested condition is not met and attacks on its surface were under-optimised; else an empty text."""
+    """A sentence where a tested condition is not met, but ceilings are estimates or attacks were under-optimised; else an empty text."""
     if condition.failure(records) or condition.why_untested(records):
         return ""
+    if isinstance(condition, Condition) and condition.metric == CEILING:
+        return _estimates(condition, records)
     surfaces = surface_names() if condition.surface is None else [condition.surface]
     short = dict.fromkeys(
         record.method for record in records if record.surface in surfaces and record.surface != UTILITY and is_under_optimised(record)
     )
     return f"not failed on {condition}, but {', '.join(short)} under-optimised: more steps may show more" if short else ""
+
+
+def _estimates(condition: Condition, records: Sequence[Record]) -> str:
+    """A sentence on the bounds whose ceilings are no theorems; "" where all are."""
+    held = [record.details[CEILING].get("bounds") for record in records if condition.value(record) is not None]
+    facts = [facts for bounds in held if isinstance(bounds, dict) and isinstance(facts := bounds.get(condition.statistic), dict)]
+    guessed = dict.fromkeys(str(fact.get("bound")) for fact in facts if fact.get("proved") is not True)
+    return f"not failed on {condition}, but the ceiling of {', '.join(guessed)} is an estimate: an attacker may exceed it" if guessed else ""

@@ -247,6 +247,17 @@ def test_a_verdict_that_does_not_exist_is_refused(text):
         parse_condition(text)
 
 
+def test_a_pass_on_an_estimated_ceiling_says_so():
+    def bounded(proved):
+        bounds = {"psnr": {"bound": "van_trees", "proved": proved}}
+        return [dataclasses.replace(record(psnr=[9.0]), details={"ceiling": {"psnr": [12.0], "bounds": bounds}})]
+
+    condition = parse_condition("inputs.ceiling.psnr > 20")
+    assert caveat(condition, bounded(True)) == ""
+    assert "the ceiling of van_trees is an estimate" in caveat(condition, bounded(False))
+    assert caveat(parse_condition("inputs.ceiling.psnr > 10"), bounded(False)) == ""
+
+
 def test_a_ceiling_is_a_condition_and_untested_where_no_record_has_one():
     condition = parse_condition("inputs.ceiling.psnr > 20")
     assert str(condition) == "inputs.ceiling.psnr > 20"
