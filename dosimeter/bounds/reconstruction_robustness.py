@@ -63,7 +63,9 @@ class ReconstructionRobustness(Bound):
             proved=True,
             assumptions=(
                 f"Without the update, an attacker succeeds with probability {self.chance:g}.",
-                "The attacker knows all other samples." if unit == "sample" else "The whole batch counts as one secret.",
+                "The attacker knows all other samples, which tell nothing of this one."
+                if unit == "sample"
+                else "The whole batch counts as one secret.",
                 f"The update is sent {self.steps} times, and nothing else about the sample is sent.",
             ),
             details={

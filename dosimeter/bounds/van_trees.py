@@ -82,7 +82,7 @@ class VanTrees(Bound):
             values=torch.tensor([error.psnr() for error in found], dtype=torch.float64),
             proved=proves and not steep,
             assumptions=(
-                "Inputs are drawn from a Gaussian with the mean and covariance of the auxiliary samples.",
+                "Inputs are drawn independently of one another, from a Gaussian with the mean and covariance of the auxiliary samples.",
                 "The attacker knows the labels, the other samples and the noise.",
                 "The value limits the mean squared error over inputs and noise; a single guess may be luckier.",
                 _average_words(count),

@@ -291,4 +291,6 @@ def _estimates(condition: Condition, records: Sequence[Record]) -> str:
     held = [record.details[CEILING].get("bounds") for record in records if condition.value(record) is not None]
     facts = [facts for bounds in held if isinstance(bounds, dict) and isinstance(facts := bounds.get(condition.statistic), dict)]
     guessed = dict.fromkeys(str(fact.get("bound")) for fact in facts if fact.get("proved") is not True)
-    return f"not failed on {condition}, but the ceiling of {', '.join(guessed)} is an estimate: an attacker may exceed it" if guessed else ""
+    return (
+        f"not failed on {condition}, but the ceiling of {', '.join(guessed)} is an estimate: an attacker may exceed it" if guessed else ""
+    )
