@@ -11,13 +11,15 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.func import grad, jvp, vjp, vmap
 
-from dosimeter.client.gradients import per_sample_gradients
+from dosimeter.client.gradients import functional_gradient, per_sample_gradients
+from dosimeter.client.training import Replayable
 from dosimeter.interfaces import Client, Mechanism
 from dosimeter.network.copies import deep_copy
 from dosimeter.network.probing import copied_buffers, forward
 from dosimeter.types import Refused, Update
 
 VALUES_AT_ONCE = 2**26  # of per-sample gradients held in memory at one time
+ENTRIES_AT_ONCE = 2**24  # of updates pushed forward, with what each local step holds beside them
 LARGEST_MISFIT = 1e-6  # relative, in float64; rounding stays far below
 
 
@@ -30,6 +32,7 @@ class Jacobian:
     def __init__(self, mechanism: Mechanism) -> None:
         self.mechanism = mechanism
         self.separable = mechanism.client.training.sample_term({}) is not None and _is_mean_over_samples(mechanism.client)
+        self.replayed = isinstance(mechanism.client.training, Replayable)
 
     def normal(self, sample: int, points: Tensor, directions: Tensor) -> Tensor:
         """Jᵀ J v for the sample with each of the inputs `points` (n, *shape), and v in `directions` (n, *shape).
@@ -55,24 +58,26 @@ class Jacobian:
 
     def columns(self, sample: int, point: Tensor, directions: Tensor) -> Tensor:
         """J v for v in `directions` (n, *shape), every layer in one row: (n, entries)."""
-        point, directions = point.detach(), directions.to(point)
-        if self.separable:
-            try:
-                sent = self._own_part(sample)
-                return vmap(lambda direction: _flat(jvp(sent, (point,), (direction,))[1]))(directions).detach()
-            except (RuntimeError, NotImplementedError):
-                self.separable = False
-        return torch.stack([_flat(self.forward(sample, point, direction)) for direction in directions])
+        return self.pushed(sample, point.expand(len(directions), *point.shape), directions)
 
     def pushed(self, sample: int, points: Tensor, directions: Tensor) -> Tensor:
         """J v with each of `points` (n, *shape) as the sample, for its own v of `directions` (n, *shape): (n, entries)."""
+        points, directions = points.detach(), directions.to(points)
         if self.separable:
             try:
-                sent = self._own_part(sample)
-                return vmap(lambda point, direction: _flat(jvp(sent, (point,), (direction,))[1]))(points, directions).detach()
-            except (RuntimeError, NotImplementedError):
+                return self._pushed_together(self._own_part(sample), points, directions)
+            except (RuntimeError, NotImplementedError):  # an operation of the model that cannot be batched or pushed forward
                 self.separable = False
+        if self.replayed:
+            try:
+                return self._pushed_together(self._replay(sample), points, directions)
+            except (RuntimeError, NotImplementedError):
+                self.replayed = False
         return torch.stack([_flat(self.forward(sample, point, direction)) for point, direction in zip(points, directions)])
+
+    def _pushed_together(self, sent: Callable[[Tensor], Update], points: Tensor, directions: Tensor) -> Tensor:
+        size = max(1, ENTRIES_AT_ONCE // max(1, self.entries))
+        return vmap(lambda point, direction: _flat(jvp(sent, (point,), (direction,))[1]), chunk_size=size)(points, directions).detach()
 
     def _normal_together(self, sample: int, points: Tensor, directions: Tensor) -> Tensor:
         """All inputs in one pass, where the update is a mean of terms of single samples."""
@@ -106,6 +111,19 @@ class Jacobian:
 
         def sent(point: Tensor) -> Update:
             return self._sent({name: others[name] + change for name, change in term(point).items()})
+
+        return sent
+
+    def _replay(self, sample: int) -> Callable[[Tensor], Update]:
+        """What is sent as a pure function of one sample's input, where the training is made of gradients of the whole batch."""
+        client = self.mechanism.client
+        training, gradient, inputs = client.training, functional_gradient(client.model, client.loss), client.batch.inputs
+        assert isinstance(training, Replayable)
+        parameters = {name: p.detach() for name, p in client.model.named_parameters() if p.requires_grad}
+
+        def sent(point: Tensor) -> Update:
+            together = torch.cat((inputs[:sample], point[None], inputs[sample + 1 :]))
+            return self._sent(training.replay(gradient, parameters, copied_buffers(client.model), together, client.batch.targets))
 
         return sent
 
