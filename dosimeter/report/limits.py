@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from dosimeter.numbers import THIN, percent, plain, power_of_ten, significant
+from dosimeter.numbers import THIN, percent, power_of_ten, significant
 from dosimeter.report.plots import HEIGHT, Scale, Tick, level_text, round_step
 from dosimeter.report.scores import score
 from dosimeter.report.words import enumeration, higher_is_better, is_share, metric_name
@@ -95,10 +95,10 @@ def limits_sentence(limits: Limits) -> str:
             f"{figures}: the attack is {score(-gap, metric)} better. The ceiling is a mean over inputs like the auxiliary samples, "
             "and these samples are easier."
         )
+    if limits.closed:
+        return f"Nothing is left to find{'' if is_share(metric) else f', within {CLOSED_DB:g}{THIN}dB'}: {figures}."
     if gap < 0 and is_share(metric):
         return f"{figures}: the ceiling is a mean over the noise, about which one batch scatters."
-    if limits.closed:
-        return f"Nothing is left to find, within {CLOSED_DB:g}{THIN}dB: {figures}."
     return f"A better attack may gain {score(gap, metric)}: {figures}."
 
 
@@ -137,7 +137,7 @@ def exposure_sentence(limits: Limits) -> str:
     if len(limits.bits) < 2:
         return ""
     ranked = sorted(range(len(limits.bits)), key=lambda place: -limits.bits[place])
-    said = [f"sample {place + 1} ({plain(limits.bits[place], 0)} bits)" for place in ranked]
+    said = [f"sample {place + 1} ({significant(limits.bits[place])} bits)" for place in ranked]
     first, last = said[: min(MOST_RANKED, len(said) - 1)], said[-1]
     return f"By mutual information, as if the update were linear, it tells most of {', then '.join(first)}, and least of {last}."
 

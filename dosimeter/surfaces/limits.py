@@ -15,6 +15,7 @@ from dosimeter.types import Record
 CEILING = "ceiling"  # what a record holds by metric under this name of its details
 PROVED = "proved_samples"  # which of its scores are proved from the update alone
 CLOSED_DB = 1.0  # between a PSNR and its ceiling: the question counts as closed
+CLOSED_SHARE = 0.005  # between a share and its ceiling: both are printed alike
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +54,7 @@ class Limits:
             return True
         if self.gap is None or any(value is None for value in self.shown):
             return False
-        return abs(self.gap) <= (CLOSED_DB if self._in_decibels else 1e-9)
+        return abs(self.gap) <= (CLOSED_DB if self._in_decibels else CLOSED_SHARE if self.bound else 1e-9)
 
     @property
     def tells(self) -> bool:

@@ -38,6 +38,8 @@ def test_a_huge_ceiling_does_not_squeeze_the_rest():
         ({"proved": [12.0, 14.0]}, "Nothing is left to find: each of 2 values is proved"),
         (TOKENS | {"proved": [1.0], "shown": [1.0]}, "in the set of tokens: all of it"),
         (TOKENS | {"proved": [0.9], "shown": [0.9]}, "the rest leaves no trace"),
+        ({"metric": "insacc", "shown": [1.0], "proved": [None], "ceiling": [0.998]}, "Nothing is left to find: dlg reaches"),
+        ({"metric": "insacc", "shown": [1.0], "proved": [None], "ceiling": [0.9]}, "about which one batch scatters"),
         ({"shown": [25.0, 25.0]}, "these samples are easier"),
         ({"shown": [None, None]}, "Nothing came back"),
         ({"ceiling": [None, None], "bound": "", "refusals": ("needs noise",)}, "No ceiling is known here: needs noise."),

@@ -45,6 +45,8 @@ def test_squared_errors_are_averaged_not_decibels():
 
 def test_a_method_at_the_ceiling_closes_the_question_and_a_miss_leaves_it_open():
     assert limits_of(INPUTS, [record([19.5, 19.6], details=ceiling(20.0, 20.0))]).closed
+    tokens = record([0.999], surface="tokens", metric="token_f1")
+    assert not limits_of(surface_named("tokens"), [tokens]).closed, "without a bound only all of it is all of it"
     assert not limits_of(INPUTS, [record([19.5, None], details=ceiling(20.0, 20.0))]).closed
 
 
