@@ -12,7 +12,7 @@ from typing import Any
 
 import dosimeter as dm
 
-NOT_PART = ("--record", "--out")  # options that name files, and change no number
+NOT_PART = ("--record", "--out", "--place")  # options that name files, and change no number
 
 
 def write_measurement(

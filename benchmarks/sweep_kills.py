@@ -9,7 +9,9 @@ the driver, and the same command finishes the sweep. All records must be there, 
 from __future__ import annotations
 
 import argparse
+import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -83,28 +85,43 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=0, help="the first of five")
     parser.add_argument("--engines", nargs="*", default=list(ENGINES), choices=list(ENGINES))
+    parser.add_argument("--place", type=Path, help="keeps the folders, so that a benchmark that is cut goes on with the next sweep")
     parser.add_argument("--record", type=Path)
     options = parser.parse_args()
-    rows, first = [], None
-    with tempfile.TemporaryDirectory() as place:
-        file = Path(place) / "sweep.toml"
-        file.write_text(SWEEP.format(seeds=", ".join(str(options.seed + k) for k in range(5))), encoding="utf-8")
-        for kills in (False, True):
-            for engine in options.engines:
-                folder = Path(place) / f"{engine} {kills}"
-                command = [sys.executable, "-m", "dosimeter", "sweep", str(file), "--out", str(folder), "--workers", "2", *ENGINES[engine]]
-                seconds = sweep(command, engine, folder, kills)
-                found = values(folder)
-                first = first or found
-                differing = sum(found.get(cell) != value for cell, value in first.items())
-                kind = "a worker and the driver" if kills else "nobody"
-                rows.append([engine, kind, len(found), len({key for key, *_ in found.values()}), differing, round(seconds, 1)])
-                sys.stdout.write("{}, killed: {}: {} records, {} distinct, {} differ, {} s\n".format(*rows[-1]))
-                sys.stdout.flush()
+    with tempfile.TemporaryDirectory() as temporary:
+        place = options.place or Path(temporary)
+        place.mkdir(parents=True, exist_ok=True)
+        rows = run_sweeps(place, options.engines, options.seed)
     if options.record:
         seeds = f"{options.seed} to {options.seed + 4}"
         columns = ["two workers on", "killed", "records", "distinct", "other values than the first row's", "time [s]"]
         write_measurement(options.record, seeds, columns, rows, [])
+
+
+def run_sweeps(place: Path, engines: list[str], seed: int) -> list[list[Any]]:
+    """A row a sweep. Those in the place's `rows.jsonl` are done; what is left of a sweep that was cut is begun anew."""
+    file, done = place / "sweep.toml", place / "rows.jsonl"
+    file.write_text(SWEEP.format(seeds=", ".join(str(seed + k) for k in range(5))), encoding="utf-8")
+    rows = [json.loads(line) for line in done.read_text(encoding="utf-8").splitlines()] if done.exists() else []
+    first = None
+    for kills in (False, True):
+        for engine in engines:
+            folder, kind = place / f"{engine} {kills}", "a worker and the driver" if kills else "nobody"
+            known, seconds = next((row for row in rows if row[:2] == [engine, kind]), None), 0.0
+            if known is None:
+                shutil.rmtree(folder, ignore_errors=True)
+                command = [sys.executable, "-m", "dosimeter", "sweep", str(file), "--out", str(folder), "--workers", "2", *ENGINES[engine]]
+                seconds = sweep(command, engine, folder, kills)
+            found = values(folder)
+            first = first or found
+            if known is None:
+                differing = sum(found.get(cell) != value for cell, value in first.items())
+                rows.append([engine, kind, len(found), len({key for key, *_ in found.values()}), differing, round(seconds, 1)])
+                with done.open("a", encoding="utf-8") as lines:
+                    lines.write(json.dumps(rows[-1]) + "\n")
+            sys.stdout.write("{}, killed: {}: {} records, {} distinct, {} differ, {} s\n".format(*(known or rows[-1])))
+            sys.stdout.flush()
+    return rows
 
 
 if __name__ == "__main__":
