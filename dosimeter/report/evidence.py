@@ -66,7 +66,20 @@ class Exhibit:
 def exhibits(found: Sequence[Finding], records: Sequence[Record]) -> list[Exhibit]:
     """One exhibit a surface with evidence: what leaked first, and among them what is closest to the sample itself."""
     shown = [exhibit for finding in found if (exhibit := _exhibit(finding, records))]
-    return sorted(shown, key=lambda one: (one.finding.state not in LEAK_STATES, -surface_named(one.finding.surface).position))
+    return _premises_once(
+        sorted(shown, key=lambda one: (one.finding.state not in LEAK_STATES, -surface_named(one.finding.surface).position))
+    )
+
+
+def _premises_once(shown: Sequence[Exhibit]) -> list[Exhibit]:
+    """The exhibits, where the premises of a proof that an exhibit before them has are named after its surface."""
+    first: dict[str, str] = {}
+    once = []
+    for one in shown:
+        surface = first.setdefault(one.finding.premises, one.finding.surface)
+        same = replace(one.finding, premises=f"what is proved takes for granted the same as for {surface}")
+        once.append(replace(one, finding=same) if one.finding.premises and surface != one.finding.surface else one)
+    return once
 
 
 def pieces_of(record: Record) -> list[Piece]:

@@ -167,3 +167,15 @@ def test_a_text_stands_beside_the_score_of_its_own_metric(make_record):
         ("Sample 1", "ROUGE-1 50\u202f%"),
     ]
     assert shown.note == "what leaked most of 2 samples"
+
+
+def test_premises_that_two_surfaces_share_stand_once(make_record):
+    premises = {"certified": True, "premises": ["one gradient", "no defense"]}
+    records = [
+        make_record("labels", "subspace", metrics={"insacc": [1.0]}, verdict="leaked", details=premises, evidence=[LABELS]),
+        make_record("features", "subspace", metrics={"feature_error": [0.0]}, verdict="leaked", details=premises, evidence=[LABELS]),
+    ]
+    page = render(records)
+    top = page[: page.index("In plain words")]
+    assert top.count("takes for granted: one gradient; no defense.") == 1
+    assert "What is proved takes for granted the same as for features." in top
