@@ -43,6 +43,11 @@ class OptionError(ValueError):
         return OptionError(f"{prefix}{separator}{self.path}", self.problem)
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of what an error says; its kind where it says nothing."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
 Builder = Callable[[Any, Any, str], Any]  # annotation, value, path -> what a table or a name describes, or the value as it is
 
 

@@ -172,7 +172,7 @@ def noted(error):
         (TypeError("bad"), 70, "an internal error"),
         (MemoryError(), 2, "out of memory"),
         (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 1"), 2, "out of memory"),
-        (noted(RuntimeError("shapes\nand kernels")), 2, "the model failed in a forward pass: shapes\n"),
+        (noted(RuntimeError("shapes\nand kernels")), 2, "the model failed in a pass through it: shapes\n"),
         (RecursionError("maximum recursion depth exceeded"), 2, "nested too deeply"),
         (OSError(28, "No space left on device", "out/records.jsonl"), 2, "out/records.jsonl: No space left on device"),
         (ValueError("two\nlines \x1b[31m"), 2, "dosimeter: two lines [31m\n"),

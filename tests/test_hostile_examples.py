@@ -174,3 +174,69 @@ def test_a_gzip_within_its_bounds_is_all_that_is_unpacked(tmp_path, capsys):
             stream.write(bytes(2**24))
     path.write_bytes(packed.getvalue())
     assert "images" in said(["run", *QUICK, f"data={path}"], capsys)
+
+
+class Own(nn.Module):
+    """A classifier of 48 numbers that a case changes."""
+
+    def __init__(self, change=None):
+        super().__init__()
+        self.net, self.change = nn.Sequential(nn.Flatten(), nn.Linear(48, 8), nn.ReLU(), nn.Linear(8, 5)), change
+
+    def forward(self, inputs):
+        logits = self.net(inputs)
+        return logits if self.change is None else self.change(logits)
+
+
+class Uncopied(Own):
+    def __deepcopy__(self, memo):
+        raise KeyError
+
+
+def with_sparse_weight() -> nn.Module:
+    model = Own()
+    model.net[1].weight = nn.Parameter(model.net[1].weight.detach().to_sparse())
+    return model
+
+
+def with_failing_hook() -> nn.Module:
+    model = Own()
+    model.net[3].register_full_backward_hook(lambda *_: 1 / 0)
+    return model
+
+
+def silent_failure(_):
+    raise RuntimeError
+
+
+@pytest.mark.parametrize("inspects", [True, False])
+@pytest.mark.parametrize(("build", "words"), [(Uncopied, "cannot be copied: KeyError"), (with_sparse_weight, "sparse|cannot be copied")])
+def test_a_model_that_cannot_be_copied_is_refused(build, words, inspects):
+    batch = dm.Batch(torch.rand(4, 3, 4, 4), torch.arange(4))
+    with pytest.raises(ValueError, match=words):
+        dm.inspect(build(), batch=batch) if inspects else dm.observe(build(), batch)
+    with pytest.raises(ValueError, match="cannot be copied"):
+        dm.attack("gradfilt", targets=(3,)).tamper(build())
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        (with_failing_hook(), "its own code failed .ZeroDivisionError"),
+        (Own(silent_failure), "RuntimeError"),
+        (Own(lambda logits: logits[:, None]), "cannot be trained on this batch"),
+    ],
+)
+def test_a_model_that_fails_in_training_is_refused(model, words):
+    batch = dm.Batch(torch.rand(4, 3, 4, 4), torch.arange(4))
+    for call in (dm.observe, dm.audit):
+        with pytest.raises(ValueError, match=words):
+            call(model, batch)
+
+
+def test_a_parametrized_layer_is_no_inserted_one():
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = Own()
+        nn.utils.parametrizations.weight_norm(model.net[1])
+        assert not dm.inspect(model, batch=dm.Batch(torch.rand(4, 3, 4, 4), torch.arange(4))).suspicious

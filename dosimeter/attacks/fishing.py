@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -15,6 +14,7 @@ from dosimeter.client.losses import CrossEntropy
 from dosimeter.engines.counting.counts import estimate_of
 from dosimeter.engines.sample_share import takes_local_steps
 from dosimeter.interfaces import ActiveAttack, Exposure
+from dosimeter.network.copies import deep_copy
 from dosimeter.network.head import Head, find_head
 from dosimeter.network.input_shape import find_head_name, find_input_shape
 from dosimeter.options import FiniteFloat, NonNegativeInt, PositiveFloat, PositiveInt, mismatch
@@ -109,7 +109,7 @@ class Fishing(ActiveAttack):
         others[self.target] = -1.0  # p − y of every sample that passed
         mean = -factor * head.weight_gradient[self.target]
         update[prefix + "weight"], update[prefix + "bias"] = torch.outer(others, mean), others
-        model = copy.deepcopy(exposure.model)
+        model = deep_copy(exposure.model)
         with torch.no_grad():
             model.get_parameter(prefix + "weight").div_(strength)
             model.get_parameter(prefix + "bias")[self.target] = -SHUT_OUT
@@ -117,7 +117,7 @@ class Fishing(ActiveAttack):
         return replace(exposure, model=model, update=update, public=public)
 
     def _with_head(self, model: nn.Module, name: str, cutoff: float | None) -> nn.Module:
-        model = copy.deepcopy(model)
+        model = deep_copy(model)
         layer = model.get_submodule(name)
         own = dict(layer.named_parameters(recurse=False))
         assert isinstance(layer.weight, Tensor)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -13,6 +12,7 @@ from dosimeter.attacks.inverting_gradients import InvertingGradients
 from dosimeter.client.training import MeanOfClients
 from dosimeter.interfaces import ActiveAttack, Exposure
 from dosimeter.labels.idlg import IDLG
+from dosimeter.network.copies import deep_copy
 from dosimeter.network.input_shape import find_head_name, find_input_shape
 from dosimeter.network.per_client import PerClient, silence
 from dosimeter.options import NonNegativeInt, PositiveFloat, PositiveInt
@@ -54,7 +54,7 @@ class ModelInconsistency(ActiveAttack):
         before = [name for name in named if name != head]
         for silenced in (before[-1:], before):
             if silenced and _is_dead(silence(model, tuple(silenced)), head, shape):
-                return PerClient(copy.deepcopy(model), self.target, tuple(silenced)).train(model.training)
+                return PerClient(deep_copy(model), self.target, tuple(silenced)).train(model.training)
         raise Refused("model_inconsistency kills the features by ReLUs; this model's features stay alive with dead layers before them")
 
     def isolate(self, exposure: Exposure) -> Exposure:
@@ -89,7 +89,7 @@ class ModelInconsistency(ActiveAttack):
 
 def _is_dead(model: nn.Module, head: str, shape: tuple[int, ...]) -> bool:
     """Whether the model sends no gradient but that of the head's bias, on inputs of noise."""
-    model = copy.deepcopy(model)
+    model = deep_copy(model)
     parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     first = next(iter(parameters.values()))
     probes = torch.randn(PROBES, *shape, generator=generator(0, "inconsistency probes")).to(first)

@@ -18,6 +18,7 @@ from dosimeter.artefacts import read_tensors, refuse_link, write_tensors
 from dosimeter.captures.capture import Capture, Facts, hash_of, read_facts, write_facts
 from dosimeter.files import check_path, open_regular, trusts_files
 from dosimeter.memory import require_memory
+from dosimeter.options import first_line
 
 KEY = "dosimeter_capture"  # of the facts in the file's metadata
 SUFFIX = ".safetensors"
@@ -96,7 +97,7 @@ def check_header(path: Path) -> dict[str, str]:
     except (ValueError, RecursionError) as error:
         if str(error).startswith(f"{path}: "):
             raise
-        raise ValueError(f"{path}: truncated, damaged or not a safetensors file: {str(error).splitlines()[0]}") from None
+        raise ValueError(f"{path}: truncated, damaged or not a safetensors file: {first_line(error)}") from None
     metadata = header.pop("__metadata__", {}) if isinstance(header, dict) else None
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()) or len(header) > MOST_TENSORS:
         raise ValueError(f"{path}: truncated, damaged or not a safetensors file")

@@ -15,7 +15,7 @@ from dosimeter.interfaces import Defense, Exposure, Loss
 from dosimeter.network.probing import output_of
 from dosimeter.network.token_inputs import are_tokens
 from dosimeter.normalization import input_bounds
-from dosimeter.options import check_value
+from dosimeter.options import check_value, first_line
 from dosimeter.types import Batch, NamedInputs, Normalization, Update
 
 CLASS_ID_TYPES = frozenset({torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8})
@@ -219,9 +219,8 @@ def output_shape(model: nn.Module, inputs: Tensor | NamedInputs) -> tuple[int, .
         with torch.random.fork_rng():
             output = output_of(model, inputs)
     except Exception as error:  # a user's model may fail in any way on inputs that do not fit
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         kind = ", ".join(inputs.tensors) if isinstance(inputs, NamedInputs) else str(inputs.dtype)
-        raise ValueError(f"model: cannot take {kind} inputs of shape {tuple(inputs.shape[1:])}: {reason}") from error
+        raise ValueError(f"model: cannot take {kind} inputs of shape {tuple(inputs.shape[1:])}: {first_line(error)}") from error
     plain = isinstance(output, Tensor) and output.layout == torch.strided and not output.is_nested
     if plain and output.device != inputs.device:
         raise ValueError(f"model: its outputs are on the device {output.device}, and its inputs on {inputs.device}")

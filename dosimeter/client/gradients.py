@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.func import grad, vmap
 
 from dosimeter.interfaces import Loss
-from dosimeter.network.probing import copied_buffers, forward
+from dosimeter.network.probing import copied_buffers, forward, own_code
 from dosimeter.types import NamedInputs, Refused, Update
 
 Gradient = Callable[[Update, dict[str, Tensor], Tensor, Tensor], Update]  # at parameters and buffers, of inputs and targets
@@ -24,9 +24,10 @@ def eager_gradient(model: nn.Module, loss: Loss, create_graph: bool) -> Gradient
             parameters = {name: parameter.detach().requires_grad_() for name, parameter in parameters.items()}
         with torch.enable_grad():
             value = loss(forward(model, (parameters, buffers), inputs), targets)
-            slopes = torch.autograd.grad(
-                value, list(parameters.values()), create_graph=create_graph, allow_unused=True, materialize_grads=True
-            )
+            with own_code():
+                slopes = torch.autograd.grad(
+                    value, list(parameters.values()), create_graph=create_graph, allow_unused=True, materialize_grads=True
+                )
         return dict(zip(parameters, slopes))
 
     return gradient

@@ -29,7 +29,7 @@ from dosimeter.network.leftovers import nothing_kept
 from dosimeter.network.model_state import copy_of
 from dosimeter.network.probing import OutputForm, join_inputs, join_outputs, output_of, raw_output
 from dosimeter.network.token_inputs import are_tokens, blank_of, tensors_of
-from dosimeter.options import check_value
+from dosimeter.options import check_value, first_line
 from dosimeter.precision import tf32
 from dosimeter.randomness import generator, global_seed, secret_of
 from dosimeter.registry import DEFENSES, TRAININGS
@@ -200,4 +200,4 @@ def _train(client: Client) -> Update:
     try:
         return training(model, client.batch.inputs, client.batch.targets, loss)
     except RuntimeError as error:
-        raise ValueError(f"model: cannot be trained on this batch: {str(error).strip().splitlines()[0]}") from error
+        raise ValueError(f"model: cannot be trained on this batch: {first_line(error)}") from error

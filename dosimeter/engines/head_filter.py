@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from abc import abstractmethod
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -15,6 +14,7 @@ from dosimeter.engines.counting.batch_size import declared_or_inferred
 from dosimeter.engines.counting.counts import estimate_of, nearest_counts, whole_number_confidence
 from dosimeter.engines.sample_share import takes_local_steps
 from dosimeter.interfaces import ActiveAttack, Exposure, Loss
+from dosimeter.network.copies import deep_copy
 from dosimeter.network.head import Head, find_head
 from dosimeter.network.input_shape import find_head_name, find_input_shape
 from dosimeter.network.probing import record_calls
@@ -93,7 +93,7 @@ def plant_filter(
     It controls the gradient at the features, ∇a = Wᵀ(p − y) (Eq. 5.9). A target sample has ∇a' = −α W_tᵀ (Eq. 5.10) and every other
     sample has 0, so the mean over the batch is that of the target samples (Eq. 5.11).
     """
-    model = copy.deepcopy(model)
+    model = deep_copy(model)
     layer = model.get_submodule(head)
     assert isinstance(layer.weight, Tensor)
     own = dict(layer.named_parameters(recurse=False))

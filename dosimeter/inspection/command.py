@@ -18,6 +18,7 @@ from dosimeter.models.loading import ModelConfig, load_model, load_weights
 from dosimeter.models.weight_files import TORCH_SUFFIXES
 from dosimeter.network.input_shape import find_input_shape
 from dosimeter.normalization import from_pixels
+from dosimeter.options import first_line
 from dosimeter.registry import MODELS, options_of
 from dosimeter.types import Batch, Normalization
 
@@ -37,8 +38,7 @@ def run_inspect(words: Sequence[str], *, reference: str | None = None, data: str
     except (ValueError, OSError):
         raise
     except Exception as error:  # whatever a stranger's model does
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else "no reason given"
-        raise ValueError(f"inspect: this model cannot be looked at: {type(error).__name__}: {reason}") from error
+        raise ValueError(f"inspect: this model cannot be looked at: {type(error).__name__}: {first_line(error)}") from error
     sys.stdout.write(json.dumps(_plain(found), ensure_ascii=False, indent=2) + "\n" if as_json else f"{found}\n")
     return 1 if found.suspicious else 0
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass, replace
 
 import torch
@@ -13,6 +12,7 @@ from torch.nn.parameter import is_lazy
 from dosimeter.client.checks import check_batch
 from dosimeter.inspection.acting_head import find_acting_head, logits_of
 from dosimeter.inspection.layer import LinearLayer, bare_layers, linear_layer
+from dosimeter.network.copies import deep_copy
 from dosimeter.network.head import locate_head
 from dosimeter.network.input_shape import find_input_shape
 from dosimeter.network.probing import as_taken, input_of, record_inputs
@@ -65,7 +65,7 @@ def receive_model(model: nn.Module, batch: Batch | None, reference: nn.Module | 
         )
     if reference is not None:
         check_weights(reference, "reference")
-    model = copy.deepcopy(model).eval()
+    model = deep_copy(model).eval()
     if next(model.parameters()).dtype in (torch.float16, torch.bfloat16):
         model = model.float()
         batch = None if batch is None else replace(batch, inputs=batch.inputs.float())
@@ -96,6 +96,8 @@ def check_weights(model: nn.Module, path: str) -> None:
     packed = [name for name, value in state.items() if not isinstance(value, Tensor) or value.is_quantized]
     if packed:
         raise ValueError(f"{path}: {packed[0]!r} is quantised to integers; inspect reads floating-point weights, before they are quantised")
+    if sparse := [name for name, value in state.items() if value.layout != torch.strided]:
+        raise ValueError(f"{path}: {sparse[0]!r} is a sparse tensor; inspect reads dense weights, as `to_dense` gives them")
     if empty := [name for name, value in state.items() if value.is_meta or is_lazy(value)]:
         raise ValueError(f"{path}: {empty[0]!r} has no values yet; load the weights first")
     broken = [name for name, value in state.items() if value.is_floating_point() and not torch.isfinite(value).all()]
@@ -123,7 +125,7 @@ def _after_whole_input(layer_inputs: list[tuple[str, nn.Module, Tensor]], inputs
     flat = inputs.flatten(1)
     layers = (linear_layer(name, module, x) for name, module, x in layer_inputs)
     whole = (i for i, layer in enumerate(layers) if layer and layer.received.shape == flat.shape and torch.equal(layer.received, flat))
-    owners = {layer.parameter.rpartition(".")[0] for layer in bare}
+    owners = {layer.parameter.rpartition(".")[0].partition(".parametrizations.")[0] for layer in bare}
     first = -1 if bare else next(whole, None)
     if first is None:
         return ()

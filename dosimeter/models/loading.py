@@ -11,9 +11,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from dosimeter.models.named_code import find_function, first_sentence, working_directory_last
+from dosimeter.models.named_code import find_function, working_directory_last
 from dosimeter.models.weight_files import read_tensors
-from dosimeter.options import NonNegativeInt, OptionError, check_fields
+from dosimeter.options import NonNegativeInt, OptionError, check_fields, first_line
 from dosimeter.randomness import generator
 from dosimeter.registry import MODELS
 
@@ -89,7 +89,7 @@ def _call(name: str, options: dict[str, Any]) -> nn.Module:
             model = function(**options)
         except Exception as error:
             given = ", ".join(f"{key}={value!r}" for key, value in options.items())
-            raise OptionError("model", f"{name} failed when called with ({given}): {first_sentence(error)}") from error
+            raise OptionError("model", f"{name} failed when called with ({given}): {first_line(error)}") from error
     if not isinstance(model, nn.Module):
         raise OptionError("model", f"{name} must return a torch.nn.Module, got {type(model).__name__}")
     return model

@@ -16,7 +16,7 @@ from typing import Any, get_type_hints
 
 from torch import nn
 
-from dosimeter.options import OptionError
+from dosimeter.options import OptionError, first_line
 
 NO_MODELS = frozenset({"torch", "numpy", "scipy", "safetensors", "pip", "setuptools", "pkg_resources", "pytest"})
 """Packages whose functions build no model. Some of them load, compile or run code that an option names."""
@@ -95,7 +95,7 @@ def _import(module_name: str) -> ModuleType:
         return importlib.import_module(module_name)
     except Exception as error:
         where = f"from the installed packages or {Path.cwd()}"
-        raise OptionError("model", f"cannot import {module_name!r} {where}: {first_sentence(error)}") from error
+        raise OptionError("model", f"cannot import {module_name!r} {where}: {first_line(error)}") from error
 
 
 def _origin(package: str) -> str:
@@ -129,8 +129,3 @@ def _promised(function: FunctionType) -> Any:
         return get_type_hints(function).get("return", object)
     except Exception:
         return object
-
-
-def first_sentence(error: BaseException) -> str:
-    text = str(error).strip()
-    return text.splitlines()[0] if text else type(error).__name__

@@ -6,11 +6,13 @@ import copy
 
 from torch import Tensor, nn
 
+from dosimeter.options import first_line
+
 
 def deep_copy(model: nn.Module) -> nn.Module:
     """A copy that shares nothing with the model. A tensor that a pass left as an attribute, as pruning's weight, is copied by value."""
     left = [value for module in model.modules() for value in vars(module).values() if isinstance(value, Tensor) and not value.is_leaf]
     try:
         return copy.deepcopy(model, {id(tensor): tensor.detach().clone() for tensor in left})
-    except (RuntimeError, TypeError) as error:
-        raise ValueError(f"model: cannot be copied: {str(error).strip().splitlines()[0]}") from error
+    except Exception as error:  # a module may copy itself in its own way, or hold what cannot be copied
+        raise ValueError(f"model: cannot be copied: {first_line(error)}") from error

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Iterator
 
 import torch
 from torch import nn
 
+from dosimeter.network.copies import deep_copy
 from dosimeter.network.head import locate_head
-from dosimeter.options import mismatch
+from dosimeter.options import first_line, mismatch
 from dosimeter.types import Refused
 
 SMALL_SIZES = (32, 28, 8, 64, 224, 16, 25, 96, 128)  # tried first, in this order
@@ -21,9 +21,11 @@ LARGEST = 299
 def find_input_shape(model: nn.Module) -> tuple[int, ...]:
     """The shape of one input. A network that pools globally takes any size: 224 behind a stem of 7x7 and more, else 32."""
     try:
-        ghost = copy.deepcopy(model).to("meta").eval()
-    except (NotImplementedError, RuntimeError) as error:
-        raise Refused(f"input_shape: cannot be found for this model ({error}); pass it, such as input_shape=(3, 32, 32)") from error
+        ghost = deep_copy(model).to("meta").eval()
+    except (RuntimeError, ValueError) as error:
+        raise Refused(
+            f"input_shape: cannot be found for this model ({first_line(error)}); pass it, such as input_shape=(3, 32, 32)"
+        ) from error
     for shape in _candidates(model):
         if _passes(ghost, shape):
             return shape

@@ -8,6 +8,8 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor, nn
 
+from dosimeter.network.copies import deep_copy
+
 DEAD = -1.0  # the bias of a layer whose weights are zero: a ReLU behind it neither answers nor has a slope
 
 
@@ -39,7 +41,7 @@ class PerClient(SentPerClient):
 
 def silence(model: nn.Module, layers: tuple[str, ...]) -> nn.Module:
     """A copy in which these layers answer `DEAD` to everything, or 0 without a bias."""
-    model = copy.deepcopy(model)
+    model = deep_copy(model)
     with torch.no_grad():
         for name in layers:
             for key, parameter in model.get_submodule(name).named_parameters(recurse=False):

@@ -24,7 +24,7 @@ from dosimeter.types import NamedInputs
 MOST_AT_ONCE = 256  # inputs of a forward pass without gradients
 HELD_AT_ONCE = 6  # activations of the largest size, a convolution's own copies included
 PASS_BYTES = 2**29  # of activations in such a pass; a fixed number, so that every machine computes the same bits
-FAILED_MODEL = "raised in a forward pass of the model"  # the note on an error
+FAILED_MODEL = "raised in a pass through the model"  # the note on an error
 PARTS = "_dosimeter_parts"  # attribute of a model that takes several tensors: their names and shapes
 OUTPUTS = "_dosimeter_outputs"  # attribute of a model whose loss takes all that it returns: an `OutputForm`
 OUTPUT_NAMES = ("logits", "out", "output", "outputs", "prediction", "predictions", "preds", "scores")  # of the tensor that a loss takes
@@ -75,13 +75,13 @@ def _run(model: nn.Module, tensors: Any, inputs: Any, **options: Any) -> Any:
     given: dict[str, Any] = {"args": (own,)}
     if isinstance(own, NamedInputs):
         given = {"args": tuple(own.tensors.values())} if own.by_place else {"args": (), "kwargs": own.tensors}
-    with _own_code():
+    with own_code():
         return functional_call(model, tensors, **given, **options)
 
 
 @contextmanager
-def _own_code() -> Iterator[None]:
-    """A model's own code may fail in any way, at any pass. What no caller knows becomes a ValueError; so does an end of the program."""
+def own_code() -> Iterator[None]:
+    """A model's own code may fail in any way, forward and backward. What no caller knows is a ValueError; so is an end of the program."""
     try:
         yield
     except (ValueError, TypeError, OverflowError, MemoryError):

@@ -184,8 +184,10 @@ def measure_accuracy(model: nn.Module, batch: Batch) -> float | None:
     if predicted.ndim > 2 and batch.targets.is_floating_point():
         return None
     if predicted.ndim > 2:  # one class at each place or position
-        counted = batch.targets >= 0
-        right = predicted.argmax(class_axis(tuple(predicted.shape), are_tokens(batch.inputs), batch.targets)) == batch.targets
+        classes = predicted.argmax(class_axis(tuple(predicted.shape), are_tokens(batch.inputs), batch.targets))
+        if classes.shape != batch.targets.shape:
+            return None  # targets of no such place, which the loss refuses
+        counted, right = batch.targets >= 0, classes == batch.targets
         return float(right[counted].float().mean())
     if batch.targets.is_floating_point() and batch.targets.ndim == 1:
         return None

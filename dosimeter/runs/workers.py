@@ -13,7 +13,7 @@ from typing import Any
 
 from dosimeter.config import construct
 from dosimeter.models.named_code import allow_code, allowed_modules, check_allowed, module_of
-from dosimeter.options import OptionError
+from dosimeter.options import OptionError, first_line
 from dosimeter.records import cell_path, check_cells_place
 from dosimeter.runs.sweep import Cell, Sweep, cells_of, pending, set_threads, spread, was_unprepared, work
 
@@ -136,8 +136,6 @@ class Ray:
                     try:
                         ray.get(result)
                     except Exception as error:  # a worker died; the next round does what it left
-                        _log.warning(
-                            "a worker ended: %s", str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-                        )
+                        _log.warning("a worker ended: %s", first_line(error))
         finally:
             ray.shutdown()

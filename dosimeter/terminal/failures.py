@@ -68,7 +68,7 @@ def _explain(error: BaseException, resumes: bool) -> tuple[str, int]:
     if isinstance(error, (ValueError, OSError)):
         return _text(error), BAD_INPUT
     if "torch" in sys.modules and _is_of_the_model(error):
-        return f"the model failed in a forward pass: {_text(error).splitlines()[0]}", BAD_INPUT
+        return f"the model failed in a pass through it: {_text(error).splitlines()[0]}", BAD_INPUT
     defect = f"an internal error, which is a defect of Dosimeter: {type(error).__name__}: {_text(error)}"
     return f"{defect}; --debug shows where; please report it", INTERNAL_ERROR
 

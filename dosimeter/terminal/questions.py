@@ -8,6 +8,7 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
+from dosimeter.options import first_line
 from dosimeter.report.frames import as_row
 from dosimeter.terminal.console import plain_console
 from dosimeter.types import Record
@@ -37,13 +38,13 @@ def answer(records: Sequence[Record], question: str) -> tuple[list[str], list[tu
             _fill(connection, "records", {name: _column_type(row.get(name) for row in rows) for name in names}, rows)
             _fill(connection, "samples", SAMPLE_COLUMNS, [dict(zip(SAMPLE_COLUMNS, one)) for one in _samples(records)])
         except duckdb.Error as error:
-            raise ValueError(f"DuckDB cannot hold these records in a table: {str(error).splitlines()[0]}") from None
+            raise ValueError(f"DuckDB cannot hold these records in a table: {first_line(error)}") from None
         try:
             found = connection.execute(question)
             columns = [column[0] for column in found.description] if found and found.description else []
             answers = found.fetchmany(MOST_ROWS + 1) if columns else []
         except duckdb.Error as error:
-            raise ValueError(f"DuckDB cannot answer: {str(error).splitlines()[0]}") from None
+            raise ValueError(f"DuckDB cannot answer: {first_line(error)}") from None
     if len(answers) > MOST_ROWS:
         raise ValueError(f"the answer has more than {MOST_ROWS:,} rows; a LIMIT or an aggregate makes it shorter")
     return columns, answers

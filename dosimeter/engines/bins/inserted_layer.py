@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
+from dosimeter.network.copies import deep_copy
 from dosimeter.normalization import to_pixels
 from dosimeter.options import PositiveFloat, mismatch
 from dosimeter.randomness import generator
@@ -88,7 +88,7 @@ def insert_layer(
             rows.weight[part] = (scale[:, None].to(like) * weight.to(like)).to(like)
             rows.bias[part] = (scale * (constant - edges[:-1])).to(like)
             position += count
-    return InsertedLayer(rows, copy.deepcopy(model), tuple(each), sparse).train(model.training)
+    return InsertedLayer(rows, deep_copy(model), tuple(each), sparse).train(model.training)
 
 
 def measure_moments(inputs: Tensor, normalization: Normalization) -> Moments:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 import math
 
 import torch
 from torch import Generator, Tensor, nn
 
+from dosimeter.network.copies import deep_copy
 from dosimeter.network.first_layer import receives_raw_input
 
 LAYER_STRENGTH = 0.01  # factor on an inserted layer's answers: small, so that the model still works
@@ -37,7 +37,7 @@ class TrapLayer(nn.Module):
 
 def plant_traps(model: nn.Module, input_shape: tuple[int, ...], rows: int, scale: float | None, expected: int, rng: Generator) -> nn.Module:
     """A copy of the model with trap rows and a zero bias in its first linear layer. A model that begins otherwise gets a layer inserted."""
-    model = copy.deepcopy(model)
+    model = deep_copy(model)
     name = find_first_linear(model, input_shape)
     size = math.prod(input_shape)
     like = next(model.parameters())

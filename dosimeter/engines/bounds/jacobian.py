@@ -16,6 +16,7 @@ from dosimeter.client.training import Replayable
 from dosimeter.interfaces import Client, Mechanism
 from dosimeter.network.copies import deep_copy
 from dosimeter.network.probing import copied_buffers, forward
+from dosimeter.options import first_line
 from dosimeter.types import Refused, Update
 
 VALUES_AT_ONCE = 2**26  # of per-sample gradients held in memory at one time
@@ -201,6 +202,5 @@ def _gradient(outputs: list[Tensor], point: Tensor, dual: list[Tensor], *, creat
             materialize_grads=True,
         )
     except (NotImplementedError, RuntimeError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise Refused(f"the update cannot be differentiated by the inputs: {reason}") from error
+        raise Refused(f"the update cannot be differentiated by the inputs: {first_line(error)}") from error
     return pulled

@@ -24,6 +24,7 @@ from dosimeter.engines.bounds.remaining_error import (
 from dosimeter.interfaces import Mechanism
 from dosimeter.network.copies import deep_copy
 from dosimeter.normalization import from_pixels, to_pixels
+from dosimeter.options import first_line
 from dosimeter.types import Batch, Refused
 
 LARGEST_JACOBIAN = 2**25  # entries of the whole Jacobian, held in memory at one time
@@ -154,5 +155,5 @@ def _in_double_precision(mechanism: Mechanism, bound: str) -> Mechanism:
     try:
         client.training(deep_copy(client.model), batch.inputs, batch.targets, loss)
     except RuntimeError as error:
-        raise Refused(f"{bound} computes in float64, which this model or loss does not take: {str(error).splitlines()[0]}") from error
+        raise Refused(f"{bound} computes in float64, which this model or loss does not take: {first_line(error)}") from error
     return replace(mechanism, client=client)

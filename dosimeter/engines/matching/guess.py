@@ -15,6 +15,7 @@ from dosimeter.files import readable_size
 from dosimeter.interfaces import Exposure
 from dosimeter.memory import spare_memory
 from dosimeter.normalization import input_bounds
+from dosimeter.options import first_line
 from dosimeter.types import LabelEstimate, Refused
 
 TILES = 4  # of a tiled start, along each side
@@ -83,8 +84,9 @@ def _check_guessed_targets(exposure: Exposure) -> None:
     try:
         loss(like.new_zeros(2, *output), like.new_full((2, *loss.target_shape(output)), 0.5))
     except RuntimeError as error:
-        line = str(error).strip().splitlines()[0]
-        raise Refused(f"the client's loss takes no targets that an attack makes up: {line}; pass the targets as labels=") from None
+        raise Refused(
+            f"the client's loss takes no targets that an attack makes up: {first_line(error)}; pass the targets as labels="
+        ) from None
 
 
 def guess_under(exposure: Exposure, size: int, targets: Tensor | None) -> Guess:
