@@ -12,6 +12,7 @@ import random
 import struct
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -167,7 +168,11 @@ def small_images() -> list[dict[str, bytes]]:
 def bombs() -> list[dict[str, bytes]]:
     large = io.BytesIO()
     Image.new("1", (9000, 9000)).save(large, "PNG")
-    return [{"a.png": large.getvalue()}, {"a.png": b""}, {"a.png": b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n"}]
+    tile = zlib.compress(bytes(40_000**2), 1)
+    tags = [(256, 16), (257, 16), (258, 8), (259, 8), (262, 1), (277, 1), (322, 40_000), (323, 40_000), (324, 134), (325, len(tile))]
+    entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags)
+    tiled = b"II*\0" + struct.pack("<IH", 8, len(tags)) + entries + bytes(4) + tile
+    return [{"a.tif": tiled}, {"a.png": large.getvalue()}, {"a.png": b""}, {"a.png": b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n"}]
 
 
 def small_folders() -> list[dict[str, bytes]]:
@@ -178,7 +183,8 @@ def small_folders() -> list[dict[str, bytes]]:
 
 def hostile_folders() -> list[dict[str, bytes]]:
     pictures = {"1.png": picture_bytes(), "2.png": picture_bytes()}
-    texts = [json.dumps([{"file": "1.png", "index": value}]) for value in (10**9, -1, 2**64, 1.5, "x", None, [], True)]
+    texts = [json.dumps([{"file": "1.png", "label": str(number)} for number in range(10**4)])]
+    texts += [json.dumps([{"file": "1.png", "index": value}]) for value in (10**9, -1, 2**64, 1.5, "x", None, [], True)]
     texts += ["[" * 10**5, "{}", "[]", "[1]", '[{"file": "../../etc/passwd", "index": 0}]', '[{"file": "1.png"}]', "null", "9" * 5000]
     return [{"manifest.json": text.encode(), **pictures} for text in texts]
 
@@ -224,6 +230,7 @@ def hostile_npz() -> list[dict[str, bytes]]:
     large = npz_bytes(True, images=np.zeros((270, 1000, 1000), np.uint8), labels=np.zeros(270, np.int64))
     objects = npz_bytes(images=np.array([{}], dtype=object), labels=LABELS)
     labels = [npz_bytes(images=PIXELS, labels=LABELS + value) for value in (2**31, 10**9, -1)]
+    labels.append(npz_bytes(True, images=PIXELS, labels=LABELS, class_names=np.full(6 * 10**7, "a")))
     return [{"set.npz": zip_bytes({"images.npy": data, "labels.npy": data})} for data in made] + [
         {"set.npz": data} for data in (large, objects, *labels)
     ]
@@ -516,7 +523,9 @@ def small_audits() -> list[dict[str, bytes]]:
 def hostile_tomls() -> list[dict[str, bytes]]:
     texts = [
         "a = " + "[" * 10**4,
-        "a." * 10**4 + "b = 1",
+        "a." * 10**5 + "b = 1",
+        '"\\"".' * 10**5 + "b = 1",
+        "a = {" + "b." * 10**5 + "c = 1}",
         "x = 1979-05-27",
         "[a]\n[a]",
         "\x00",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
 import tomllib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
@@ -23,6 +24,11 @@ Config = TypeVar("Config")
 DEEPEST_TABLE = 32  # tables or lists within one another
 MOST_BITS = 1024  # of a whole number; more than any float holds
 LONGEST_PATH = 80  # characters of an option's path in a message
+_TOKEN = re.compile(  # of TOML: what may stand between the dots of a key is a part; an unclosed text ends where the parser gives up
+    r""""{3}(?:[^\\]|\\.)*?(?:"{3,5}|\Z)|'{3}.*?(?:'{3,5}|\Z)|\#[^\n]*"""
+    r"""|(?P<part>"(?:[^"\\\n]|\\.)*"?|'[^'\n]*'?|[\w-]+)|(?P<dot>[ \t]*\.[ \t]*)|.""",
+    re.DOTALL,
+)
 
 
 class Surfaced(ABC):
@@ -234,6 +240,7 @@ def _parse_value(text: str) -> Any:
 
 
 def _parse_toml(text: str) -> dict[str, Any]:
+    _refuse_long_keys(text)
     try:
         return tomllib.loads(text)
     except RecursionError:
@@ -242,6 +249,15 @@ def _parse_toml(text: str) -> dict[str, Any]:
         raise
     except ValueError:  # a number of more digits than Python reads
         raise ValueError("not a TOML file: a number has more than 4,300 digits") from None
+
+
+def _refuse_long_keys(text: str) -> None:
+    """Refuse keys of more parts than tables may lie within one another: the parser's time and memory grow with their square."""
+    dots = 0
+    for token in _TOKEN.finditer(text):
+        dots = dots + 1 if token.lastgroup == "dot" else dots if token.lastgroup == "part" else 0
+        if dots >= DEEPEST_TABLE:
+            raise ValueError(f"not a TOML file: a key has more than {DEEPEST_TABLE} parts")
 
 
 def _refuse_odd_values(value: Any, path: str, depth: int = 0) -> None:

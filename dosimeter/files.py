@@ -17,7 +17,7 @@ UNPACKED_WITHOUT_QUESTION = 2**28  # bytes that any file may unpack to
 LARGEST_RATIO = 32  # of unpacked bytes to the bytes of a file; photographs and digits stay below it as float32 pixels
 LARGEST_CLASS_ID = 2**17 - 1  # ImageNet-21k has 21,841 classes
 LARGEST_PICTURE = 2**25  # pixels
-LARGEST_TEXT = 2**24  # bytes of a configuration
+LARGEST_TEXT = 2**20  # bytes of a configuration
 GZIP_MEMBER = 16 + zlib.MAX_WBITS  # zlib's word for one gzip member with header and checksum
 
 

@@ -6,15 +6,19 @@ import math
 import resource
 import struct
 import zipfile
+import zlib
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import nn
 
 import dosimeter as dm
 from dosimeter.cli import main
+from dosimeter.config import read_toml
+from dosimeter.data.load import load_images
 from dosimeter.models.weight_files import read_tensors
 
 QUICK = ("data=digits", "data.batch_size=2", "data.auxiliary=4", "labels=idlg")
@@ -240,3 +244,50 @@ def test_a_parametrized_layer_is_no_inserted_one():
         model = Own()
         nn.utils.parametrizations.weight_norm(model.net[1])
         assert not dm.inspect(model, batch=dm.Batch(torch.rand(4, 3, 4, 4), torch.arange(4))).suspicious
+
+
+@pytest.mark.parametrize(
+    "text", ["a." * 10**5 + "b = 1", '"a b".' * 10**4 + "b = 1", "a = {" + "b." * 10**5 + "c = 1}", "[" + "a." * 10**5 + "b]"]
+)
+def test_keys_of_many_parts_are_refused_before_the_parser_sees_them(tmp_path, capsys, text):
+    """Python's parser takes 38 GB for the first one."""
+    (tmp_path / "audit.toml").write_text(text)
+    assert "a key has more than 32 parts" in said(["audit", str(tmp_path / "audit.toml")], capsys)
+
+
+def test_dots_in_texts_comments_and_numbers_make_no_long_key(tmp_path):
+    (tmp_path / "a.toml").write_text(f"a = '{'x.' * 99}' # {'y.' * 99}\nb = [{'0.5,' * 99}]\nc = {chr(34) * 3}{'x.' * 99}{chr(34) * 3}\n")
+    assert read_toml(tmp_path / "a.toml")["b"] == [0.5] * 99
+
+
+def tiff(side: int, tile: int) -> bytes:
+    """A gray picture of `side` pixels in one tile of `tile` pixels."""
+    packed = zlib.compress(bytes(tile * tile), 1)
+    tags = [(256, side), (257, side), (258, 8), (259, 8), (262, 1), (277, 1), (322, tile), (323, tile), (324, 134), (325, len(packed))]
+    entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags)
+    return b"II*\0" + struct.pack("<IH", 8, len(tags)) + entries + bytes(4) + packed
+
+
+def test_a_tile_far_larger_than_its_picture_is_refused(tmp_path):
+    (tmp_path / "a.tif").write_bytes(tiff(16, 16))
+    assert load_images(tmp_path).images.shape == (1, 1, 16, 16)
+    (tmp_path / "a.tif").write_bytes(tiff(16, 8192))
+    with pytest.raises(ValueError, match="8192×8192 pixels are more than"):
+        load_images(tmp_path)
+
+
+def test_a_manifest_that_names_one_picture_many_times_unpacks_no_more_than_its_bytes_allow(tmp_path):
+    Image.new("L", (1000, 1000)).save(tmp_path / "a.png")
+    entries = [{"file": "a.png", "label": str(number)} for number in range(10**5)]
+    (tmp_path / "manifest.json").write_text(json.dumps(entries))
+    with pytest.raises(ValueError, match=r"unpack to .* are refused"):
+        load_images(tmp_path)
+    with pytest.raises(ValueError, match="100000 images of 1000 pixels needs about"):
+        load_images(tmp_path, size=1000)
+
+
+def test_class_names_without_number_are_refused(tmp_path):
+    names = np.full(10**6, "a")
+    np.savez_compressed(tmp_path / "a.npz", images=np.zeros((1, 4, 4), np.uint8), labels=np.zeros(1, int), class_names=names)
+    with pytest.raises(ValueError, match="class_names: expected class ids up to"):
+        load_images(tmp_path / "a.npz")

@@ -16,6 +16,7 @@ from dosimeter.files import check_picture
 from dosimeter.memory import require_memory
 
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM")  # Pillow runs other programs for some others
+TILE_SIDES = (322, 323)  # the tags TileWidth and TileLength of a TIFF
 LUMA = (0.299, 0.587, 0.114)  # ITU-R BT.601, what Pillow's grayscale conversion uses
 
 
@@ -46,11 +47,13 @@ def channels_first(array: np.ndarray, origin: object) -> np.ndarray:
 
 def decode(data: bytes, origin: object) -> Tensor:
     """An image file's bytes as (channels, H, W): upright, one channel where the file is gray, transparency dropped."""
-    from PIL import Image
+    from PIL import Image, TiffImagePlugin
 
     try:
         with warnings.catch_warnings(action="ignore"), Image.open(io.BytesIO(data), formats=FORMATS) as picture:
             check_picture(*picture.size)
+            if isinstance(picture, TiffImagePlugin.TiffImageFile):  # its tiles may be larger than the picture
+                check_picture(*(int(picture.tag_v2.get(side, 0)) for side in TILE_SIDES))
             return from_pillow(picture)
     except Exception as error:  # damaged bytes can fail in any way, deep inside a decoder
         raise ValueError(f"{origin}: cannot be read as an image; it is damaged, truncated or of another format ({error})") from None

@@ -17,7 +17,7 @@ from dosimeter.data.parts import VALIDATION, Part, own_parts, standard_part
 from dosimeter.data.pixels import channels_first, scale_pixels, square
 from dosimeter.data.readers.classes import class_ids, numeric_names
 from dosimeter.data.readers.zipped import open_archive, read_member
-from dosimeter.files import check_unpacked, size_of
+from dosimeter.files import check_class_id, check_unpacked, size_of
 
 SUFFIX = ".npy"
 PLAIN_KINDS = "biufU"  # booleans, numbers and text; a NumPy file can also hold pickled objects
@@ -32,7 +32,8 @@ def read_npz(path: Path, *, part: Part = "all", size: int | None = None) -> Imag
         pixels = [members[f"{prefix}images"] for prefix in prefixes if f"{prefix}images" in members]
         check_unpacked(4 * sum(member.file_size for member in pixels), size_of(path), path)  # as float32, at a byte each
         pairs = [_pair(archive, members, prefix, path, size) for prefix in prefixes]
-        names = _array(archive, members, "class_names", path).tolist() if "class_names" in members else None
+        named = _array(archive, members, "class_names", path) if "class_names" in members else np.empty(0)
+        check_class_id(named.size - 1, f"{path}: class_names")
     if len({tuple(images.shape[1:]) for images, _ in pairs}) > 1:
         raise ValueError(f"{path}: its parts {', '.join(found)} differ in image shape; ask for one part")
     labels = torch.cat([labels for _, labels in pairs])
@@ -40,7 +41,7 @@ def read_npz(path: Path, *, part: Part = "all", size: int | None = None) -> Imag
         name=path.stem,
         images=torch.cat([images for images, _ in pairs]) if len(pairs) > 1 else pairs[0][0],
         labels=labels,
-        class_names=tuple(map(str, names)) if isinstance(names, list) and names else numeric_names(labels),
+        class_names=tuple(map(str, named.tolist())) if named.ndim and named.size else numeric_names(labels),
         origin=str(path),
     )
     return images if found else standard_part(images, part)

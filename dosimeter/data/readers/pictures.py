@@ -15,7 +15,8 @@ from torch import Tensor
 from dosimeter.data.dataset import ImageSet
 from dosimeter.data.parts import VALIDATION, Part, own_parts, standard_part
 from dosimeter.data.pixels import convert_channels, decode, square
-from dosimeter.files import check_class_id, check_unpacked
+from dosimeter.files import check_class_id, check_unpacked, size_of
+from dosimeter.memory import UNKNOWN, require_memory
 from dosimeter.progress import advance
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm")
@@ -99,7 +100,8 @@ def _manifest_classes(entries: Sequence[dict[str, Any]], where: str) -> tuple[li
     classes: list[Any] = [entry.get("index", entry.get("label")) for entry in entries]
     if all(isinstance(value, str) for value in classes):
         class_names = sorted(set(classes))
-        return [class_names.index(value) for value in classes], tuple(class_names)
+        index = {name: position for position, name in enumerate(class_names)}
+        return [index[value] for value in classes], tuple(class_names)
     if not all(type(value) is int and value >= 0 for value in classes):
         raise ValueError(f"{where}: expected every 'index' or 'label' to be an integer of at least 0 (or every label a text)")
     check_class_id(max(classes), where)
@@ -109,13 +111,19 @@ def _manifest_classes(entries: Sequence[dict[str, Any]], where: str) -> tuple[li
 
 def _decode_pictures(files: Mapping[str, Callable[[], bytes]], labelled: _Labelled, origin: Path, size: int | None) -> ImageSet:
     pictures: list[Tensor] = []
+    counted: set[str] = set()  # a manifest may name a file many times
+    most = size_of(origin) if origin.is_file() else UNKNOWN  # members of an archive may share their bytes
     packed = unpacked = 0
     for position, name in enumerate(labelled.names):
         data = files[name]()
         picture = decode(data, f"{origin}: {name}")  # (channels, H, W)
         pictures.append(picture if size is None else square(picture, size))
-        packed, unpacked = packed + len(data), unpacked + (4 * picture.numel() if size is None else 0)
-        check_unpacked(unpacked, packed, origin)
+        if size is None:
+            packed, unpacked = packed + (0 if name in counted else len(data)), unpacked + 4 * picture.numel()
+            counted.add(name)
+            check_unpacked(unpacked, min(packed, most), origin)
+        elif not position:
+            require_memory(2 * 4 * pictures[0].numel() * len(labelled.names), f"{origin}: {len(labelled.names)} images of {size} pixels")
         advance(position + 1, len(labelled.names), f"reading {origin.name}")
     shapes = sorted({tuple(picture.shape[1:]) for picture in pictures})
     if len(shapes) > 1:
