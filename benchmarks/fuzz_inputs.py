@@ -199,6 +199,7 @@ def hostile_zips() -> list[dict[str, bytes]]:
     names = ("../x.png", "/x.png", "C:/x.png", "..\\x.png", ".", "", "a//b.png", "\x00.png", "a" * 300 + ".png", "manifest.json")
     return [{"set.zip": zip_bytes({"a/1.png": picture_bytes(), name: b"x"})} for name in names] + [
         {"set.zip": zip_bytes({"a/1.png": bytes(270 * 10**6)})},
+        {"set.zip": zip_bytes({"a/1.png": picture_bytes(), "manifest.json": b"[" + b"{}," * 8 * 10**7 + b"{}]"})},
         {"set.zip": zip_bytes({f"a/{number}.png": picture_bytes(size=(400, 400))[:1000] for number in range(3)})},
         {"set.zip": zip_bytes({})},
     ]
@@ -317,6 +318,7 @@ def hostile_weights() -> list[dict[str, bytes]]:
     cut = [struct.pack("<Q", len(text)) + text.encode() + b"1234" for text in headers] + [struct.pack("<Q", 2**63) + b"{}"]
     pickles = [{name: data} for data in hostile_pickles() for name in ("weights.pt", "weights.th")]
     packed = [{"weights.pt": zip_bytes({"archive/data.pkl": data, "archive/version": b"3"})} for data in hostile_pickles()]
+    packed += [{"weights.pt": zip_bytes({"archive/data.pkl": b"\x80\x02" + b"]" * 10**8 + b".", "archive/version": b"3"})}]
     bomb = {"weights.pt": zip_bytes({"archive/data/0": bytes(270 * 10**6), "archive/data.pkl": b"\x80\x02}."})}
     return (
         [{"weights.safetensors": data} for data in (*map(save, odd), *cut)] + [{"weights.pt": content.getvalue()}, bomb] + pickles + packed

@@ -28,17 +28,17 @@ def trusts_files() -> bool:
 def check_unpacked(needed: int, packed: int, origin: object) -> None:
     """Refuse to unpack `needed` bytes from `packed` bytes of a file where honest data do not compress that well."""
     if needed > max(UNPACKED_WITHOUT_QUESTION, LARGEST_RATIO * packed) and not trusts_files():
-        raise ValueError(f"{origin}: {packed} bytes that unpack to {readable_size(needed)} are refused; {_remedy()}")
+        raise ValueError(f"{origin}: {packed} bytes that unpack to {readable_size(needed)} are refused; {remedy()}")
 
 
 def check_class_id(largest: int, origin: object) -> None:
     if largest > LARGEST_CLASS_ID and not trusts_files():
-        raise ValueError(f"{origin}: expected class ids up to {LARGEST_CLASS_ID}, got {largest}; {_remedy()}")
+        raise ValueError(f"{origin}: expected class ids up to {LARGEST_CLASS_ID}, got {largest}; {remedy()}")
 
 
 def check_picture(width: int, height: int) -> None:
     if width * height > LARGEST_PICTURE and not trusts_files():
-        raise ValueError(f"{width}×{height} pixels are more than the {LARGEST_PICTURE} allowed; {_remedy()}")
+        raise ValueError(f"{width}×{height} pixels are more than the {LARGEST_PICTURE} allowed; {remedy()}")
 
 
 def open_regular(path: str | Path) -> BinaryIO:
@@ -111,5 +111,6 @@ def readable_size(count: float) -> str:
     return f"{count:.0f} bytes"
 
 
-def _remedy() -> str:
+def remedy() -> str:
+    """What to do about a limit that stands in the way of an honest file."""
     return f"where you trust the file, set {TRUST_VARIABLE}=1"

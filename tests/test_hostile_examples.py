@@ -291,3 +291,11 @@ def test_class_names_without_number_are_refused(tmp_path):
     np.savez_compressed(tmp_path / "a.npz", images=np.zeros((1, 4, 4), np.uint8), labels=np.zeros(1, int), class_names=names)
     with pytest.raises(ValueError, match="class_names: expected class ids up to"):
         load_images(tmp_path / "a.npz")
+
+
+def test_a_manifest_of_many_packed_megabytes_is_refused(tmp_path):
+    with zipfile.ZipFile(tmp_path / "set.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("a/1.png", b"x")
+        archive.writestr("manifest.json", b"[" + b"{}," * 6 * 10**6 + b"{}]")
+    with pytest.raises(ValueError, match=r"manifest.json: expected at most 16777216 bytes"):
+        load_images(tmp_path / "set.zip")

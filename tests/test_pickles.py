@@ -2,10 +2,13 @@
 
 import io
 import pickle
+import zipfile
 
 import pytest
 
-from dosimeter.pickles import MOST_REPEATED_TUPLES, EndlessPickleError, scan_pickle
+from dosimeter.files import TRUST_VARIABLE
+from dosimeter.models.weight_files import read_tensors
+from dosimeter.pickles import MOST_OPERATIONS, MOST_REPEATED_TUPLES, EndlessPickleError, scan_pickle
 
 
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
@@ -27,3 +30,16 @@ def test_tuples_that_double_level_upon_level_are_refused():
         nested = (nested, nested)
     with pytest.raises(EndlessPickleError, match="repeats tuples within tuples"):
         scan_pickle(io.BytesIO(pickle.dumps(((1,), nested))))
+
+
+def test_a_pickle_of_values_without_end_is_refused_before_it_is_loaded(tmp_path, monkeypatch):
+    with zipfile.ZipFile(tmp_path / "weights.pt", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("archive/data.pkl", b"\x80\x02" + b"]" * 10**8 + b".")  # 100 kB, and 7 GB as lists
+    with pytest.raises(ValueError, match="takes more than 1048576 operations"):
+        read_tensors(tmp_path / "weights.pt")
+    many = io.BytesIO(pickle.dumps(list(range(MOST_OPERATIONS))))
+    with pytest.raises(EndlessPickleError, match="operations"):
+        scan_pickle(many)
+    monkeypatch.setenv(TRUST_VARIABLE, "1")
+    many.seek(0)
+    scan_pickle(many)

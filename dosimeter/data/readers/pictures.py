@@ -15,12 +15,13 @@ from torch import Tensor
 from dosimeter.data.dataset import ImageSet
 from dosimeter.data.parts import VALIDATION, Part, own_parts, standard_part
 from dosimeter.data.pixels import convert_channels, decode, square
-from dosimeter.files import check_class_id, check_unpacked, size_of
+from dosimeter.files import check_class_id, check_unpacked, remedy, size_of, trusts_files
 from dosimeter.memory import UNKNOWN, require_memory
 from dosimeter.progress import advance
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm")
 MANIFEST = "manifest.json"
+LARGEST_MANIFEST = 2**24  # bytes; each may stand for many in memory
 UNLABELLED = "unlabelled"  # the one class of images that lie in no folder
 
 
@@ -81,6 +82,8 @@ def _by_folder(pictures: Sequence[str], folders: Sequence[tuple[str, ...]], orig
 def _by_manifest(data: bytes, pictures: Sequence[str], origin: Path) -> _Labelled:
     """Class ids are the manifest's integers ("index", else "label"); texts alone are numbered in alphabetical order."""
     where = f"{origin}: {MANIFEST}"
+    if len(data) > LARGEST_MANIFEST and not trusts_files():
+        raise ValueError(f"{where}: expected at most {LARGEST_MANIFEST} bytes, got {len(data)}; {remedy()}")
     try:
         entries = json.loads(data)
     except (ValueError, RecursionError) as error:
