@@ -191,7 +191,7 @@ def hostile_folders() -> list[dict[str, bytes]]:
 
 def small_zips() -> list[dict[str, bytes]]:
     files = {"a/1.png": picture_bytes(), "b/1.png": picture_bytes("JPEG")}
-    packings = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA)
+    packings = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA)  # the last two are refused
     return [{"set.zip": zip_bytes(files, packing)} for packing in packings]
 
 

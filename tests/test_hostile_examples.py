@@ -1,10 +1,14 @@
 """Odd files, words and calls that once ended in a traceback, a hang or gigabytes: each ends in a sentence or in an answer."""
 
+import bz2
+import gzip
 import io
 import json
 import math
 import resource
 import struct
+import tarfile
+import time
 import zipfile
 import zlib
 from pathlib import Path
@@ -19,6 +23,7 @@ import dosimeter as dm
 from dosimeter.cli import main
 from dosimeter.config import read_toml
 from dosimeter.data.load import load_images
+from dosimeter.files import gunzip
 from dosimeter.models.weight_files import read_tensors
 
 QUICK = ("data=digits", "data.batch_size=2", "data.auxiliary=4", "labels=idlg")
@@ -299,3 +304,46 @@ def test_a_manifest_of_many_packed_megabytes_is_refused(tmp_path):
         archive.writestr("manifest.json", b"[" + b"{}," * 6 * 10**6 + b"{}]")
     with pytest.raises(ValueError, match=r"manifest.json: expected at most 16777216 bytes"):
         load_images(tmp_path / "set.zip")
+
+
+def peak_beyond(call) -> int:
+    """The bytes that a call takes beyond what the process holds."""
+
+    def field(name: str) -> int:
+        return next(int(line.split()[1]) for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(name)) * 1024
+
+    before = field("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")
+    with pytest.raises(ValueError, match=r"a\.(npz|pt)"):
+        call()
+    return field("VmHWM") - before
+
+
+@pytest.mark.parametrize("packing", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_a_packing_that_heeds_no_size_is_refused_unpacked(tmp_path, packing):
+    """zipfile unpacks all that it has read of such a member, whatever size the archive states and the reader asks for."""
+    content, size = io.BytesIO(), 10**8
+    with zipfile.ZipFile(content, "w", packing) as archive:
+        archive.writestr("images.npy", bytes(size))
+    data = content.getvalue().replace(struct.pack("<I", size), struct.pack("<I", 1000))
+    (tmp_path / "a.npz").write_bytes(data)
+    assert peak_beyond(lambda: load_images(tmp_path / "a.npz")) < 10**7
+    (tmp_path / "a.pt").write_bytes(data.replace(b"images.npy", b"x/data.pkl"))
+    assert peak_beyond(lambda: read_tensors(tmp_path / "a.pt")) < 10**7
+
+
+def test_a_packed_tar_is_not_unpacked_for_its_first_name(tmp_path):
+    name = tarfile.TarInfo("././@LongLink")
+    name.type, name.size = b"L", 4 * 10**8
+    (tmp_path / "a.pt").write_bytes(bz2.compress(name.tobuf(format=tarfile.GNU_FORMAT) + bytes(name.size)))
+    assert peak_beyond(lambda: read_tensors(tmp_path / "a.pt")) < 10**8
+
+
+def test_many_empty_gzip_members_take_no_time(tmp_path):
+    """Each member once copied all that followed it."""
+    began = time.process_time()
+    content = gzip.compress(b"") * 10**5 + gzip.compress(b"x")
+    assert gunzip(content + bytes(9), "a.gz") == b"x"
+    with pytest.raises((OSError, EOFError)):
+        gunzip(content + b"x", "a.gz")
+    assert time.process_time() - began < 15

@@ -19,6 +19,7 @@ from dosimeter.pickles import EndlessPickleError, scan_pickle
 TORCH_SUFFIXES = (".pt", ".pth", ".th")
 SAFETENSORS_SUFFIX = ".safetensors"
 PICKLE_MEMBER = "data.pkl"  # of a torch archive
+BOUNDED_PACKINGS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # what torch reads; zipfile unpacks others as far as they go
 LEGACY_PICKLES = 5  # one after another in files from before torch 1.6
 
 
@@ -64,6 +65,8 @@ def _check_torch_file(path: Path) -> None:
 def _check_archive(file: IO[bytes], path: Path) -> None:
     try:
         archive = zipfile.ZipFile(file)
+        if any(member.compress_type not in BOUNDED_PACKINGS for member in archive.infolist()):
+            raise ValueError(f"weights: {path} is packed in a way that torch does not read")
         pickles = [archive.read(member) for member in _members(archive, path) if member.filename.endswith(PICKLE_MEMBER)]
     except (UnicodeDecodeError, zipfile.BadZipFile):
         raise ValueError(f"weights: {path} is truncated, damaged or not a torch file") from None
@@ -93,6 +96,7 @@ def _scan_pickles(stream: IO[bytes], count: int = LEGACY_PICKLES) -> None:
 
 def _is_tar(path: Path) -> bool:
     try:
-        return tarfile.is_tarfile(path)
+        tarfile.open(path, "r:").close()  # without compression, as torch looks for it
     except Exception:  # damaged bytes can fail in any way
         return False
+    return True

@@ -56,7 +56,7 @@ def _array(path: Path, dimensions: int) -> np.ndarray:
     if data.startswith(GZIP_MAGIC):
         try:
             data = gunzip(data, path)
-        except (EOFError, zlib.error) as error:
+        except (EOFError, OSError, zlib.error) as error:
             raise ValueError(f"{path}: expected a gzipped idx file, but it is damaged or truncated ({error})") from None
     if data[:4] != bytes((0, 0, 8, dimensions)):
         kind = "images (starting 00 00 08 03)" if dimensions == 3 else "labels (starting 00 00 08 01)"

@@ -13,8 +13,9 @@ from pathlib import Path, PurePosixPath
 from dosimeter.data.dataset import ImageSet
 from dosimeter.data.parts import Part
 from dosimeter.data.readers.pictures import read_pictures
-from dosimeter.files import check_unpacked, open_regular, size_of
+from dosimeter.files import check_unpacked, open_regular, remedy, size_of, trusts_files
 
+BOUNDED_PACKINGS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # Python unpacks the others as far as they go, whatever size is asked for
 DAMAGE = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, OSError, RuntimeError, NotImplementedError, ValueError, MemoryError)
 
 
@@ -43,6 +44,8 @@ def open_archive(path: Path, kind: str = "a zip") -> Iterator[zipfile.ZipFile]:
 def read_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) -> bytes:
     """One member's bytes; one that is encrypted, damaged or packed too tightly is refused."""
     where = f"{path}: {member.filename}"
+    if member.compress_type not in BOUNDED_PACKINGS and not trusts_files():
+        raise ValueError(f"{where} is packed with bzip2 or LZMA, which may unpack a few bytes to gigabytes; {remedy()}, or pack it anew")
     check_unpacked(member.file_size, min(member.compress_size, size_of(path)), where)
     try:
         with archive.open(member) as stream:
