@@ -200,4 +200,4 @@ def checkpoint_file(name: str) -> CheckpointFile:
 
 
 def _bytes_of(tensor: Tensor) -> bytes:
-    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    return tensor.detach().cpu().resolve_neg().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()

@@ -95,6 +95,8 @@ def gunzip(data: bytes, origin: object) -> bytes:
 
 def check_path(path: str | Path) -> None:
     """Refuse a path that no system call takes."""
+    if not isinstance(path, (str, Path)):
+        raise TypeError(f"expected a path, got {type(path).__name__}")
     if "\0" in str(path):
         raise ValueError(f"expected a path, got {str(path)!r}, which has a zero byte")
 

@@ -112,8 +112,9 @@ class Registry(Generic[Built]):
         return iter(self.names())
 
     def __contains__(self, name: object) -> bool:
-        if isinstance(name, str):
-            self._import_file_of(name)
+        if not isinstance(name, str):
+            return False
+        self._import_file_of(name)
         if name not in self._entries:
             self._import_all()
         return name in self._entries

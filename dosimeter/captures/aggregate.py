@@ -34,6 +34,8 @@ def aggregate(captures: Sequence[Capture]) -> Capture:
     facts, or with different numbers of steps, have no common unit and are refused. What defenses did to each update, such as clipping by
     a factor of its own, is no such defense of the mean: it is declared as `unmodelled`, and nothing is proved.
     """
+    if not isinstance(captures, Sequence):
+        raise TypeError(f"captures: expected a list of captures, got {type(captures).__name__}")
     if len(captures) < 2 or not all(isinstance(one, Capture) for one in captures):
         raise ValueError(f"captures: expected those of at least two clients, got {len(captures)}")
     first = captures[0]

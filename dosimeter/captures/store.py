@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from dosimeter.artefacts import read_tensors, refuse_link, write_tensors
 from dosimeter.captures.capture import Capture, Facts, hash_of, read_facts, write_facts
+from dosimeter.client.sent_tensors import as_tensor
 from dosimeter.files import check_path, open_regular, trusts_files
 from dosimeter.memory import require_memory
 from dosimeter.options import first_line
@@ -49,6 +49,7 @@ def write_capture(folder: str | Path, update: Tensors, *, before: Tensors | str 
 
 def read_capture(path: str | Path) -> Capture:
     """The capture in a file. A file that is damaged, foreign or of a newer format is a ValueError; nothing in it is run."""
+    check_path(path)
     path = Path(path)
     text = check_header(path).get(KEY)
     if text is None:
@@ -133,7 +134,8 @@ def write_model(folder: str | Path, state: Tensors) -> str:
 def _as_tensors(state: Tensors, name: str) -> dict[str, Tensor]:
     if not isinstance(state, Mapping):
         raise TypeError(f"{name}: expected tensors by name, as a state dict has them, got {type(state).__name__}")
-    return {str(key): _as_tensor(value) for key, value in state.items()}
+    # A copy of its own on the CPU for each: tensors that share memory cannot be written.
+    return {str(key): as_tensor(value, f"{name}.{key}").cpu().contiguous().clone() for key, value in state.items()}
 
 
 def _model_name(before: str) -> str:
@@ -143,9 +145,3 @@ def _model_name(before: str) -> str:
 def _plain(client: str) -> str:
     """A client's name as a part of a file's name."""
     return re.sub(r"[^A-Za-z0-9_]+", "_", client)[:40] or "x"
-
-
-def _as_tensor(value: Tensor | np.ndarray) -> Tensor:
-    """A copy of its own on the CPU: tensors that share memory cannot be written."""
-    tensor = value if isinstance(value, Tensor) else torch.from_numpy(np.array(value))
-    return tensor.detach().cpu().contiguous().clone()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -34,7 +35,14 @@ def defense_list(defenses: Sequence[Defense | str] | Defense | str) -> Sequence[
 
 def check_exposure(exposure: Exposure) -> None:
     """Refuse an update that does not fit its model, or that is not finite."""
+    require_exposure(exposure)
     check_update(exposure.update, dict(exposure.model.named_parameters()))
+
+
+def require_exposure(exposure: Any, path: str = "exposure") -> None:
+    """Refuse what is no exposure."""
+    if not isinstance(exposure, Exposure):
+        raise TypeError(f"{path}: expected an Exposure, as dm.observe and dm.receive give it, got {type(exposure).__name__}")
 
 
 def check_update(update: Update, parameters: Mapping[str, Tensor]) -> None:
@@ -53,6 +61,32 @@ def check_update(update: Update, parameters: Mapping[str, Tensor]) -> None:
             raise ValueError(f"update.{name}: has NaN or infinite entries; the loss or the training diverged on this batch")
 
 
+def check_dense(tensor: Any, path: str) -> None:
+    """Refuse what is no dense tensor with values."""
+    if not isinstance(tensor, Tensor):
+        raise TypeError(f"{path}: expected a tensor, got {type(tensor).__name__}")
+    if tensor.is_nested or tensor.layout is not torch.strided or tensor.is_meta or tensor.is_quantized:
+        kind = "a nested one" if tensor.is_nested else tensor.layout
+        raise ValueError(f"{path}: expected a dense tensor with values, got {kind} of {tensor.dtype} on {tensor.device}")
+
+
+def check_tensor(tensor: Any, path: str) -> None:
+    """Refuse what is no dense tensor of numbers that a network computes with, or of ids."""
+    check_dense(tensor, path)
+    if tensor.is_complex():
+        raise ValueError(f"{path}: expected real numbers, got {tensor.dtype}")
+    if tensor.is_floating_point() and tensor.dtype not in SENT_TYPES:
+        raise ValueError(f"{path}: expected half, single or double precision, got {tensor.dtype}")
+
+
+def check_samples(batch: Any, path: str) -> None:
+    """Refuse what is no batch of at least one sample with one target each."""
+    if isinstance(batch, Batch):
+        check_tensors(batch, path)
+    if not isinstance(batch, Batch) or not batch.inputs.shape or not len(batch.inputs) or batch.targets.shape[:1] != batch.inputs.shape[:1]:
+        raise ValueError(f"{path}: expected a Batch of at least one sample with one target each")
+
+
 def check_tensors(batch: Batch, path: str) -> None:
     """Refuse what is no pair of tensors with values."""
     if not isinstance(batch, Batch):
@@ -64,10 +98,7 @@ def check_tensors(batch: Batch, path: str) -> None:
         raise TypeError(f"{path}: expected tensors, got {type(got).__name__} and {type(targets).__name__}")
     fields = [("inputs" + (f".{name}" if name else ""), tensor) for name, tensor in named.items()]
     for name, tensor in (*fields, ("targets", targets)):
-        if tensor.layout is not torch.strided or tensor.is_meta or tensor.is_quantized:
-            raise ValueError(f"{path}.{name}: expected a dense tensor with values, got {tensor.layout} on {tensor.device}")
-        if tensor.is_complex():
-            raise ValueError(f"{path}.{name}: expected real numbers, got {tensor.dtype}")
+        check_tensor(tensor, f"{path}.{name}")
 
 
 def check_batch(model: nn.Module, batch: Batch, path: str, loss: Loss | None = None) -> int:

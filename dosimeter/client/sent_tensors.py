@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from dosimeter.client.checks import check_dense
 from dosimeter.client.kinds import Kind
 from dosimeter.types import Update
 
@@ -48,7 +49,7 @@ def sort_tensors(model: nn.Module, update: Any) -> SentTensors:
         raise TypeError(f"update: expected tensors by parameter name, got {type(update).__name__}")
     device = next(model.parameters()).device
     own = unwrapped_names(model)
-    named = {own(str(name)): _as_tensor(value, str(name)).to(device) for name, value in update.items()}
+    named = {own(str(name)): as_tensor(value, f"update.{name}").to(device) for name, value in update.items()}
     first = {id(parameter): name for name, parameter in model.named_parameters()}
     aliases = {name: first[id(parameter)] for name, parameter in model.named_parameters(remove_duplicate=False)}
     adapters = adapter_names(model)
@@ -122,10 +123,13 @@ def convert(sent: SentTensors, model: nn.Module, kind: Kind, unit: float, decay:
     )
 
 
-def _as_tensor(value: Tensor | np.ndarray, name: str) -> Tensor:
+def as_tensor(value: Any, path: str) -> Tensor:
+    """A tensor, or an array in any byte order, as a tensor that is part of no graph. What has no values is refused."""
     if isinstance(value, Tensor):
+        check_dense(value, path)
         return value.detach()
+    array = np.array(value)
     try:
-        return torch.from_numpy(np.array(value))
+        return torch.from_numpy(array.astype(array.dtype.newbyteorder("=")))
     except TypeError:
-        raise TypeError(f"update.{name}: expected an array of numbers, got one of {value.dtype}") from None
+        raise TypeError(f"{path}: expected an array of numbers, got one of {array.dtype}") from None

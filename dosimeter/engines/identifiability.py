@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
+from dosimeter.client.checks import require_exposure
 from dosimeter.engines.subspace.spectrum import Spectrum, factor, noise_edge, rounding_unit
 from dosimeter.engines.weight_rounding import rounding_of_weights
 from dosimeter.interfaces import Exposure, Public
@@ -46,6 +47,7 @@ def identifiability(exposure: Exposure, *, inner: bool = True) -> Identifiabilit
 
     Without `inner`, the head alone is looked at, which says what the whole says of the batch.
     """
+    require_exposure(exposure)
     try:
         head = find_head(exposure)
         owner = parameter_name(exposure.model, head.name, "weight").rpartition(".")[0]  # of a wrapped layer, the layer inside

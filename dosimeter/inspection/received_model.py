@@ -78,13 +78,18 @@ def receive_model(model: nn.Module, batch: Batch | None, reference: nn.Module | 
     return ReceivedModel(
         model=model,
         inputs=inputs,
-        targets=None if batch is None else batch.targets.to(inputs.device),
+        targets=None if batch is None else _class_ids(batch.targets).to(inputs.device),
         logits=logits_of(outputs),
         linear=(*applied, *bare),
         later_inputs=_after_whole_input(layer_inputs, inputs, bare),
         head=_head(model, inputs, outputs.shape[1], applied),
         reference=reference,
     )
+
+
+def _class_ids(targets: Tensor) -> Tensor:
+    """Class ids of any integer type as indices; soft labels as they are."""
+    return targets if targets.is_floating_point() else targets.long()
 
 
 def check_weights(model: nn.Module, path: str) -> None:

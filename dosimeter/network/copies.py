@@ -11,6 +11,8 @@ from dosimeter.options import first_line
 
 def deep_copy(model: nn.Module) -> nn.Module:
     """A copy that shares nothing with the model. A tensor that a pass left as an attribute, as pruning's weight, is copied by value."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model: expected a torch.nn.Module, got {type(model).__name__}")
     left = [value for module in model.modules() for value in vars(module).values() if isinstance(value, Tensor) and not value.is_leaf]
     try:
         return copy.deepcopy(model, {id(tensor): tensor.detach().clone() for tensor in left})

@@ -18,6 +18,7 @@ from dosimeter.client.training import FedSGD
 from dosimeter.config import Surfaced, describe
 from dosimeter.engines.adaptation import adapt, distrust
 from dosimeter.engines.needs import check_needs
+from dosimeter.files import check_path
 from dosimeter.interfaces import Defense, Exposure, LabelRecovery, Loss, PrivacySetting, Recovery, Tampering, Training
 from dosimeter.models.loading import ModelConfig
 from dosimeter.network.head import locate_head
@@ -139,6 +140,7 @@ class Audit:
         """Write the records that `folder` lacks, and report.html. Returns the report's path."""
         from dosimeter.report import write_report
 
+        check_path(folder)
         folder = Path(folder)
         known = {record.key for record in read_records(folder)} if (folder / FILE_NAME).exists() else set()
         for record in self.records:
@@ -288,6 +290,8 @@ def run_suite(
     attempts = {name: sum(1 + (method in countering) for method in methods) for name, methods in chosen.items()}
     attempts["labels"] = sum(_is_granted(recovery, exposure) for recovery in chosen["labels"])  # the verdict on a surface corrects for it
     total = len(every) + len(countering)
+    if out is not None:
+        check_path(out)
     folder = None if out is None else Path(out)
     known: dict[str, Record] = {}
     records: list[Record] = []

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from dosimeter.client.checks import require_exposure
 from dosimeter.engines.privacy import guarantees
 from dosimeter.engines.row_errors import row_errors
 from dosimeter.interfaces import Exposure
@@ -35,7 +36,10 @@ def dose(exposures: Sequence[Exposure]) -> tuple[Dose, ...]:
     """
     stacked: list[Tensor] = []
     found = []
+    if not isinstance(exposures, Iterable):
+        raise TypeError(f"exposures: expected a list of a client's exposures, got {type(exposures).__name__}")
     for number, exposure in enumerate(exposures):
+        require_exposure(exposure, f"exposures[{number}]")
         scaled = _over_noise(exposure)
         if scaled is not None and (not stacked or scaled.shape[1] == stacked[0].shape[1]):
             stacked.append(scaled)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dosimeter.client.checks import check_batch, check_exposure
+from dosimeter.client.checks import check_batch, check_exposure, check_samples, require_exposure
 from dosimeter.engines.membership.estimate import MembershipEstimate
 from dosimeter.interfaces import Exposure, MembershipTest
 from dosimeter.network.model_state import copy_of
@@ -38,8 +38,8 @@ def test_membership(
     Without noise, the gradient of a linear layer, a convolution or the head decides it exactly where it has more room than the batch has
     samples (`spans`). Behind noise, candidates are scored by a likelihood, and nothing is proved. `method` names another test.
     """
-    if not isinstance(candidates, Batch) or not len(candidates.inputs) or len(candidates.inputs) != len(candidates.targets):
-        raise ValueError("candidates: expected a Batch of at least one sample with one target each")
+    require_exposure(exposure)
+    check_samples(candidates, "candidates")
     wanted = next(exposure.model.parameters()).dtype
     if wanted != torch.float64 and any(tensor.dtype == torch.float64 for tensor in tensors_of(candidates.inputs)):
         raise TypeError(f"candidates.inputs: expected {wanted}, as the model has, got {torch.float64}")

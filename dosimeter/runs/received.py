@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from dosimeter.artefacts import fingerprint
-from dosimeter.client.checks import check_batch
+from dosimeter.client.checks import check_batch, require_exposure
 from dosimeter.client.observe import observe
 from dosimeter.client.training import MeanOfClients, sends_one_gradient
 from dosimeter.interfaces import Exposure, Public
@@ -24,6 +24,7 @@ LEAST_COSINE_OF_ONE = 0.9  # the same of one gradient, which has no order; round
 
 def received_client(exposure: Exposure, truth: Batch | None = None, *, foreign: Batch | None = None, origin: str = "") -> AuditedClient:
     """The client that sent an update; `origin` says where the update comes from. Samples that do not explain the update are refused."""
+    require_exposure(exposure)
     public = exposure.public
     dtype = next(exposure.model.parameters())
     nothing = torch.zeros(0, *public.input_shape).to(dtype) if public.blank is None else public.blank[[]]

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dosimeter.client.checks import check_exposure, check_soft_labels
+from dosimeter.client.checks import CLASS_ID_TYPES, check_exposure, check_soft_labels, check_tensor
 from dosimeter.engines.needs import check_needs
 from dosimeter.interfaces import (
     Attack,
@@ -113,6 +113,7 @@ def as_label_estimate(labels: Labels, public: Public) -> LabelEstimate | None:
         return labels
     if not isinstance(labels, Tensor):
         raise TypeError(f"labels: expected a LabelEstimate, a tensor or None, got {type(labels).__name__}")
+    check_tensor(labels, "labels")
     classes = public.classes
     if public.positions or public.loss.target_kind() == "numbers":
         return _as_targets(labels, public)
@@ -120,7 +121,7 @@ def as_label_estimate(labels: Labels, public: Public) -> LabelEstimate | None:
         labels = labels[:, None]
     soft = labels if labels.ndim == 2 else None
     ids = labels.argmax(1) if labels.ndim == 2 else labels
-    if ids.ndim != 1 or (soft is not None and soft.shape[1] != classes) or ids.is_floating_point():
+    if ids.ndim != 1 or (soft is not None and soft.shape[1] != classes) or ids.dtype not in CLASS_ID_TYPES:
         raise ValueError(
             f"labels: expected (B,) class ids or (B, {classes}) soft labels, got {labels.dtype} of shape {tuple(labels.shape)}"
         )
@@ -128,6 +129,7 @@ def as_label_estimate(labels: Labels, public: Public) -> LabelEstimate | None:
         check_soft_labels(soft.double(), "labels", public.loss)
     if len(ids) == 0 or int(ids.min()) < -1 or int(ids.max()) >= max(classes, 2):
         raise ValueError(f"labels: expected at least one class id in 0..{classes - 1}, or -1 for an unknown one")
+    ids = ids.long()
     return LabelEstimate(counts=torch.bincount(ids[ids >= 0], minlength=classes), labels=ids, soft=soft)
 
 

@@ -16,7 +16,7 @@ def assign(recovered: Tensor, truth: Tensor, order: float = 2.0) -> Tensor:
     squared distances a saturated image can. A recovered sample with a NaN or infinite entry has no partner. Where more than B
     samples were recovered, the B that fit best are taken, for an attack and for its foreign null.
     """
-    cost = distances(recovered, truth, order)  # (n, B)
+    cost = distances(recovered, truth, order).detach()  # (n, B)
     sound = cost.isfinite().all(1).nonzero().flatten()
     rows, columns = (torch.from_numpy(index).to(cost.device) for index in linear_sum_assignment(cost[sound].cpu().numpy()))
     assignment = torch.full((len(truth),), -1, dtype=torch.int64, device=cost.device)

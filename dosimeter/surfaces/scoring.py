@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from dosimeter.client.checks import check_inputs, check_tensors, output_shape
+from dosimeter.client.checks import check_inputs, check_samples, check_tensor, check_tensors, output_shape
 from dosimeter.interfaces import Exposure, Metric
 from dosimeter.network.leftovers import nothing_kept
 from dosimeter.network.probing import as_taken
 from dosimeter.precision import tf32
 from dosimeter.surfaces.scores import Comparison, Scores
 from dosimeter.surfaces.surface import surface_of
-from dosimeter.types import Batch, NamedInputs, Normalization
+from dosimeter.types import Batch, NamedInputs, Normalization, Reconstruction
 
 
 def score(
@@ -41,9 +41,7 @@ def score(
     `normalization` overrides the one in `found`. `auxiliary` defaults to what `exposure` grants. Features need `exposure`, since its
     model makes the true ones. `classes` sets the length of count vectors where the estimate's is shorter.
     """
-    if not isinstance(truth, Batch) or len(truth.inputs) == 0 or len(truth.inputs) != len(truth.targets):
-        raise ValueError("truth: expected a Batch of at least one sample with one target each")
-    check_tensors(truth, "truth")
+    check_samples(truth, "truth")
     if isinstance(truth.inputs, NamedInputs) and truth.inputs.are_numbers:
         truth = Batch(truth.inputs.joined(), truth.targets)
     if auxiliary is None and exposure is not None:
@@ -53,6 +51,8 @@ def score(
         if len(auxiliary.inputs) == 0:
             raise ValueError("auxiliary: expected at least one sample, or None")
     surface = surface_of(found)
+    if isinstance(found, Reconstruction):
+        check_tensor(found.inputs, "found.inputs")
     if foreign is not None and not isinstance(foreign, surface.estimate):
         raise TypeError(f"foreign: expected a {type(found).__name__} like what is scored, got {type(foreign).__name__}")
     comparison = Comparison(
