@@ -15,6 +15,7 @@ from torch import Tensor
 
 from dosimeter.artefacts import read_tensors, refuse_link, write_tensors
 from dosimeter.captures.capture import Capture, Facts, hash_of, read_facts, write_facts
+from dosimeter.client.checks import check_tensor
 from dosimeter.client.sent_tensors import as_tensor
 from dosimeter.files import check_path, open_regular, trusts_files
 from dosimeter.memory import require_memory
@@ -135,7 +136,10 @@ def _as_tensors(state: Tensors, name: str) -> dict[str, Tensor]:
     if not isinstance(state, Mapping):
         raise TypeError(f"{name}: expected tensors by name, as a state dict has them, got {type(state).__name__}")
     # A copy of its own on the CPU for each: tensors that share memory cannot be written.
-    return {str(key): as_tensor(value, f"{name}.{key}").cpu().contiguous().clone() for key, value in state.items()}
+    tensors = {str(key): as_tensor(value, f"{name}.{key}").cpu().contiguous().clone() for key, value in state.items()}
+    for key, tensor in tensors.items():
+        check_tensor(tensor, f"{name}.{key}")  # what `read_capture` would refuse
+    return tensors
 
 
 def _model_name(before: str) -> str:

@@ -11,7 +11,9 @@ from torch import Tensor, nn
 from torch.nn.functional import log_softmax, logsigmoid, softmax
 
 from dosimeter.config import describe
+from dosimeter.files import LARGEST_CLASS_ID
 from dosimeter.interfaces import Loss, TargetKind
+from dosimeter.memory import require_memory
 from dosimeter.options import Fraction, NonNegativeFloat, PositiveFloat
 from dosimeter.registry import LOSSES
 from dosimeter.types import Refused
@@ -23,6 +25,8 @@ def as_distribution(targets: Tensor, classes: int, dtype: torch.dtype) -> Tensor
     """Class ids (B,) as one-hot rows; soft labels (B, C) as they are: (B, C)."""
     if targets.ndim == 2:
         return targets.to(dtype)
+    if classes > LARGEST_CLASS_ID:
+        require_memory(9 * classes * len(targets), f"a row of {classes} classes for each sample")
     return (targets[:, None] == torch.arange(classes, device=targets.device)).to(dtype)  # under vmap too, unlike one_hot
 
 

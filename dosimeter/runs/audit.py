@@ -292,6 +292,8 @@ def run_suite(
     total = len(every) + len(countering)
     if out is not None:
         check_path(out)
+    if progress is not None and not callable(progress):
+        raise TypeError(f"progress: expected a function, got {type(progress).__name__}")
     folder = None if out is None else Path(out)
     known: dict[str, Record] = {}
     records: list[Record] = []

@@ -45,7 +45,7 @@ def read_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) -
     """One member's bytes; one that is encrypted, damaged or packed too tightly is refused."""
     where = f"{path}: {member.filename}"
     if member.compress_type not in BOUNDED_PACKINGS and not trusts_files():
-        raise ValueError(f"{where} is packed with bzip2 or LZMA, which may unpack a few bytes to gigabytes; {remedy()}, or pack it anew")
+        raise ValueError(f"{where} is not packed by deflate, and may unpack a few bytes to gigabytes; pack it anew, or {remedy()}")
     check_unpacked(member.file_size, min(member.compress_size, size_of(path)), where)
     try:
         with archive.open(member) as stream:
