@@ -37,7 +37,7 @@ class Setting:
     classes: tuple[int, ...] = (2, 3, 5, 10, 100)
     activations: tuple[Callable[[], nn.Module], ...] = ACTIVATIONS
     pictures: tuple[str, ...] = ("float", "float", "coarse", "8-bit", "binary")
-    twist: str = ""  # black, duplicate, alike or faint
+    twist: str = ""  # black, duplicate, alike, faint or faint levels
     heads: tuple[float, ...] = (0.2, 1.0, 1.0, 5.0)  # factors of the last layer's weight
     unbiased: bool = False  # the last layer's bias is zero
     trained: bool = False  # on the batch itself
@@ -76,6 +76,9 @@ def settings() -> dict[str, Setting]:
         "a duplicate": Setting(twist="duplicate"),
         "alike samples": Setting(twist="alike"),
         "labels that cancel": Setting(classes=(2, 2, 3), heads=TINY_HEADS, unbiased=True, pictures=("float",), twist="faint"),
+        "8-bit pictures, labels that cancel": Setting(
+            classes=(2, 2, 3), heads=TINY_HEADS, unbiased=True, pictures=("coarse", "float"), twist="faint levels"
+        ),
         "alike samples, tiny head": Setting(classes=(2, 2, 3), heads=TINY_HEADS, unbiased=True, twist="alike"),
         "trained on the batch": Setting(trained=True),
         "before a convolution": Setting(convolution=True),
@@ -206,6 +209,8 @@ def _draw(setting: Setting, rng: Generator, seed: int) -> tuple[dm.Batch, nn.Mod
         inputs = 0.8 * inputs[:1] + 0.2 * inputs
     elif setting.twist == "faint":  # so that sums and differences of samples stay within the range of pixels
         inputs = 0.4 + 0.2 * inputs
+    elif setting.twist == "faint levels":
+        inputs = (255 * (0.4 + 0.2 * inputs)).round() / 255
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = _network(setting.convolution, shape, pick((30, 100, 300)), pick((1, 1, 2)), activation, classes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -14,6 +15,7 @@ from dosimeter.engines.bins.black_and_white import black_and_white_bins
 from dosimeter.engines.bins.contents import Blur, DecodedBins, decode_bins
 from dosimeter.engines.bins.inserted_layer import LAYER_NAMES, Functional, InsertedLayer, Moments, insert_layer, measure_moments
 from dosimeter.engines.bins.replay import replayer_for
+from dosimeter.engines.cancelling_labels import levels_show_nothing
 from dosimeter.engines.needs import why_not_sent
 from dosimeter.engines.premises import premises_of
 from dosimeter.engines.recursion.black_and_white import PREMISE as BLACK_AND_WHITE
@@ -98,7 +100,8 @@ def read_inserted_layer(
     blur = blur or _blur(exposure, layer)
 
     def decode() -> DecodedBins:
-        return decode_bins(layer, weight, bias, public.normalization, public.input_shape, replay, blur, count)
+        silent = partial(levels_show_nothing, exposure)
+        return decode_bins(layer, weight, bias, public.normalization, public.input_shape, replay, blur, count, silent)
 
     found = decode()
     open_batch = count is not None and count == public.batch_size and len(found.inputs) != count  # `count` may be of some classes alone

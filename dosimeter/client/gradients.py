@@ -28,7 +28,7 @@ def eager_gradient(model: nn.Module, loss: Loss, create_graph: bool) -> Gradient
                 slopes = torch.autograd.grad(
                     value, list(parameters.values()), create_graph=create_graph, allow_unused=True, materialize_grads=True
                 )
-        return dict(zip(parameters, slopes))
+        return {name: slope.to_dense() if slope.is_sparse else slope for name, slope in zip(parameters, slopes)}
 
     return gradient
 

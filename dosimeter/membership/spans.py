@@ -11,6 +11,7 @@ from torch import Generator, Tensor, nn
 from dosimeter.engines.membership.estimate import MembershipEstimate
 from dosimeter.engines.membership.spans import CLAIMED_SHARE, SMALLEST_EXCLUSION, Span, missing_rows, span_of, span_test
 from dosimeter.engines.membership.terms import candidate_terms, require_mean
+from dosimeter.engines.premises import premises_of
 from dosimeter.interfaces import Exposure, MembershipTest
 from dosimeter.network.head import find_head
 from dosimeter.network.probing import record_calls
@@ -20,13 +21,11 @@ from dosimeter.types import Batch, Knowledge, Refused
 RIVAL_CLASSES = 3  # other classes that are tried in the place of a member's own
 COSTLY, TOO_COSTLY = 2e9, 1e11  # operations of a layer's factorisation: where another layer decides, and where none does
 LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d)
-PREMISES = (
-    "the update is one gradient of the declared loss at the weights that were sent",
-    "the declared batch size is right",
+NEAR_COPIES = (
     "a sample outside the batch has no features in the span of the batch's, up to the error bar: a near copy of a member counts as it, "
-    "and so does an input that the layer does not tell from it",
+    "and so does an input that the layer does not tell from it"
 )
-PREMISES_OF_ROWS = (PREMISES[0], "what the samples add to a token's row does not cancel to the last bit")
+NO_CANCELLING = "what the samples add to a token's row does not cancel to the last bit"
 
 
 @MEMBERSHIP.register("spans")
@@ -69,7 +68,13 @@ class Spans(MembershipTest):
             excluded = missed > self.smallest_share
             said = "no layer has room for a span: the embedding's rows exclude candidates, and prove nobody a member"
             return MembershipEstimate(
-                scores=-missed, members=nobody, excluded=excluded, test=self.name, layer=name, message=said, premises=PREMISES_OF_ROWS
+                scores=-missed,
+                members=nobody,
+                excluded=excluded,
+                test=self.name,
+                layer=name,
+                message=said,
+                premises=(*premises_of(exposure.public, size_matters=False), NO_CANCELLING),
             )
         return None
 
@@ -91,7 +96,7 @@ def _by_span(exposure: Exposure, candidates: Batch, span: Span) -> MembershipEst
         error_bar=span.error_bar,
         layer=span.layer,
         test="spans",
-        premises=PREMISES,
+        premises=(*premises_of(exposure.public), NEAR_COPIES),
         message=undecided if bool(open_labels.any()) else "",
     )
 

@@ -131,6 +131,7 @@ class Reach:
             attributes, others = _names_in(function.__code__)
             self.mentioned |= attributes | others
             self._global_names |= others
+            yield from ((None, sys.modules[name]) for name in (attributes | others) & sys.modules.keys())  # imported where they are used
             self.globals[id(function.__globals__)] = (str(function.__module__), function.__globals__)
 
 

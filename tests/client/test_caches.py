@@ -4,7 +4,7 @@ import functools
 import sys
 from collections import deque
 from dataclasses import dataclass
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -337,9 +337,20 @@ class OfAStaticMethod(Net):
         return self.cache[0] if self.cache else None
 
 
+class InModuleImportedInside(Net):
+    def keep(self, inputs):
+        import module_of_caches
+
+        module_of_caches.last = inputs
+
+    def kept(self):
+        return getattr(sys.modules["module_of_caches"], "last", None)
+
+
 NETS = [
     *(InAttribute, InList, InDeque, InDictionary, InBuffer, InNewBuffer, InArray, AsNumbers, InObject, Scaled, Flattened, Turned, Averaged),
     *(OnClass, OnClassNew, OnClassList, OnLibraryClass, InGlobal, InNewGlobal, InGlobalList, InGlobalTensor, InGlobalArray, InGlobalObject),
+    InModuleImportedInside,
     *(OnModule, InClosure, InCell, InDefault, OnFunction, InDecorated, Uncopied, OfAStaticMethod),
 ]
 
@@ -362,8 +373,9 @@ class Spy(Attack):
 
 
 @pytest.fixture(autouse=True)
-def clean():
+def clean(monkeypatch):
     """Leave nothing for the next test."""
+    monkeypatch.setitem(sys.modules, "module_of_caches", ModuleType("module_of_caches"))
     yield
     global LAST
     LAST, STORE.seen, OnClass.cache = None, None, None

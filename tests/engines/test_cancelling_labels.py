@@ -1,5 +1,6 @@
 """Samples whose gradients cancel hide behind one more sample: no attack claims their mixture."""
 
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 from torch import nn
 
 import dosimeter as dm
-from dosimeter.engines.cancelling_labels import every_label, labels_can_cancel
+from dosimeter.engines.cancelling_labels import every_label, labels_can_cancel, levels_show_nothing
 from dosimeter.interfaces import ActiveAttack
 
 
@@ -22,9 +23,10 @@ def network(seed: int, classes: int, scale: float) -> nn.Module:
     return model
 
 
-def false_claims(method, seed: int, labels: list[int], scale: float) -> int:
-    """Claims that are no samples. The samples differ little, so that x_1 + x_2 − x_3 is a picture too."""
+def false_claims(method, seed: int, labels: list[int], scale: float, levels: bool = False) -> int:
+    """Claims that are no samples. The samples differ little, so that x_1 + x_2 − x_3 is a picture too, with `levels` one of 8 bits."""
     inputs = 0.4 + 0.2 * torch.rand(len(labels), 1, 4, 4, generator=torch.Generator().manual_seed(seed))
+    inputs = (255 * inputs).round() / 255 if levels else inputs
     model = network(seed, max(labels) + 1, scale)
     model = method.tamper(model) if isinstance(method, ActiveAttack) else model
     found = dm.reconstruct(dm.observe(model, dm.Batch(inputs, torch.tensor(labels))), method)
@@ -46,6 +48,34 @@ ATTACKS = [
 def test_no_mixture_of_samples_whose_labels_cancel_is_claimed(attack) -> None:
     settings = product(range(6), ([0, 1, 1], [0, 1, 1, 1, 0], [0, 1, 2, 2]), (1e-5, 1e-3))
     assert sum(false_claims(attack, *setting) for setting in settings) == 0
+
+
+@pytest.mark.parametrize("attack", ATTACKS, ids=["linear_recursion", "trap_weights", "imprint of 6", "imprint of 20"])
+def test_no_sum_of_pictures_is_claimed_because_it_lies_on_levels(attack) -> None:
+    settings = product(range(8), ([0, 0, 1], [0, 1, 1, 1, 0]), (1e-6, 1e-4))
+    assert sum(false_claims(attack, *setting, levels=True) for setting in settings) == 0
+
+
+def test_levels_show_a_picture_where_no_sum_of_pictures_lies_on_them() -> None:
+    """Two labels weigh their samples in the ratio p : 1 − p, which is that of small whole numbers at 1/2 and 1/3."""
+    inputs = (255 * torch.rand(3, 1, 4, 4, generator=torch.Generator().manual_seed(0))).round() / 255
+    for classes, prediction, silent in (
+        (2, 0.5, True),
+        (2, 1 / 3, True),
+        (2, 0.42, False),
+        (2, 0.97, False),
+        (3, 1 / 3, True),
+        (3, 0.4, False),
+    ):
+        model = network(0, classes, 1e-6)
+        with torch.no_grad():
+            model[3].bias[0] = torch.logit(torch.tensor(prediction)) + torch.tensor(float(classes - 1)).log()
+        exposure = dm.observe(model, dm.Batch(inputs, torch.tensor([0, 1, 1])))
+        assert levels_show_nothing(replace(exposure, public=replace(exposure.public, batch_size=8)), inputs).tolist() == [silent] * 3
+    sure = network(0, 2, 3.0)  # predictions vary from input to input, and are nowhere near 1/2
+    with torch.no_grad():
+        sure[3].bias[0] = 3.0
+    assert not levels_show_nothing(dm.observe(sure, dm.Batch(inputs, torch.tensor([0, 1, 1]))), inputs).any()
 
 
 def test_only_predictions_that_are_means_of_labels_let_samples_cancel() -> None:

@@ -30,6 +30,15 @@ def test_the_set_is_exact_certified_and_complete(kind):
         assert found.complete
 
 
+def test_a_sparse_gradient_shows_what_a_dense_one_shows():
+    for sparse in (True, False):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Embedding(VOCABULARY, 16, sparse=sparse), nn.Flatten(), nn.Linear(128, 3)).eval()
+        for training in (dm.FedSGD(), dm.FedAvg(learning_rate=0.1, steps=2)):
+            found = dm.recover_tokens(dm.observe(model, dm.Batch(texts(), torch.tensor([0, 1, 2])), training=training), "embedding_rows")
+            assert found.certified == set(texts().flatten().tolist())
+
+
 def test_a_token_that_does_not_reach_the_loss_is_not_claimed():
     ids, hidden = texts(1, 2), torch.ones(2, 8, dtype=torch.int64)
     hidden[0, 5:] = 0

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dosimeter.engines.cancelling_labels import every_label, labels_can_cancel, relative_change
+from dosimeter.engines.cancelling_labels import MOST_SAMPLES, every_label, labels_can_cancel, relative_change
 from dosimeter.engines.matching.differentiable import twice_differentiable
 from dosimeter.engines.sample_share import mixes_samples, share_of_one_sample
 from dosimeter.interfaces import Exposure
@@ -16,7 +16,6 @@ from dosimeter.network.probing import copied_buffers, forward
 
 SAME_GRADIENT = 2e-5  # relative difference up to which a gradient is the input's own; single precision gives 1e-6, mixtures some 1e-3
 SAMPLES_APART = 0.05  # relative distance of two samples, from which on their mixture is neither
-MOST_SAMPLES = 64  # in a batch of undeclared size, whose labels may cancel
 LEAST_CHANGE = 0.01  # of the derivative at the logits: with less, two samples of one label pass for one of twice the share
 NOISE_REACH = 3.0  # standard deviations that the noise in a sum may exceed its own size by
 BLUR_REACH = 0.5  # of the relative error of an input, whose direction is random, that shows in its gradient
