@@ -169,6 +169,7 @@ def settings() -> dict[str, Setting]:
         "no size": Setting(protocols=(hidden,)),
         "behind defenses": Setting(protocols=defenses),
         "local steps": Setting(protocols=steps),
+        "local steps, heads of signs": Setting(protocols=steps[2:], heads=("signs", "equal rows"), bodies=("perceptron",)),
         "changed inputs": Setting(frames=CHANGED_INPUTS),
         "inputs changed at random": Setting(frames=RANDOM_INPUTS, repeatable=False),
         "changed logits": Setting(frames=CHANGED_LOGITS),
@@ -475,6 +476,8 @@ def _network(body: str, shape: tuple[int, ...], classes: int, pick: Callable[[tu
             last.weight.copy_(torch.rand(classes, 1) @ torch.rand(1, width) / width)
         if head in ("tiny", "zero"):
             last.bias.zero_()
+        if head == "signs":  # many a neuron is weighed alike by two classes
+            last.weight.copy_(1e-3 * last.weight.sign())
         if head == "equal rows":  # the layers in front do not tell the two classes
             last.weight[1] = last.weight[0]
     return nn.Sequential(*layers, last)

@@ -15,7 +15,7 @@ from dosimeter.engines.bins.black_and_white import black_and_white_bins
 from dosimeter.engines.bins.contents import Blur, DecodedBins, decode_bins
 from dosimeter.engines.bins.inserted_layer import LAYER_NAMES, Functional, InsertedLayer, Moments, insert_layer, measure_moments
 from dosimeter.engines.bins.replay import replayer_for
-from dosimeter.engines.cancelling_labels import levels_show_nothing
+from dosimeter.engines.cancelling_labels import sums_may_pass
 from dosimeter.engines.needs import why_not_sent
 from dosimeter.engines.premises import premises_of
 from dosimeter.engines.recursion.black_and_white import PREMISE as BLACK_AND_WHITE
@@ -100,7 +100,7 @@ def read_inserted_layer(
     blur = blur or _blur(exposure, layer)
 
     def decode() -> DecodedBins:
-        silent = partial(levels_show_nothing, exposure)
+        silent = partial(sums_may_pass, exposure)
         return decode_bins(layer, weight, bias, public.normalization, public.input_shape, replay, blur, count, silent)
 
     found = decode()

@@ -63,12 +63,12 @@ def _is_mean_of_labels(prediction: Tensor, most: int, slack: float) -> bool:
 
 
 @torch.no_grad()
-def levels_show_nothing(exposure: Exposure, inputs: Tensor) -> Tensor:
-    """Of which inputs (n, *shape) the levels of their pixels prove nothing, since a sum of samples may lie on levels too: (n,) bool.
+def sums_may_pass(exposure: Exposure, inputs: Tensor) -> Tensor:
+    """Which inputs (n, *shape) may be sums of samples that pass for one, by the levels of their pixels or through local steps: (n,) bool.
 
     Where two labels have derivatives at the logits of one size, the samples of a row have weights 1 and −1: x_1 + x_2 − x_3 lies on levels,
-    and in the data range if the samples are alike. With two classes, a ratio of two does the same: 2 x_1 − x_2. With more classes, the
-    rows' weights of different labels are in no such ratio, unless `labels_can_cancel`.
+    and in the data range if the samples are alike. Local steps move the neurons as one sample would. With two classes, a ratio of two
+    does the same: 2 x_1 − x_2. With more classes, the rows' weights of different labels are in no such ratio, unless `labels_can_cancel`.
     """
     public, nothing = exposure.public, torch.zeros(len(inputs), dtype=torch.bool, device=inputs.device)
     if public.loss.target_kind() == "numbers" or mixes_samples(exposure.model) or not len(inputs):

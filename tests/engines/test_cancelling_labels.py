@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import dosimeter as dm
-from dosimeter.engines.cancelling_labels import every_label, labels_can_cancel, levels_show_nothing
+from dosimeter.engines.cancelling_labels import every_label, labels_can_cancel, sums_may_pass
 from dosimeter.interfaces import ActiveAttack
 
 
@@ -71,11 +71,24 @@ def test_levels_show_a_picture_where_no_sum_of_pictures_lies_on_them() -> None:
         with torch.no_grad():
             model[3].bias[0] = torch.logit(torch.tensor(prediction)) + torch.tensor(float(classes - 1)).log()
         exposure = dm.observe(model, dm.Batch(inputs, torch.tensor([0, 1, 1])))
-        assert levels_show_nothing(replace(exposure, public=replace(exposure.public, batch_size=8)), inputs).tolist() == [silent] * 3
+        assert sums_may_pass(replace(exposure, public=replace(exposure.public, batch_size=8)), inputs).tolist() == [silent] * 3
     sure = network(0, 2, 3.0)  # predictions vary from input to input, and are nowhere near 1/2
     with torch.no_grad():
         sure[3].bias[0] = 3.0
-    assert not levels_show_nothing(dm.observe(sure, dm.Batch(inputs, torch.tensor([0, 1, 1]))), inputs).any()
+    assert not sums_may_pass(dm.observe(sure, dm.Batch(inputs, torch.tensor([0, 1, 1]))), inputs).any()
+
+
+def test_local_steps_prove_no_mean_by_neurons_that_all_classes_weigh_alike() -> None:
+    """Equal outgoing weights give a neuron no gradient at first, and that of the samples' mean later: rows that agree prove nothing."""
+    for seed in range(4):
+        inputs = 0.4 + 0.2 * torch.rand(5, 1, 4, 4, generator=torch.Generator().manual_seed(seed))
+        model = network(seed, 2, 1.0)
+        with torch.no_grad():
+            model[1].bias.fill_(5.0)  # every sample fires every neuron
+            model[3].weight.copy_(1e-4 * model[3].weight.sign())
+        training = dm.FedAvg(learning_rate=1.0, steps=2)
+        found = dm.reconstruct(dm.observe(model, dm.Batch(inputs, torch.tensor([0, 0, 1, 1, 0])), training=training), "linear_recursion")
+        assert not found.premises
 
 
 def test_only_predictions_that_are_means_of_labels_let_samples_cancel() -> None:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from dosimeter.engines.bins.contents import SAME_SAMPLE, bin_gradients, reach_of_bins
 from dosimeter.engines.bins.inserted_layer import LAYER_NAMES, InsertedLayer
-from dosimeter.engines.cancelling_labels import levels_show_nothing
+from dosimeter.engines.cancelling_labels import sums_may_pass
 from dosimeter.engines.recursion.black_and_white import Rows, black_and_white, reach_of
 from dosimeter.engines.row_errors import quotients_keep_their_scale
 from dosimeter.engines.sample_share import takes_local_steps
@@ -26,6 +26,6 @@ def black_and_white_bins(exposure: Exposure, layer: InsertedLayer, found: Tensor
     weight_reach, bias_reach = (torch.cat([reach, reach_of_bins(layer, reach)]) for reach in reaches)
     rows = Rows(weight=weight, bias=bias, weight_reach=weight_reach, bias_reach=bias_reach)
     pictures = black_and_white(rows, public.input_shape, public.normalization)[1].to(found)
-    pictures = pictures[~levels_show_nothing(exposure, pictures)]
+    pictures = pictures[~sums_may_pass(exposure, pictures)]
     known = torch.cdist(pictures, found) <= SAME_SAMPLE * pictures.norm(dim=1, keepdim=True)
     return pictures[~known.any(1)]

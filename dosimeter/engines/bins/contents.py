@@ -65,13 +65,13 @@ def decode_bins(
     replay: Replayer | None,
     blur: Blur | None = None,
     samples: int | None = None,
-    levels_show_nothing: Callable[[Tensor], Tensor] | None = None,
+    sums_may_pass: Callable[[Tensor], Tensor] | None = None,
 ) -> DecodedBins:
     """Read samples off the layer's gradient. A sample is claimed only if something besides its own bin confirms it.
 
     A bin holds (U, S) = Σ δ_i (x_i, 1). If it holds one sample, x = U/S. Any of these confirms x:
 
-    - Its pixels lie on many of a picture's 256 levels, unlike mixtures, but for inputs of which `levels_show_nothing`.
+    - Its pixels lie on many of a picture's 256 levels, unlike mixtures, but for inputs of which `sums_may_pass`.
     - Bins of all functionals have the same content, so that their samples share all bins; and there are as many independent contents as
       `samples`, so that no two samples do.
     - The dependences between bins leave no other choice of bins for all samples together (`separate_all`).
@@ -84,7 +84,7 @@ def decode_bins(
     rounding and its defenses may have changed (`blur`) confirms nothing.
     """
     bins = _Bins(layer, weight_gradient, bias_gradient, normalization, shape, blur, samples)
-    bins.levels_show_nothing = levels_show_nothing
+    bins.sums_may_pass = sums_may_pass
     whole = float(bins.contents.norm())
     found: list[Tensor] = []
     contents, places = bins.separate_all()
@@ -124,7 +124,7 @@ class _Bins:
         samples: int | None,
     ) -> None:
         self.samples = samples
-        self.levels_show_nothing: Callable[[Tensor], Tensor] | None = None  # of inputs (n, *shape), such as sums of samples
+        self.sums_may_pass: Callable[[Tensor], Tensor] | None = None  # of inputs (n, *shape), such as sums of samples
         self.layer, self.shape, self.normalization = layer, shape, normalization
         self.few_levels = False  # whether the pictures are seen to use few levels
         self.pictures = False  # whether any content is seen to lie on levels
@@ -271,8 +271,8 @@ class _Bins:
         self.few_levels |= have_few_levels(inputs, self.normalization)
         sharp = blur.entries < LEVEL_REACH * self.level * contents[:, -1].abs()
         shown = sharp & are_single_pictures(inputs, self.normalization, self._errors(contents), few=self.few_levels)
-        if self.levels_show_nothing is not None:
-            shown[shown.clone()] &= ~self.levels_show_nothing(inputs[shown])
+        if self.sums_may_pass is not None:
+            shown[shown.clone()] &= ~self.sums_may_pass(inputs[shown])
         return shown
 
     def _are_near_levels(self, contents: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dosimeter.engines.cancelling_labels import levels_show_nothing
+from dosimeter.engines.cancelling_labels import sums_may_pass
 from dosimeter.engines.premises import premises_of
 from dosimeter.engines.recursion.black_and_white import PREMISE as BLACK_AND_WHITE
 from dosimeter.engines.recursion.black_and_white import Rows, black_and_white, reach_of
@@ -50,7 +50,7 @@ class FirstRows:
 def read_lone_samples(exposure: Exposure, first: FirstRows, labels: LabelEstimate | None, tampered: str = "") -> Reconstruction:
     """The samples that rows prove. Any of these proves a quotient to be one sample:
 
-    - Its pixels lie on many of a picture's 256 levels, unlike those of a mixture, but for the sums in `levels_show_nothing`.
+    - Its pixels lie on many of a picture's 256 levels, unlike those of a mixture, but for the sums in `sums_may_pass`.
     - Two rows agree on it, and the model gives it by itself the gradient that these rows have (`OwnGradients`).
     - Local steps change the neurons of these rows as the input changes them by itself (`LocalSteps`).
     - So many rows with independent slopes agree on it that a mixture, which has other shares in each of them, hardly would by chance.
@@ -119,7 +119,7 @@ def _black_and_white(exposure: Exposure, first: FirstRows, found: Tensor) -> Ten
     bias_reach = torch.cat([reach_of(exposure.update[name], public) for name in first.biases])
     rows = Rows(weight=weight, bias=bias, weight_reach=weight_reach, bias_reach=bias_reach)
     pictures = black_and_white(rows, public.input_shape, public.normalization)[1]
-    pictures = pictures[~levels_show_nothing(exposure, pictures)]
+    pictures = pictures[~sums_may_pass(exposure, pictures)]
     known = torch.cdist(pictures, found.flatten(1)) <= SAME_SAMPLE * pictures.norm(dim=1, keepdim=True)
     return pictures[~known.any(1)].reshape(-1, *public.input_shape)
 
@@ -151,7 +151,7 @@ def _prove(exposure: Exposure, first: FirstRows, quotients: Quotients, own: OwnG
         return not bool((quotients.apart[place, chosen] <= SAME_SAMPLE).any())
 
     pictures = quotients.pictures.clone()
-    pictures[quotients.pictures] &= ~levels_show_nothing(exposure, quotients.inputs[quotients.pictures])
+    pictures[quotients.pictures] &= ~sums_may_pass(exposure, quotients.inputs[quotients.pictures])
     for place in (votes * pictures).argsort(descending=True, stable=True)[: int(pictures.sum())].tolist():
         if is_new(place):
             chosen.append(place)
@@ -238,7 +238,9 @@ def _rows_prove(exposure: Exposure, first: FirstRows, quotients: Quotients, one:
     each = len(quotients) * (distance / NEAR_AGREEMENT * (1 + around)) ** others / math.factorial(min(others, 20))
     if max(each, own.luck_of_agreement(response, distance)) <= LIKELY:
         return True
-    return len(first.biases) == 1 and LocalSteps(exposure, own, first.weights[0], first.biases[0]).explain(response, bias[response.rows])
+    if len(first.biases) != 1 or bool(sums_may_pass(exposure, one.inputs[None]).any()):
+        return False
+    return LocalSteps(exposure, own, first.weights[0], first.biases[0]).explain(response, bias[response.rows])
 
 
 def _errors_of_defenses(exposure: Exposure, first: FirstRows) -> Tensor:

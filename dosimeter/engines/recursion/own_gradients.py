@@ -143,6 +143,8 @@ class OwnGradients:
         change = min(self._change(response), 1.0)
         slopes = response.slopes - response.slopes.mean(0) if self.loss.shift_invariant else response.slopes
         sizes = torch.linalg.svdvals(slopes / slopes.norm(dim=0).clamp_min(torch.finfo(slopes.dtype).tiny))
+        if float(sizes[0]) == 0:
+            return 1.0  # neurons that all classes weigh alike get their gradient from later steps, by whatever mixture
         apart = SAMPLES_APART * change * sizes[1:] / sizes[0]  # of the rows' quotients, by two samples that differ in one direction
         return float((2 * distance / apart.clamp_min(distance)).clamp_max(1).prod())
 
