@@ -14,6 +14,8 @@ from dosimeter.captures.capture import Capture
 from dosimeter.captures.store import write_capture
 from dosimeter.inspection.inspect import inspect
 from dosimeter.interfaces import Exposure
+from dosimeter.models.loading import without_prefix
+from dosimeter.models.named_code import first_sentence
 from dosimeter.registry import privacy, privacy_of
 
 try:
@@ -100,8 +102,11 @@ class CaptureMod:
         received = None
         if self.model is not None:
             received = copy.deepcopy(self.model)
-            received.load_state_dict(sent)
-            found = inspect(received)
+            try:
+                received.load_state_dict(without_prefix(sent))
+                found = inspect(received)
+            except Exception as error:  # nothing is trained on a model that nobody can look at
+                return _held_back(message, f"the model that arrived could not be inspected: {first_sentence(error)}")
             if found.suspicious:
                 return _held_back(message, "the model that arrived looks rigged: " + "; ".join(str(finding) for finding in found.findings))
         reply = call_next(message, context)

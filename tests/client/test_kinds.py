@@ -1,7 +1,9 @@
 """Weights, differences and gradients are told apart by measurement, whatever the model, its stage, the learning rate and the momentum."""
 
 import copy
+import importlib
 import itertools
+from pathlib import Path
 
 import pytest
 import torch
@@ -204,3 +206,12 @@ def test_sums_over_classes_of_other_numbers():
     assert not keeps_class_sums(noise, weight)  # steps of Adam
     assert not keeps_class_sums(weight[:, :8], weight[:, :8])  # too few to tell
     assert not keeps_class_sums(balanced, torch.zeros_like(weight))
+
+
+def test_random_clients_are_told_apart(monkeypatch):
+    """Models, optimisers, learning rates and steps that nobody chose; the benchmark counts two hundred of them."""
+    monkeypatch.syspath_prepend(Path(__file__).resolve().parents[2] / "benchmarks")
+    kinds = importlib.import_module("kinds")
+    for seed, client in kinds.clients(300, 12):
+        for content, kind in itertools.product(KINDS, KINDS):
+            assert bool(kinds.receive(client, content, kind)) == (content != kind), (seed, client.words, content, kind)

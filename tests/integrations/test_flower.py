@@ -103,6 +103,22 @@ def test_a_gate_needs_the_model():
         CaptureMod(None, forbid=proved)
 
 
+def test_a_model_that_cannot_be_inspected_is_not_trained_on():
+    """A server that sends other tensors gets a reason, not a traceback. A wrapper's names are no other tensors."""
+    mod, trained = CaptureMod(None, model=_net()), []
+
+    def client(message, context):
+        trained.append(message)
+        return Message(RecordDict(), reply_to=message)
+
+    reply = mod(_message(nn.Linear(16, 10).state_dict()), _context(), client)
+    assert reply.error.code == HELD_BACK
+    assert "the model that arrived could not be inspected" in reply.error.reason
+    assert trained == []
+    mod(_message({f"_orig_mod.{name}": tensor for name, tensor in _net().state_dict().items()}), _context(), client)
+    assert len(trained) == 1
+
+
 def test_a_folder_that_cannot_be_written_does_not_end_the_round(tmp_path, caplog):
     (tmp_path / "file").write_text("in the way")
     reply = CaptureMod(tmp_path / "file")(_message(_net().state_dict()), _context(), _client)
