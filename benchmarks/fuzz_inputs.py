@@ -168,8 +168,9 @@ def small_images() -> list[dict[str, bytes]]:
 def bombs() -> list[dict[str, bytes]]:
     large = io.BytesIO()
     Image.new("1", (9000, 9000)).save(large, "PNG")
-    tile = zlib.compress(bytes(40_000**2), 1)
-    tags = [(256, 16), (257, 16), (258, 8), (259, 8), (262, 1), (277, 1), (322, 40_000), (323, 40_000), (324, 134), (325, len(tile))]
+    packer = zlib.compressobj(1)
+    tile = b"".join(packer.compress(bytes(25_000)) for _ in range(25_000)) + packer.flush()
+    tags = [(256, 16), (257, 16), (258, 8), (259, 8), (262, 1), (277, 1), (322, 25_000), (323, 25_000), (324, 134), (325, len(tile))]
     entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags)
     tiled = b"II*\0" + struct.pack("<IH", 8, len(tags)) + entries + bytes(4) + tile
     return [{"a.tif": tiled}, {"a.png": large.getvalue()}, {"a.png": b""}, {"a.png": b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n"}]
@@ -199,7 +200,7 @@ def hostile_zips() -> list[dict[str, bytes]]:
     names = ("../x.png", "/x.png", "C:/x.png", "..\\x.png", ".", "", "a//b.png", "\x00.png", "a" * 300 + ".png", "manifest.json")
     return [{"set.zip": zip_bytes({"a/1.png": picture_bytes(), name: b"x"})} for name in names] + [
         {"set.zip": zip_bytes({"a/1.png": bytes(270 * 10**6)})},
-        {"set.zip": zip_bytes({"a/1.png": picture_bytes(), "manifest.json": b"[" + b"{}," * 8 * 10**7 + b"{}]"})},
+        {"set.zip": zip_bytes({"a/1.png": picture_bytes(), "manifest.json": b"[" + b"{}," * 2 * 10**7 + b"{}]"})},
         {"set.zip": zip_bytes({f"a/{number}.png": picture_bytes(size=(400, 400))[:1000] for number in range(3)})},
         {"set.zip": zip_bytes({})},
     ]
@@ -231,7 +232,7 @@ def hostile_npz() -> list[dict[str, bytes]]:
     large = npz_bytes(True, images=np.zeros((270, 1000, 1000), np.uint8), labels=np.zeros(270, np.int64))
     objects = npz_bytes(images=np.array([{}], dtype=object), labels=LABELS)
     labels = [npz_bytes(images=PIXELS, labels=LABELS + value) for value in (2**31, 10**9, -1)]
-    labels.append(npz_bytes(True, images=PIXELS, labels=LABELS, class_names=np.full(6 * 10**7, "a")))
+    labels.append(npz_bytes(True, images=PIXELS, labels=LABELS, class_names=np.full(10**7, "a")))
     return [{"set.npz": zip_bytes({"images.npy": data, "labels.npy": data})} for data in made] + [
         {"set.npz": data} for data in (large, objects, *labels)
     ]
