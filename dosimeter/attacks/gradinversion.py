@@ -28,9 +28,11 @@ class GradInversion(MatchingAttack):
     Yin et al., "See through Gradients: Image Batch Recovery via GradInversion", CVPR 2021: Eqs. (1), (8)-(11). Squared error of the update,
     total variation, ℓ2 norm, batch-norm statistics and group consistency over seeds; Adam with a warm-up and a cosine decay. No
     public code exists.
-    Departures: the update's distance is divided by the update's squared norm, so that one set of weights, ours, serves every model. The
-    paper's pixel noise is left out. The consensus is the mean over seeds, without registration by optical flow; samples of one label are
-    paired first. Among the seeds the lowest objective is returned.
+    `pixel_noise` is the paper's α_n (.2 there): after each step, noise in lengths of the step. `registration` lays the seeds' samples
+    over each other before their mean is taken.
+    Departures: the update's distance is divided by the update's squared norm, so that one set of weights, ours, serves every model. Samples
+    of one label are paired first. Registration knows shifts and mirroring, and the paper's optical flow more. Noise and registration are
+    off by default. Among the seeds the lowest objective is returned.
     """
 
     needs: ClassVar[frozenset[Knowledge]] = frozenset({Knowledge.LABELS})
@@ -48,6 +50,8 @@ class GradInversion(MatchingAttack):
     first_batch_norm: NonNegativeFloat = 10.0
     consistency: NonNegativeFloat = 1e-2
     consistency_onset: Fraction = 0.5
+    registration: bool = False
+    pixel_noise: NonNegativeFloat = 0.0
     warm_up: Fraction = 0.0025
     boxed: bool = True
     patience: PositiveInt | None = None
@@ -73,6 +77,8 @@ class GradInversion(MatchingAttack):
             priors=tuple(priors),
             consistency=self.consistency,
             consistency_onset=self.consistency_onset,
+            registered=self.registration,
+            pixel_noise=self.pixel_noise,
             boxed=self.boxed,
             patience=self.patience,
             seconds=self.seconds,

@@ -32,8 +32,8 @@ class RGLA(FeatureRecovery):
     "RGLA: Reverse Gradient Leakage Attack using Inverted Cross-Entropy Loss Function": Algorithm 1, Eqs. (3)-(7), Propositions 1 and 2;
     `initialisation` has the six of Table 7. The objective, with D = (softmax(ŷ) − y)/B, is
         weight_term ‖∇W Wᵀ − Dᵀ(ŷ − b)‖² + bias_term ‖∇b − Dᵀ1‖² + loss_term (loss(ŷ) − estimate)².
-    `detached=True` is the released code: no derivative of D, hence none of the second term, plain cross-entropy, and a `decay` of the
-    step every 1,000 steps.
+    `detached=True` is the released code's: no derivative of D, hence none of the second term, plain cross-entropy, and a `decay` of the
+    step every 1,000 steps. `form="released"` is its whole loop: detached, plain cross-entropy, and the squared loss term of weight 1.
     Departures: features follow the labels, not the true logits. Clipping is not undone with a known norm. Non-positive log arguments in
     Proposition 2 are dropped, as in the released code.
     """
@@ -48,6 +48,7 @@ class RGLA(FeatureRecovery):
     loss_term: NonNegativeFloat = 100.0  # α₃
     initialisation: Initialisation = "normal"
     detached: bool = False
+    form: Literal["chosen", "released"] = "chosen"  # released: in place of `detached` and `loss_term`
     decay: PositiveFloat = 0.95
 
     def __call__(self, exposure: Exposure, labels: LabelEstimate | None, rng: Generator) -> FeatureEstimate:
@@ -71,7 +72,7 @@ class RGLA(FeatureRecovery):
             optimizer.zero_grad(set_to_none=True)
             self.objective(logits, problem).backward()
             optimizer.step()
-            if self.detached and (step + 1) % 1000 == 0:
+            if (self.detached or self.form == "released") and (step + 1) % 1000 == 0:
                 optimizer.param_groups[0]["lr"] *= self.decay
             advance(step + 1, self.steps, "steps")
         return logits.detach()
@@ -79,11 +80,15 @@ class RGLA(FeatureRecovery):
     def objective(self, logits: Tensor, problem: LogitProblem) -> Tensor:
         """Eq. (7)."""
         error = problem.error(logits)  # (B, C)
-        fixed = error.detach() if self.detached else error
+        released = self.form == "released"
+        fixed = error.detach() if self.detached or released else error
         weight_term = problem.weight_misfit(fixed, logits - problem.bias)  # Proposition 1, Eq. (4)
         bias_term = (problem.bias_gradient - fixed.sum(0)).square().sum()  # Eq. (3)
         loss = cross_entropy(logits, problem.labels)
-        loss_term = loss if self.detached else (loss - problem.expected_loss).square()  # Eq. (6)
+        squared = (loss - problem.expected_loss).square()  # Eq. (6)
+        if released:  # D is read off the loss's own gradient, which stays and is added to
+            return self.weight_term * weight_term + self.bias_term * bias_term + squared + loss
+        loss_term = loss if self.detached else squared
         return self.weight_term * weight_term + self.bias_term * bias_term + self.loss_term * loss_term
 
 

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 import dosimeter as dm
+from dosimeter.registry import MODELS
 
 
 def digits(*chosen: int) -> dm.Batch:
@@ -72,6 +73,49 @@ def test_stepwise_works_without_batch_norm_and_never_matches_the_stem() -> None:
     assert found.distance is not None
     vectors = [torch.cat([source[name].flatten() for name in exposure.update]) for source in (update, exposure.update)]
     assert found.distance == pytest.approx(1 - float(torch.cosine_similarity(*vectors, dim=0)), abs=1e-5)
+
+
+def test_the_printed_equation_weighs_a_sum_and_the_maps_own_units() -> None:
+    batch = digits(3)
+    exposure = dm.observe(network(norm=True), batch)
+    weights = {"steps": 2, "total_variation_onset": 0.0, "batch_norm_onset": 0.0, "dropout": 0.0, "batch_norm": 0.0, "layer_shares": 1}
+    paper, printed = (
+        dm.reconstruct(exposure, "stepwise", labels=batch.targets, variant=variant, total_variation=0.01, seed=3, **weights)
+        for variant in ("paper", "printed")
+    )
+
+    def variation(inputs: torch.Tensor) -> float:
+        down, right = inputs.diff(dim=-2)[..., :-1], inputs.diff(dim=-1)[..., :-1, :]
+        return float((down.square() + right.square()).sum())
+
+    assert paper.objective - paper.distance == pytest.approx(0.01 * variation(paper.inputs) / 49, rel=1e-3)
+    assert printed.objective - printed.distance == pytest.approx(0.01 * variation(printed.inputs), rel=1e-3)
+
+
+def test_stepwise_matches_the_blocks_that_are_named_and_refuses_others() -> None:
+    batch = digits(3)
+    exposure = dm.observe(MODELS.build("resnet8", channels=1, size=8).eval(), batch)
+    options = {"steps": 2, "total_variation": 0.0, "batch_norm": 0.0, "dropout": 0.0}
+    found = dm.reconstruct(exposure, "stepwise", labels=batch.targets, blocks=(2,), **options)
+    update = exposure.public.training(exposure.model, found.inputs, batch.targets, exposure.public.loss)
+    names = [name for name in exposure.update if name.startswith("layer2")]
+    vectors = [torch.cat([source[name].flatten() for name in names]) for source in (update, exposure.update)]
+    assert found.distance == pytest.approx(1 - float(torch.cosine_similarity(*vectors, dim=0)), abs=1e-5)
+    for blocks in ((4,), ()):
+        with pytest.raises(dm.Refused, match="blocks"):
+            dm.reconstruct(exposure, "stepwise", labels=batch.targets, blocks=blocks, **options)
+
+
+@pytest.mark.parametrize("options", [{"pixel_noise": 0.2}, {"registration": True, "consistency_onset": 0.0}])
+def test_gradinversions_noise_and_registration_change_the_run_and_keep_its_seed(options: dict) -> None:
+    batch = digits(3)
+    exposure = dm.observe(network(norm=True), batch)
+    settings = {"steps": 40, "restarts": 2, "consistency": 0.1, "total_variation": 1e-4, "batch_norm": 1e-5, "seed": 1}
+    plain = dm.reconstruct(exposure, "gradinversion", labels=batch.targets, **settings)
+    first, again = (dm.reconstruct(exposure, "gradinversion", labels=batch.targets, **settings, **options) for _ in range(2))
+    assert torch.equal(first.inputs, again.inputs)
+    assert not torch.equal(first.inputs, plain.inputs)
+    assert gain_over_grey(first, batch) > 2
 
 
 def test_gradinversion_and_stepwise_need_labels() -> None:

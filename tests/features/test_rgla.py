@@ -61,6 +61,21 @@ def test_the_features_come_near(make, detached):
     assert not bool(found.certified.any())
 
 
+def test_the_released_loop_follows_the_squared_loss_term_beside_plain_cross_entropy(make):
+    """By hand: D is a constant of L_w, L_b has no slope, and the slopes of (loss − estimate)² and of the loss are added."""
+    case = make(5, classes=8, features=16, dtype=torch.float64)
+    head = find_head(case.exposure)
+    problem = LogitProblem.of(head, case.labels)
+    point = torch.randn(5, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64).requires_grad_()
+    (slope,) = torch.autograd.grad(RGLA(form="released").objective(point, problem), point)
+    logits = point.detach()
+    error = (logits.softmax(1) - torch.nn.functional.one_hot(case.labels, 8)) / 5
+    misfit = problem.product - error.T @ (logits - head.bias)
+    loss = torch.nn.functional.cross_entropy(logits, case.labels)
+    by_hand = -2e4 * error @ misfit + (2 * (loss - problem.expected_loss) + 1) * error
+    assert torch.allclose(slope, by_hand, rtol=1e-9, atol=1e-12)
+
+
 @pytest.mark.parametrize("kind", ["normal", "uniform", "zeros", "ones", "natural", "fgla"])
 def test_every_initialisation_starts_and_repeats(make, kind):
     auxiliary = dm.Batch(torch.rand(10, 64, generator=torch.Generator().manual_seed(4)), torch.arange(10))

@@ -10,12 +10,13 @@ from torch import Tensor
 
 from dosimeter.engines.matching.guess import Guess
 from dosimeter.engines.matching.paths import Evaluation
+from dosimeter.metrics.registration import register
 
 
-def with_consistency(evaluation: Evaluation, guess: Guess, variables: Tensor, weight: float) -> Evaluation:
+def with_consistency(evaluation: Evaluation, guess: Guess, variables: Tensor, weight: float, *, registered: bool = False) -> Evaluation:
     """Add weight × the mean squared difference to the consensus, which is held still, and its gradient."""
     inputs, _ = guess.unpack(variables)  # (R, B, *shape)
-    away = inputs - consensus(inputs, guess.targets)
+    away = inputs - consensus(inputs, guess.targets, registered=registered)
     size = inputs[0].numel()
     penalty = away.flatten(1).square().sum(1) / size
     return dataclasses.replace(
@@ -23,16 +24,19 @@ def with_consistency(evaluation: Evaluation, guess: Guess, variables: Tensor, we
     )
 
 
-def consensus(inputs: Tensor, targets: Tensor | None) -> Tensor:
+def consensus(inputs: Tensor, targets: Tensor | None, *, registered: bool = False) -> Tensor:
     """The mean over restarts of what is the same sample, in each restart's own order: (R, B, *shape).
 
-    Yin et al., CVPR 2021, Eq. (11), register the images by optical flow first. Departure: no registration. The mean is over
-    samples; where a label occurs more than once, the restarts may have found its samples in another order, so
-    they are first paired with those of the first restart, at the least squared difference.
+    Yin et al., CVPR 2021, Eq. (11): with `registered`, each restart's picture is first laid over the plain mean. Departures: shifts and
+    mirroring in place of optical flow. The mean is over samples; where a label occurs more than once, the restarts may have found its
+    samples in another order, so they are first paired with those of the first restart, at the least squared difference.
     """
     order = torch.stack([_order(inputs[r], inputs[0], targets) for r in range(len(inputs))])  # (R, B): own slot of each common one
     rows = torch.arange(len(inputs), device=inputs.device)[:, None]
-    mean = inputs[rows, order].mean(0)  # (B, *shape), in the first restart's order
+    common = inputs[rows, order]  # (R, B, *shape), in the first restart's order
+    mean = common.mean(0)
+    if registered and inputs.ndim == 5:
+        mean = torch.stack([register(samples, mean) for samples in common]).mean(0)
     return mean[order.argsort(1)]
 
 

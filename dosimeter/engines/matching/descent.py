@@ -14,7 +14,7 @@ from dosimeter.engines.matching.consistency import with_consistency
 from dosimeter.engines.matching.paths import Evaluation, Evaluator
 from dosimeter.engines.matching.problem import Problem
 from dosimeter.engines.matching.result import best_inputs
-from dosimeter.engines.matching.state import State, end_trial, fits, forget_best_objective, keep_best, move, restore, to_tensors, trial_ends
+from dosimeter.engines.matching.state import State, end_trial, fits, forget_best_objective, keep_best, move, restore, shake, to_tensors, trial_ends
 from dosimeter.engines.matching.terms import TermSchedule
 from dosimeter.progress import advance
 from dosimeter.stopping import stop_requested
@@ -52,6 +52,8 @@ def descend(problem: Problem, state: State, rng: Generator, checkpoint: Checkpoi
             if stop is not None:
                 return evaluator, stop
         move(state, problem, evaluation)
+        if recipe.pixel_noise:
+            shake(state, problem, rng)
         if trial_ends(state, recipe):
             end_trial(state, recipe)
             evaluator = choose(problem, state.variables)
@@ -65,7 +67,7 @@ def evaluate(problem: Problem, state: State, evaluator: Evaluator, schedule: Ter
     names, terms = schedule.at(progress, rng, one_layer_set=evaluator.one_layer_set)
     evaluation = evaluator(*problem.guess.unpack(state.variables), names, terms)
     if recipe.consistency > 0 and progress >= recipe.consistency_onset and len(state.variables) > 1:
-        return with_consistency(evaluation, problem.guess, state.variables, recipe.consistency)
+        return with_consistency(evaluation, problem.guess, state.variables, recipe.consistency, registered=recipe.registered)
     return evaluation
 
 

@@ -40,24 +40,27 @@ class Prior(ABC):
 class TotalVariation(Prior):
     """Neighbouring pixels are alike: the mean absolute difference in each direction, or its isotropic form.
 
-    "l1" is the form of Geiping et al.'s code; "isotropic" is Σ ((Δx)² + (Δy)²)^(power/2), hfginv Eq. (11), as a mean.
-    Inputs without two spatial directions have no neighbours and pay nothing.
+    "l1" is the form of Geiping et al.'s code; "isotropic" is Σ ((Δx)² + (Δy)²)^(power/2), hfginv Eq. (11), as a mean. With `summed`
+    it is the sum over the whole batch, as the equation prints it. Inputs without two spatial directions have no neighbours and pay
+    nothing.
     """
 
     form: Literal["l1", "isotropic"] = "l1"
     power: float = 1.0
+    summed: bool = False
 
     def __call__(self, inputs: Tensor, seen: Seen) -> Tensor:
         if inputs.ndim < 4:
             return inputs.new_zeros(())
         down = inputs[..., 1:, :] - inputs[..., :-1, :]
         right = inputs[..., :, 1:] - inputs[..., :, :-1]
+        gather = torch.sum if self.summed else torch.mean
         if self.form == "l1":
-            return down.abs().mean() + right.abs().mean()
+            return gather(down.abs()) + gather(right.abs())
         squared = down[..., :, :-1].square() + right[..., :-1, :].square()
         if self.power == 2:
-            return squared.mean()
-        return (squared + torch.finfo(inputs.dtype).eps).pow(self.power / 2).mean()
+            return gather(squared)
+        return gather((squared + torch.finfo(inputs.dtype).eps).pow(self.power / 2))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,18 +89,19 @@ class BatchNormStatistics(Prior):
     weights of the first layers, which released code of both raises; the others weigh 1. Departure: both differences are taken in the
     units in which the norm hands its maps on, s_l = √(σ̄²_l + ε) and s_l². In the maps' own units a weight serves one network only: a
     network that takes pixels up to 255 has a thousand times larger maps behind its stem than one that takes normalised ones, and the
-    prior then drowns the match.
+    prior then drowns the match. `scaled=False` takes the maps' own units, as printed.
     """
 
     statistics: Mapping[str, Statistics]  # by module name
     leading: tuple[float, ...] = ()
     unbiased: frozenset[str] = frozenset()  # modules whose variance is a batch's as batch norm keeps it, divided by n − 1
+    scaled: bool = True
 
     def __call__(self, inputs: Tensor, seen: Seen) -> Tensor:
         total = inputs.new_zeros(())
         factors = (*self.leading, *[1.0] * len(self.statistics))
         for factor, (name, (mean, variance, unit)) in zip(factors, self.statistics.items()):
-            received = seen[name]
+            received, unit = seen[name], unit if self.scaled else torch.ones_like(unit)
             spread, centre = torch.var_mean(received, dim=[0, *range(2, received.ndim)], correction=int(name in self.unbiased))
             term = torch.linalg.vector_norm((centre - mean) / unit) + torch.linalg.vector_norm((spread - variance) / unit**2)
             total = total + factor * term
@@ -114,6 +118,7 @@ def batch_norm_prior(
     onset: float = 0.0,
     leading: tuple[float, ...] = (),
     buffers: Mapping[str, Tensor] | None = None,
+    scaled: bool = True,
 ) -> BatchNormStatistics:
     """The prior on a model's own running statistics; refused where it keeps none.
 
@@ -123,7 +128,10 @@ def batch_norm_prior(
     if not statistics:
         raise Refused("the batch-norm prior needs batch-norm layers with running statistics: the model has none; set batch_norm=0")
     told = statistics_of_batches(model, buffers or {})
-    return BatchNormStatistics(weight=weight, onset=onset, statistics=statistics | told, leading=leading, unbiased=frozenset(told))
+    known = statistics | told
+    return BatchNormStatistics(
+        weight=weight, onset=onset, statistics=known, leading=leading, unbiased=frozenset(told), scaled=scaled
+    )
 
 
 def statistics_of_batches(model: nn.Module, buffers: Mapping[str, Tensor]) -> dict[str, Statistics]:

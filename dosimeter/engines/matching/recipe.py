@@ -34,6 +34,8 @@ class Recipe:
     dropout: float = 0.0  # share of the update's entries that a fresh mask hides from both sides at each step
     consistency: float = 0.0  # pull of every restart towards the restarts' consensus
     consistency_onset: float = 0.0
+    registered: bool = False  # the restarts' samples are laid over each other before the consensus is their mean
+    pixel_noise: float = 0.0  # standard deviation of the noise on the inputs after each step, in lengths of the step
     matching_onset: float = 0.0  # before it only the priors act
     boxed: bool = True
     start: Start = "normal"

@@ -62,16 +62,28 @@ class Layers:
 
 
 def first_block(model: nn.Module) -> frozenset[str]:
-    """The parameters of the stem and the first block, where the model is a stem, three or more blocks and a head; else none.
+    """The parameters of the stem and the first block, where the model is a stem, three or more blocks and a head; else none."""
+    found = blocks(model)
+    return found[0] if found else frozenset()
 
-    A block is a direct child that holds several weight matrices or kernels; what stands before the first is the stem. The blocks may
-    lie in one child together, as in MobileNet.
+
+def blocks(model: nn.Module) -> tuple[frozenset[str], ...]:
+    """The parameters of each block, shallow to deep, where the model is a stem, three or more blocks and a head; else none.
+
+    A block is a direct child that holds several weight matrices or kernels. What stands before the first is the stem and belongs to the
+    first; what stands behind the last belongs to the last. The blocks may lie in one child together, as in MobileNet.
     """
     for prefix, trunk in [("", model), *((f"{name}.", child) for name, child in model.named_children())]:
         children = [(name, child) for name, child in trunk.named_children() if any(True for _ in child.parameters())]
-        blocks = [name for name, child in children if sum(parameter.ndim > 1 for parameter in child.parameters()) > 1]
-        if len(blocks) >= 3:
-            names = [name for name, _ in children]
-            shallow = names[: names.index(blocks[0]) + 1]
-            return frozenset(f"{prefix}{child}.{name}" for child in shallow for name, _ in trunk.get_submodule(child).named_parameters())
-    return frozenset()
+        starts = [place for place, (_, child) in enumerate(children) if sum(p.ndim > 1 for p in child.parameters()) > 1]
+        if len(starts) < 3:
+            continue
+        ends = [*starts[1:], len(children)]
+        parts = [children[start:end] for start, end in zip([0, *starts[1:]], ends)]
+        named = [{f"{prefix}{child}.{name}" for child, module in part for name, _ in module.named_parameters()} for part in parts]
+        order = [name for name, _ in model.named_parameters()]
+        first = min(order.index(name) for name in named[0])
+        named[0] |= set(order[:first])  # a stem in front of the child that holds the blocks
+        named[-1] |= set(order[first:]) - set().union(*named)
+        return tuple(frozenset(names) for names in named)
+    return ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import torch
@@ -73,6 +74,18 @@ def move(state: State, problem: Problem, evaluation: Evaluation) -> None:
         moved = problem.guess.clamp_to_range(moved)
     state.variables = torch.where(alive, moved, state.best)
     state.step += 1
+
+
+def shake(state: State, problem: Problem, rng: Generator) -> None:
+    """Noise on the inputs, λ(t) α_n η with η ~ N(0, 1) (Yin et al., CVPR 2021, Section 3.4)."""
+    recipe, size = problem.recipe, math.prod(problem.guess.shape)
+    restarts = len(state.variables)
+    noise = torch.randn(restarts, size, generator=rng, device=rng.device).to(state.variables)
+    moved = state.variables.clone()
+    moved[:, :size] += recipe.rate.at(state.step / recipe.steps) * recipe.pixel_noise * noise
+    if recipe.boxed:
+        moved = problem.guess.clamp_to_range(moved)
+    state.variables = torch.where(state.alive[:, None], moved, state.variables)
 
 
 def trial_ends(state: State, recipe: Recipe) -> bool:

@@ -21,6 +21,8 @@ def test_total_variation_by_hand() -> None:
     assert float(TotalVariation(weight=1)(IMAGE, {})) == (3 + 4) / 2 + (1 + 2) / 2
     assert float(TotalVariation(weight=1, form="isotropic", power=2)(IMAGE, {})) == 9 + 1
     assert float(TotalVariation(weight=1, form="isotropic")(IMAGE, {})) == pytest.approx(10**0.5, rel=1e-5)
+    assert float(TotalVariation(weight=1, form="isotropic", power=2, summed=True)(IMAGE.repeat(3, 2, 1, 1), {})) == 6 * (9 + 1)
+    assert float(TotalVariation(weight=1, summed=True)(IMAGE, {})) == 3 + 4 + 1 + 2
 
 
 def test_a_constant_image_and_a_flat_input_pay_no_variation() -> None:
@@ -54,6 +56,8 @@ def test_batch_norm_statistics_by_hand_through_the_model() -> None:
     unit = (2 + norm.eps) ** 0.5
     assert float(found.objective) == pytest.approx(3 * (abs(float(mean) - 1) / unit + abs(float(variance) - 2) / unit**2))
     assert float(norm.running_mean) == 1.0
+    printed = batch_norm_prior(model, weight=1.0, scaled=False)  # hfginv Eq. (11): in the units of the maps
+    assert float(printed(IMAGE, {"0": IMAGE})) == pytest.approx(abs(float(mean) - 1) + abs(float(variance) - 2))
 
 
 def test_batch_norm_statistics_weigh_the_same_in_any_units_of_the_maps() -> None:

@@ -3,7 +3,7 @@
 import pytest
 from torch import nn
 
-from dosimeter.engines.matching.schedules import Layers, Rate, first_block
+from dosimeter.engines.matching.schedules import Layers, Rate, blocks, first_block
 from dosimeter.registry import MODELS
 
 NAMES = ("a", "b", "c", "d", "e")
@@ -58,3 +58,17 @@ def test_the_first_block_of_the_papers_networks() -> None:
     assert {name.split(".")[0] for name in first_block(resnet)} == {"conv1", "bn1", "layer1"}
     assert {".".join(name.split(".")[:2]) for name in first_block(mobilenet)} == {"features.0", "features.1"}
     assert first_block(MODELS.build("lenet5")) == frozenset()
+
+
+def test_the_blocks_of_a_network_share_out_its_parameters_and_the_head_goes_with_the_last() -> None:
+    model = MODELS.build("resnet20")
+    found = blocks(model)
+    names = [name for name, _ in model.named_parameters()]
+    assert sorted(name for block in found for name in block) == sorted(names)
+    assert [len(found), found[0]] == [3, first_block(model)]
+    assert {name.split(".")[0] for name in found[2]} == {"layer3", "linear"}
+    inner = nn.Sequential()
+    inner.add_module("stem", nn.Linear(2, 2))
+    inner.add_module("trunk", nn.Sequential(*(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)) for _ in range(3))))
+    inner.add_module("head", nn.Linear(2, 2))
+    assert [sorted({name.split(".")[0] for name in block}) for block in blocks(inner)] == [["stem", "trunk"], ["trunk"], ["head", "trunk"]]

@@ -278,6 +278,16 @@ def test_the_consensus_pairs_samples_of_one_label_before_it_takes_the_mean() -> 
     assert torch.allclose(consensus(restarts, distinct)[0, :, 0, 0, 0], torch.tensor([0.5, 0.5, 2.0]))
 
 
+def test_a_registered_consensus_lays_shifted_pictures_over_each_other() -> None:
+    picture = torch.zeros(1, 1, 12, 12)
+    picture[..., 3:6, 4:9] = 1.0
+    shifted = picture.roll(2, dims=-1)
+    restarts = torch.stack([picture, picture, shifted])
+    plain, registered = (consensus(restarts, torch.zeros(1, dtype=torch.long), registered=way) for way in (False, True))
+    assert float((registered[0] - picture).abs().max()) < 1e-6
+    assert float((plain[0] - picture).abs().max()) > 0.3
+
+
 def test_only_the_layers_of_the_schedule_count_in_the_end() -> None:
     exposure, labels = exposed()
     skipped = frozenset({"0.weight", "0.bias"})

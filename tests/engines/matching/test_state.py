@@ -1,11 +1,12 @@
 """The state of a descent: what a step keeps, moves, ends and saves."""
 
+import pytest
 import torch
 from torch import Generator
 
 from dosimeter.engines.matching.optimisers import LBFGS
 from dosimeter.engines.matching.paths import Evaluation
-from dosimeter.engines.matching.state import begin, end_trial, forget_best_objective, keep_best, move, restore, to_tensors, trial_ends
+from dosimeter.engines.matching.state import begin, end_trial, forget_best_objective, keep_best, move, restore, shake, to_tensors, trial_ends
 
 
 def evaluation(problem, *objectives: float) -> Evaluation:
@@ -53,6 +54,17 @@ def test_a_restart_that_leaves_the_finite_numbers_stays_at_its_best(make) -> Non
     assert torch.equal(state.variables[0], best[0])
     assert not torch.equal(state.variables[1], best[1])
     assert state.step == 1
+
+
+def test_pixel_noise_is_as_long_as_asked_in_steps_and_spares_what_has_ended(make) -> None:
+    problem = make(restarts=2, pixel_noise=0.2, boxed=False)
+    state = started(problem)
+    state.alive[0] = False
+    before = state.variables.clone()
+    shake(state, problem, Generator().manual_seed(1))
+    assert torch.equal(state.variables[0], before[0])
+    moved = (state.variables - before)[1]
+    assert float(moved.std()) == pytest.approx(0.2 * problem.recipe.rate.at(0.0), rel=0.2)
 
 
 def test_dropout_keeps_the_newest_guess_since_objectives_do_not_compare(make) -> None:
