@@ -30,7 +30,7 @@ from dosimeter.config import digest
 from dosimeter.records import FILE_NAME, claim_cell, read_records, write_record
 from dosimeter.runs.reproduction.inventory import CUT, tables_of, write_result
 from dosimeter.runs.reproduction.library import Library
-from dosimeter.runs.reproduction.reproduce import reproduce
+from dosimeter.runs.reproduction.reproduce import at_hand, reproduce
 from dosimeter.runs.reproduction.tables import Row, Table, read_table
 from dosimeter.stopping import Stopped, stopping_on_signals
 
@@ -156,7 +156,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parse(arguments)
     library = Library(data=options.data, cache=options.cache or options.out / "cache")
     keys = [key for word in options.tables for key in (tables_of(word) or [word])]
-    tables = {table.key: table for table in (_table(key, options) for key in keys)}
+    tables = {table.key: table for table in (_table(key, options, library) for key in keys)}
     jobs = {key: jobs_of(table) for key, table in tables.items()}
     if options.worker:
         in_turn = sorted((job for found in jobs.values() for job in found), key=lambda job: job.repeat)
@@ -176,9 +176,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 3 if failed else 0
 
 
-def _table(key: str, options: argparse.Namespace) -> Table:
+def _table(key: str, options: argparse.Namespace, library: Library) -> Table:
     table = read_table(key, quick=options.quick)
-    rows = tuple(row if re.search(options.rows, row.name) else replace(row, skip="not asked for") for row in table.rows)
+    there = (at_hand(row, library) for row in table.rows)
+    rows = tuple(row if re.search(options.rows, row.name) else replace(row, skip="not asked for") for row in there)
     repeats = tuple(replace(row, repeats=min(row.repeats, options.batches)) for row in rows) if options.batches else rows
     return replace(table, rows=repeats, seed=table.seed if options.seed is None else options.seed)
 

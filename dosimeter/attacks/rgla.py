@@ -46,6 +46,7 @@ class RGLA(DecodingAttack):
     def _check(self, exposure: Exposure, labels: LabelEstimate | None) -> None:
         """Check what the published recovery needs beyond `subspace`."""
         if labels is None:
-            raise Refused(f'rgla with features="{self.features}" needs labels: pass labels=, or take features="subspace", which does without')
+            needed = f'rgla with features="{self.features}" needs labels'
+            raise Refused(f'{needed}: pass labels=, or take features="subspace", which does without')
         if find_head(exposure).bias_gradient is None:
             raise Refused(f'rgla with features="{self.features}" needs the head bias gradient; features="subspace" does without')

@@ -35,11 +35,11 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and a two-layer perceptron, each beside a shortcut. GPT-2 norms before them, BERT behind them."""
+    """Attention and a two-layer perceptron, each beside a shortcut. GPT-2 and ViT norm before them, BERT behind them."""
 
-    def __init__(self, width: int, heads: int, causal: bool, hidden: int) -> None:
+    def __init__(self, width: int, heads: int, causal: bool, hidden: int, *, before: bool | None = None) -> None:
         super().__init__()
-        self.before = causal
+        self.before = causal if before is None else before
         self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
         self.attention = Attention(width, heads, causal)
         self.expand, self.contract = nn.Linear(width, hidden), nn.Linear(hidden, width)

@@ -13,7 +13,8 @@ from dosimeter.terminal.console import plain_console
 from dosimeter.terminal.record import short
 
 AGREEMENT_COLOURS = {Agreement.REPRODUCED: "green", Agreement.UNPUBLISHED: "dim", Agreement.SKIPPED: "dim"}  # others: yellow
-STATUS_COLOURS = {Status.DONE: "green", Status.QUICK: "green", Status.SHORT: "yellow", Status.NOT_YET: "red"}  # others: dim
+AGREES = (Status.DONE, Status.QUICK, Status.PARTLY)
+STATUS_COLOURS = dict.fromkeys(AGREES, "green") | {Status.SHORT: "yellow", Status.NOT_YET: "red"}  # others: dim
 UNBOUNDED_WIDTH = 10_000  # characters that no table's line has
 
 
@@ -33,7 +34,8 @@ def print_status(paper: Paper, found: list[ItemStatus]) -> None:
         counts = [
             f"{number} {word}" for number, word in ((item.reproduced, "agree"), (item.exceeded, "exceeded"), (item.fell_short, "short"))
         ]
-        measured = f" ({', '.join(counts)}; {item.profile} profile)" if item.profile else ""
+        rows = f"; {item.measured_rows} of {item.rows} rows" if item.measured_rows < item.rows else ""
+        measured = f" ({', '.join(counts)}{rows}; {item.profile} profile)" if item.profile else ""
         status = (item.status.value, STATUS_COLOURS.get(item.status, "dim"))
         console.print(Text.assemble(f"  {item.item}: ", status, f"{measured}: {item.shows}"), soft_wrap=True)
         for reason in item.reasons:

@@ -137,3 +137,19 @@ def test_short_runs_take_the_sign_and_long_ones_the_gradient_unless_it_is_said(m
     monkeypatch.setattr(inverting_gradients, "solve_problem", remember)
     dm.reconstruct(dm.observe(small_net(), digits), "inverting_gradients", labels=digits.targets, steps=steps, sign=given)
     assert seen == [taken]
+
+
+def test_labels_that_move_begin_at_the_given_ones_or_at_noise_and_stay_a_distribution(digits):
+    torch.manual_seed(2)
+    model = nn.Sequential(nn.Conv2d(1, 6, 3, padding=1), nn.Sigmoid(), nn.Flatten(), nn.Linear(384, 10)).eval()
+    truth = dm.Batch(digits.inputs[:1], digits.targets[:1])
+    exposure = dm.observe(model, truth)
+    wrong = (truth.targets + 1) % 10
+    fixed = dm.reconstruct(exposure, "inverting_gradients", labels=wrong, steps=300)
+    moved, noise = (
+        dm.reconstruct(exposure, "inverting_gradients", labels=wrong, steps=300, joint_labels=way) for way in ("from_labels", "from_noise")
+    )
+    for found in (moved, noise):
+        assert float(found.labels.sum()) == pytest.approx(1.0, abs=1e-4)
+        assert found.labels.argmax(1).equal(truth.targets)
+        assert found.objective < fixed.objective

@@ -14,7 +14,18 @@ from dosimeter.engines.matching.consistency import with_consistency
 from dosimeter.engines.matching.paths import Evaluation, Evaluator
 from dosimeter.engines.matching.problem import Problem
 from dosimeter.engines.matching.result import best_inputs
-from dosimeter.engines.matching.state import State, end_trial, fits, forget_best_objective, keep_best, move, restore, shake, to_tensors, trial_ends
+from dosimeter.engines.matching.state import (
+    State,
+    end_trial,
+    fits,
+    forget_best_objective,
+    keep_best,
+    move,
+    restore,
+    shake,
+    to_tensors,
+    trial_ends,
+)
 from dosimeter.engines.matching.terms import TermSchedule
 from dosimeter.progress import advance
 from dosimeter.stopping import stop_requested

@@ -129,9 +129,7 @@ def batch_norm_prior(
         raise Refused("the batch-norm prior needs batch-norm layers with running statistics: the model has none; set batch_norm=0")
     told = statistics_of_batches(model, buffers or {})
     known = statistics | told
-    return BatchNormStatistics(
-        weight=weight, onset=onset, statistics=known, leading=leading, unbiased=frozenset(told), scaled=scaled
-    )
+    return BatchNormStatistics(weight=weight, onset=onset, statistics=known, leading=leading, unbiased=frozenset(told), scaled=scaled)
 
 
 def statistics_of_batches(model: nn.Module, buffers: Mapping[str, Tensor]) -> dict[str, Statistics]:

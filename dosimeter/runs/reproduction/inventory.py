@@ -31,7 +31,8 @@ class Status(StrEnum):
 
     DONE = "done"  # every number and law agrees, or is exceeded, with as many batches as in the paper
     QUICK = "agrees in the quick profile"  # the same with fewer batches and smaller networks
-    SHORT = "short"  # a number or a law falls short, or a part is missing
+    PARTLY = "agrees where measured"  # the same, but a row or a part is not measured
+    SHORT = "short"  # a number or a law falls short
     NOT_YET = "not yet"  # nothing was measured
     IMPOSSIBLE = "impossible here"  # the data or weights are not at hand
     NOTHING = "nothing to measure"  # an illustration, or a list
@@ -78,6 +79,8 @@ class ItemStatus:
     reproduced: int = 0  # published numbers and laws
     exceeded: int = 0
     fell_short: int = 0
+    rows: int = 0  # of its tables' results, and how many of them were measured
+    measured_rows: int = 0
     profile: str = ""
     commands: tuple[str, ...] = ()
     reasons: tuple[str, ...] = ()
@@ -121,29 +124,48 @@ def count_by_status(found: Iterable[ItemStatus]) -> dict[str, int]:
 
 def _item_status(paper: Paper, item: Item, out: Path | None) -> ItemStatus:
     results = [result for table in item.tables if (result := result_of(f"{paper.key}/{table}", out)) is not None]
-    agreed, exceeded, short, reasons = 0, 0, 0, list(item.missing)
+    agreed, exceeded, short, reasons, notes = 0, 0, 0, list(item.missing), []
+    rows, measured = 0, 0
     for result in results:
         judged = [_judge_cell(cell) for cell in result["cells"] if cell["published"] is not None and cell["verdict"] != Agreement.SKIPPED]
         judged += [law["verdict"] == Agreement.REPRODUCED for law in result["laws"] if law["verdict"] != Agreement.SKIPPED]
         agreed, exceeded, short = (count + judged.count(kind) for count, kind in ((agreed, True), (exceeded, None), (short, False)))
         skipped = {cell["row"]: cell["reason"] for cell in result["cells"] if cell["verdict"] == Agreement.SKIPPED}
-        reasons += [f"{row}: {reason}" for row, reason in skipped.items()]
+        reasons += _grouped(skipped)
+        names = {cell["row"] for cell in result["cells"]}
+        rows, measured = rows + len(names), measured + len(names - skipped.keys())
         cut = [row for row, said in result.get("row_departures", {}).items() if any(CUT in sentence for sentence in said)]
-        reasons += [f"{len(cut)} rows of {result['table']} have fewer batches than the {result['profile']} profile"] if cut else []
+        kept = notes if result["profile"] == "quick" else reasons  # a quick profile has fewer batches than the paper anyway
+        kept += [f"{_rows(len(cut))} of {result['table']} {'has' if len(cut) == 1 else 'have'} fewer batches than the profile"] * bool(cut)
     unmeasured = [table for table in item.tables if result_of(f"{paper.key}/{table}", out) is None]
     reasons += [f"{table}: no result is recorded" for table in unmeasured if not item.page]
     return ItemStatus(
         paper=paper.key,
         item=item.name,
         shows=item.shows,
-        status=_verdict(item, [result["profile"] for result in results], short, reasons),
+        status=_verdict(item, [result["profile"] for result in results], measured, short, reasons),
         reproduced=agreed,
         exceeded=exceeded,
         fell_short=short,
+        rows=rows,
+        measured_rows=measured,
         profile=" and ".join(dict.fromkeys(result["profile"] for result in results)),
         commands=tuple(f"dosimeter reproduce {paper.key}/{table}" for table in item.tables),
-        reasons=tuple([item.impossible] if item.impossible else [*reasons, *_causes(item, bool(results))]),
+        reasons=tuple([item.impossible] if item.impossible else [*reasons, *notes, *_causes(item, bool(results))]),
     )
+
+
+def _grouped(skipped: dict[str, str]) -> list[str]:
+    """One sentence for each reason why rows were left out: row -> reason."""
+    return [
+        f"{names[0] if len(names) == 1 else _rows(len(names)) + f' ({names[0]} to {names[-1]})'}: {reason}"
+        for reason in dict.fromkeys(skipped.values())
+        if (names := [row for row, own in skipped.items() if own == reason])
+    ]
+
+
+def _rows(number: int) -> str:
+    return f"{number} row{'s' * (number != 1)}"
 
 
 def _causes(item: Item, measured: bool) -> list[str]:
@@ -151,15 +173,17 @@ def _causes(item: Item, measured: bool) -> list[str]:
     return [*(item.causes if measured or item.page else ()), *([f"see {item.page}.md"] if item.page else [])]
 
 
-def _verdict(item: Item, profiles: Sequence[str], short: int, reasons: Sequence[str]) -> Status:
+def _verdict(item: Item, profiles: Sequence[str], measured: int, short: int, reasons: Sequence[str]) -> Status:
     if item.illustration:
         return Status.NOTHING
     if item.impossible:
         return Status.IMPOSSIBLE
-    if not profiles:
+    if not measured:
         return Status(item.judged) if item.judged else Status.NOT_YET
-    if short or reasons or item.judged == Status.SHORT:
+    if short or item.judged == Status.SHORT:
         return Status.SHORT
+    if reasons:
+        return Status.PARTLY
     return Status.QUICK if "quick" in profiles else Status.DONE
 
 

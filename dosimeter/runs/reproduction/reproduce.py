@@ -57,7 +57,7 @@ def reproduce(
     table: Table, library: Library, *, out: str | Path | None = None, device: str = "cpu", progress: Progress | None = None
 ) -> Reproduction:
     """Run the trials that the folder `out` does not hold already. Each record is written as soon as it is made."""
-    table = replace(table, rows=tuple(_at_hand(row, library) for row in table.rows))
+    table = replace(table, rows=tuple(at_hand(row, library) for row in table.rows))
     _check(table, library)
     with lock_folder(out):
         return _reproduce(table, library, None if out is None else Path(out), device, progress)
@@ -190,7 +190,7 @@ def _known_records(folder: Path | None) -> dict[tuple[str, str], Record]:
     }
 
 
-def _at_hand(row: Row, library: Library) -> Row:
+def at_hand(row: Row, library: Library) -> Row:
     """The row, marked as skipped where it is optional and its weights are missing."""
     weights = row.model.weights or row.backbone
     if not row.optional or row.skip or weights is None:

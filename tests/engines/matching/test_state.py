@@ -6,7 +6,17 @@ from torch import Generator
 
 from dosimeter.engines.matching.optimisers import LBFGS
 from dosimeter.engines.matching.paths import Evaluation
-from dosimeter.engines.matching.state import begin, end_trial, forget_best_objective, keep_best, move, restore, shake, to_tensors, trial_ends
+from dosimeter.engines.matching.state import (
+    begin,
+    end_trial,
+    forget_best_objective,
+    keep_best,
+    move,
+    restore,
+    shake,
+    to_tensors,
+    trial_ends,
+)
 
 
 def evaluation(problem, *objectives: float) -> Evaluation:

@@ -57,17 +57,27 @@ def test_one_number_that_falls_short_makes_the_item_short(judged, cell):
     assert (found.status, found.fell_short, found.reasons) == (Status.SHORT, 1, ("checked",))
 
 
-def test_a_skipped_row_a_missing_part_and_a_failed_law_make_the_item_short(judged):
-    assert judged([{"verdict": "skipped", "reason": "no weights"}]).reasons == ("r: no weights",)
-    assert judged([{"verdict": "skipped", "reason": "no weights"}]).status is Status.SHORT
-    assert judged([{}], missing=("CosSim",)).status is Status.SHORT
+def test_a_failed_law_makes_the_item_short_and_a_skipped_row_or_a_missing_part_is_told_apart(judged):
+    skipped = {"verdict": "skipped", "reason": "needs a GPU"}
+    found = judged([{}, *({"row": name} | skipped for name in "abc"), {"row": "d", "verdict": "skipped", "reason": "no weights"}])
+    assert (found.status, found.measured_rows, found.rows) == (Status.PARTLY, 1, 5)
+    assert found.reasons == ("3 rows (a to c): needs a GPU", "d: no weights")
+    assert judged([{}], missing=("CosSim",)).status is Status.PARTLY
+    assert judged([{"verdict": "below"}], missing=("CosSim",)).status is Status.SHORT
     assert judged([{}], [{"says": "rises", "verdict": "not reproduced"}]).status is Status.SHORT
 
 
-def test_a_quick_profile_does_not_make_an_item_done_and_a_cut_row_makes_it_short(judged):
+def test_a_quick_profile_does_not_make_an_item_done_and_a_cut_row_is_told(judged):
     assert judged([{}], profile="quick").status is Status.QUICK
-    cut = judged([{}], departures={"r": ["smaller", "1 of 50 batches in the time given"], "s": ["smaller"]})
-    assert (cut.status, cut.reasons) == (Status.SHORT, ("1 rows of p/t have fewer batches than the full profile",))
+    cut = {"r": ["smaller", "1 of 50 batches in the time given"], "s": ["smaller"]}
+    told = ("1 row of p/t has fewer batches than the profile",)
+    for profile, status in (("full", Status.PARTLY), ("quick", Status.QUICK)):
+        found = judged([{}], profile=profile, departures=cut)
+        assert (found.status, found.reasons) == (status, told)
+
+
+def test_a_result_without_one_measured_row_is_not_yet(judged):
+    assert judged([{"verdict": "skipped", "reason": "needs a GPU"}]).status is Status.NOT_YET
 
 
 def test_what_was_not_measured_is_not_yet_whatever_its_causes_say(tmp_path, monkeypatch):
@@ -85,6 +95,7 @@ def test_what_was_not_measured_is_not_yet_whatever_its_causes_say(tmp_path, monk
     assert count_by_status(found) == {
         "done": 0,
         "agrees in the quick profile": 0,
+        "agrees where measured": 0,
         "short": 1,
         "not yet": 1,
         "impossible here": 1,
