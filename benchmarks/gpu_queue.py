@@ -30,7 +30,7 @@ from dosimeter.config import digest
 from dosimeter.records import FILE_NAME, claim_cell, read_records, write_record
 from dosimeter.runs.reproduction.inventory import CUT, tables_of, write_result
 from dosimeter.runs.reproduction.library import Library
-from dosimeter.runs.reproduction.reproduce import at_hand, reproduce
+from dosimeter.runs.reproduction.reproduce import asked_quantities, at_hand, reproduce
 from dosimeter.runs.reproduction.tables import Row, Table, read_table
 from dosimeter.stopping import Stopped, stopping_on_signals
 
@@ -159,6 +159,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     tables = {table.key: table for table in (_table(key, options, library) for key in keys)}
     jobs = {key: jobs_of(table) for key, table in tables.items()}
     if options.worker:
+        if any("lpips" in quantity for table in tables.values() for quantity in asked_quantities(table)):
+            library.offer_lpips()  # a job knows its own method alone
         in_turn = sorted((job for found in jobs.values() for job in found), key=lambda job: job.repeat)
         work(in_turn, tables, library, options.out, options.device)
         return 0

@@ -64,9 +64,9 @@ def reproduce(
 
 
 def _reproduce(table: Table, library: Library, folder: Path | None, device: str, progress: Progress | None) -> Reproduction:
-    known, asked = _known_records(folder), _asked_quantities(table)
+    known, asked = _known_records(folder), asked_quantities(table)
     side_measures = tuple(name for name in SIDE_MEASURES if name in asked)
-    if "lpips" in asked:
+    if any("lpips" in quantity for quantity in asked):
         library.offer_lpips()
     rows = [row for row in table.rows if not row.skip]
     total, done = sum(row.repeats for row in rows), 0
@@ -170,7 +170,7 @@ def _measure(client: AuditedClient, measurement: Measurement, exposure: Exposure
     )
 
 
-def _asked_quantities(table: Table) -> set[str]:
+def asked_quantities(table: Table) -> set[str]:
     """The quantities that a row shows or publishes, or that a law is about."""
     asked = {quantity for row in table.rows for quantity in (*row.show, *(q for numbers in row.published.values() for q in numbers))}
     return asked | {law.quantity for law in table.laws}
