@@ -87,7 +87,8 @@ def forecast(jobs: Sequence[Job], out: Path) -> tuple[float, int]:
 
 def run_job(job: Job, table: Table, library: Library, out: Path, device: str) -> None:
     row = table.rows[job.row]
-    alone = replace(row, repeats=1, methods={job.column: row.methods[job.column]}, published={}, show=())
+    asked = tuple(sorted(asked_quantities(table)))  # by the table's other rows and laws too
+    alone = replace(row, repeats=1, methods={job.column: row.methods[job.column]}, studies={}, published={}, show=asked)
     folder = job.folder(out)
     with save_checkpoints(folder / "checkpoints", 30.0):
         reproduce(replace(table, rows=(alone,), laws=(), seed=table.seed + job.repeat), library, out=folder, device=device)
@@ -159,8 +160,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     tables = {table.key: table for table in (_table(key, options, library) for key in keys)}
     jobs = {key: jobs_of(table) for key, table in tables.items()}
     if options.worker:
-        if any("lpips" in quantity for table in tables.values() for quantity in asked_quantities(table)):
-            library.offer_lpips()  # a job knows its own method alone
         in_turn = sorted((job for found in jobs.values() for job in found), key=lambda job: job.repeat)
         work(in_turn, tables, library, options.out, options.device)
         return 0

@@ -83,3 +83,21 @@ def test_workers_do_the_jobs_and_the_plan_names_what_is_left(queue, table, tmp_p
     assert "mine/digits: 0 of 2 jobs left" in capfd.readouterr().out
     result = json.loads((tmp_path / "out" / "mine" / "digits.json").read_text())
     assert [cell["verdict"] for cell in result["cells"]] == ["reproduced", "skipped"]
+
+
+def test_a_row_without_its_weights_is_left_out_and_a_job_measures_what_the_table_asks(queue, tmp_path, monkeypatch):
+    """A quantity of a law counts as asked, although a job is one column of one row."""
+    weightless = '[[rows]]\nname = "three"\noptional = true\nmodel = { name = "fcn3", weights = "nobody_has_these" }\n'
+    law = '[[laws]]\nsays = "near"\nquantity = "calibration_error"\ncolumn = "ilrg"\nat_most = 1.0\n'
+    (tmp_path / "digits.toml").write_text(TABLE + weightless + law)
+    table = str(tmp_path / "digits.toml")
+    seen = []
+    monkeypatch.setattr(queue, "reproduce", lambda part, *_, **__: seen.append(queue.asked_quantities(part)))
+    options = queue._parse([table, "--out", str(tmp_path / "out")])
+    library = Library(data=tmp_path, cache=tmp_path / "cache")
+    read = queue._table(table, options, library)
+    assert "nobody_has_these" in read.rows[2].skip
+    jobs = queue.jobs_of(read)
+    assert {job.row for job in jobs} == {0, 1}
+    queue.run_job(jobs[1], read, library, tmp_path / "out", "cpu")
+    assert seen == [{"leacc", "calibration_error"}]
