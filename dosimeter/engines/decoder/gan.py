@@ -13,7 +13,7 @@ from dosimeter.progress import advance
 from dosimeter.randomness import global_seed
 
 BATCH = 32
-RATE, MOMENTA = 2e-4, (0.5, 0.9)  # of both networks' Adam
+RATE, MOMENTA = 5e-4, (0.5, 0.9)  # of both networks' Adam
 CRITIC_RATE = 2.0  # the critic's step, in the generator's
 LEAST_SIDE = 4  # pixels of the critic's last map
 

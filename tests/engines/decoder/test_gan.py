@@ -25,7 +25,7 @@ def test_training_brings_the_pictures_nearer_to_its_lessons_and_keeps_them_apart
     def nearest(pictures):
         return float(torch.cdist(pictures.flatten(1), bars.flatten(1)).amin(1).mean())
 
-    before, after = drawn(bars, 0), drawn(bars, 40)
+    before, after = drawn(bars, 0), drawn(bars, 80)
     assert nearest(after) < 0.7 * nearest(before)
     assert nearest(after) < nearest(bars.mean(0, keepdim=True))
     assert float(torch.pdist(after.flatten(1)).mean()) > 0.3 * float(torch.pdist(bars.flatten(1)).mean())
