@@ -79,7 +79,7 @@ def test_refusals(setting, classifier, digits, tmp_path):
     _, kept = obtain(exposure, DecoderSettings(width=16, epochs=8), None)
     with pytest.raises(Refused, match="but this model makes"):
         dm.reconstruct(other, "rgla", decoder=str(kept.path), **OPTIONS)
-    with pytest.raises(ValueError, match="expected one of 'rgla', 'subspace'"):
+    with pytest.raises(ValueError, match="expected one of 'rgla', 'released', 'subspace'"):
         dm.attack("rgla", features="quotient")
 
 
@@ -153,3 +153,15 @@ def test_table_10_a_larger_batch_costs_exact_features_little_and_the_nulls_stay_
         assert rows[size] >= best.pop("nearest") + 2
         assert rows[size] >= max(best.values()) + 4
     assert rows[8] - rows[32] <= 0.3
+
+
+def test_the_released_loop_is_taken_where_it_is_asked_for(setting):
+    batch, exposure = setting
+    options = {"width": 16, "epochs": 8, "steps": 20, "seed": 1}
+    with pytest.raises(Refused, match='features="released" needs labels'):
+        dm.reconstruct(exposure, "rgla", features="released", **options)
+    published, released = (
+        dm.reconstruct(exposure, "rgla", labels=batch.targets, features=features, **options) for features in ("rgla", "released")
+    )
+    assert released.inputs.shape == batch.inputs.shape
+    assert not torch.equal(published.inputs, released.inputs)
