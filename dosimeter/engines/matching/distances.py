@@ -54,17 +54,6 @@ class SquaredError(Distance):
 
 
 @dataclass(frozen=True)
-class SumOfLengths(Distance):
-    """Σ ‖g − g*‖ / ‖g*‖ over the layers, not squared (Hatamizadeh et al., "GradViT", CVPR 2022, Eq. 3, each layer over its own length)."""
-
-    def __call__(
-        self, guess: Sequence[Tensor], target: Sequence[Tensor], weights: Tensor | None = None, sizes: Tensor | None = None
-    ) -> Tensor:
-        lengths = _sizes(target, sizes)
-        return _total([_root((g - t).square().sum()) / _root(s) for g, t, s in zip(guess, target, lengths)], weights) / len(guess)
-
-
-@dataclass(frozen=True)
 class AbsoluteError(Distance):
     """Σ ‖g − g*‖₁ over ‖g*‖₁: up to constants the negative logarithm of a Laplace distribution's density."""
 
