@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Generator, Tensor
 
-from dosimeter.engines.decoder.cost import Cost
 from dosimeter.engines.decoder.drawing import DrawsWithDecoder
-from dosimeter.engines.decoder.gan import train_gan
 from dosimeter.engines.decoder.latent import Latent, descend, evaluate, evolve, specialise
 from dosimeter.engines.decoder.nulls import decoder_nulls
 from dosimeter.engines.matching.differentiable import reason_against, twice_differentiable
@@ -24,11 +21,8 @@ from dosimeter.engines.matching.state import begin
 from dosimeter.interfaces import Exposure
 from dosimeter.normalization import to_pixels
 from dosimeter.options import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
-from dosimeter.randomness import generator
 from dosimeter.registry import ATTACKS
 from dosimeter.types import Knowledge, LabelEstimate, Outcome, Reconstruction, Refused
-
-Nulls = Callable[[int], dict[str, Tensor]]  # how many images -> images that owe nothing to the private batch, by name
 
 
 @ATTACKS.register("generative_prior")
@@ -40,9 +34,7 @@ class GenerativePrior(DrawsWithDecoder):
     `generator_steps` adds its second stage: each sample's own copy of the generator is trained on the match, at the latent found.
     `search="evolution"`: Li et al., "Auditing Privacy Defenses in Federated Learning via Generative Gradient Leakage" (GGL), CVPR 2022,
     Eq. (6), by covariance-matrix adaptation. Evolution needs no slope, so it also works where defenses leave none.
-    `generator="gan"` trains a GAN on the auxiliary images, whose latent space has `dimensions`; both papers take one that was trained on
-    many more images elsewhere.
-    Departures: by default the generator is the decoder of `fgla` and `rgla`, and the first `dimensions` principal axes of the auxiliary
+    Departures: the generator is the decoder of `fgla` and `rgla`, no GAN. The first `dimensions` principal axes of the auxiliary
     features span the latent space. `penalty` keeps coordinates near their mean. The covariance is diagonal.
     """
 
@@ -50,7 +42,6 @@ class GenerativePrior(DrawsWithDecoder):
     matches: ClassVar = "direction"
     quick: ClassVar[dict[str, Any]] = {"steps": 60, "width": 32}
 
-    generator: Literal["decoder", "gan"] = "decoder"
     search: Literal["descent", "evolution"] = "descent"
     steps: PositiveInt = 500
     learning_rate: PositiveFloat = 0.05
@@ -62,7 +53,9 @@ class GenerativePrior(DrawsWithDecoder):
 
     def __call__(self, exposure: Exposure, labels: LabelEstimate | None, rng: Generator) -> Reconstruction:
         assert exposure.auxiliary is not None
-        latent, origin, nulls = self._with_gan(exposure, rng) if self.generator == "gan" else self._with_decoder(exposure, rng)
+        target, trained = self.obtain_decoder(exposure)
+        known = to_pixels(exposure.auxiliary.inputs, target.normalization).clamp(0, 1)
+        latent = Latent.of(target, trained.decoder, known, self.dimensions, rng)
         recipe = Recipe(distance=Cosine(), optimiser=Adam(), rate=Rate(start=self.learning_rate), steps=self.steps)
         problem = make_problem(exposure, labels, recipe)
         first = begin(problem, rng).variables
@@ -87,36 +80,9 @@ class GenerativePrior(DrawsWithDecoder):
             distance=distance,
             normalization=exposure.public.normalization,
             outcome=Outcome.COMPLETED if torch.isfinite(torch.tensor(distance)) else Outcome.DIVERGED,
-            message=f"{origin}; cosine distance {reached[0]:.3g} at the start, {distance:.3g} at the end",
-            nulls=nulls(len(inputs)),
+            message=f"{trained.origin}; cosine distance {reached[0]:.3g} at the start, {distance:.3g} at the end",
+            nulls=decoder_nulls(exposure, target, trained.decoder, rng, count=len(inputs)),
         )
-
-    def cost_of_training(self, exposure: Exposure) -> Cost | None:
-        return None if self.generator == "gan" else super().cost_of_training(exposure)
-
-    def _with_decoder(self, exposure: Exposure, rng: Generator) -> tuple[Latent, str, Nulls]:
-        assert exposure.auxiliary is not None
-        target, trained = self.obtain_decoder(exposure)
-        known = to_pixels(exposure.auxiliary.inputs, target.normalization).clamp(0, 1)
-        latent = Latent.of(target, trained.decoder, known, self.dimensions, rng)
-        return latent, trained.origin, lambda count: decoder_nulls(exposure, target, trained.decoder, rng, count=count)
-
-    def _with_gan(self, exposure: Exposure, rng: Generator) -> tuple[Latent, str, Nulls]:
-        assert exposure.auxiliary is not None
-        normalization = exposure.public.normalization
-        if exposure.auxiliary.inputs.ndim != 4:
-            raise Refused('generative_prior with generator="gan" draws pictures: expected samples of three dimensions')
-        known = to_pixels(exposure.auxiliary.inputs, normalization).clamp(0, 1).float()
-        own = generator(rng.initial_seed(), "gan", rng.device)
-        drawer = train_gan(known, dimensions=self.dimensions, width=self.width, epochs=self.epochs, rng=own, seconds=self.training_seconds)
-        latent = Latent.of_gan(normalization, drawer, self.dimensions)
-
-        def nulls(count: int) -> dict[str, Tensor]:
-            drawn = torch.randn(count, self.dimensions, generator=own, device=own.device).to(latent.mean)
-            with torch.no_grad():
-                return {"random latents": latent.draw(drawn)}
-
-        return latent, f"a GAN trained on {len(known)} auxiliary images", nulls
 
 
 def _refuse_without_slope(problem: Problem, variables: Tensor) -> None:

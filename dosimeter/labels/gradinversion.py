@@ -42,6 +42,7 @@ class GradInversion(LabelRecovery):
         scores = -rows.amin(1).double()  # (C,)
         present = scores > 0
         if self.unique and size is not None:
-            present = scores >= scores.topk(min(size, len(scores))).values[-1]
+            smallest = scores.argsort(descending=True, stable=True)[:size]  # rows that no sample has often tie at zero
+            present = present.new_zeros(len(present)).index_fill(0, smallest, True)
         rule = "has a row of the head's gradient with a negative entry"
         return present_classes(scores, present, scores, size, once=self.as_published or self.unique, rule=rule)

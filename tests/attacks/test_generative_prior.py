@@ -88,26 +88,3 @@ def test_refusals(setting, normed_classifier):
         dm.reconstruct(dm.observe(normed_classifier, batch), "generative_prior", labels=batch.targets)
     with pytest.raises(ValueError, match="'descent', 'evolution'"):
         dm.attack("generative_prior", search="luck")
-
-
-def test_a_gans_latent_space_is_searched_and_its_own_draws_are_the_null(setting):
-    batch, exposure = setting
-    options = {"generator": "gan", "width": 16, "epochs": 30, "dimensions": 32, "seed": 2}
-    found = dm.reconstruct(exposure, "generative_prior", labels=batch.targets, steps=120, **options)
-    few = dm.reconstruct(exposure, "generative_prior", labels=batch.targets, steps=1, **options)
-    assert found.distance < 0.7 * few.distance
-    scores = dm.score(found, batch, exposure=exposure)
-    assert "random latents" in scores.nulls
-    assert float((scores["psnr"] - scores.nulls["random latents"]["psnr"]).mean()) > 2
-    assert "GAN" in found.message
-    evolved = dm.reconstruct(exposure, "generative_prior", labels=batch.targets, steps=30, search="evolution", **options)
-    assert evolved.distance < few.distance
-
-
-def test_a_gan_draws_pictures_alone(digits):
-    images, labels = digits
-    model = torch.nn.Sequential(torch.nn.Linear(64, 10)).eval()
-    flat = dm.Batch(images[:2].flatten(1), labels[:2])
-    exposure = dm.observe(model, flat, auxiliary=dm.Batch(images[500:540].flatten(1), labels[500:540]))
-    with pytest.raises(Refused, match="draws pictures"):
-        dm.reconstruct(exposure, "generative_prior", labels=flat.targets, steps=1, generator="gan")

@@ -22,6 +22,13 @@ def test_unique_labels_are_the_smallest_minima_each_once(expose):
     assert recover_labels(expose(labels), "gradinversion", unique=True).labels.tolist() == labels
 
 
+def test_unique_labels_are_as_many_as_the_samples_where_rows_tie_at_zero(expose):
+    estimate = recover_labels(expose([2, 2, 5, 5]), "gradinversion", unique=True)
+    assert len(estimate.labels) == 4
+    assert int(estimate.counts.max()) == 1
+    assert {2, 5} <= set(estimate.labels.tolist())
+
+
 def test_negative_features_break_the_rule_and_the_estimate_says_so(expose):
     estimate = recover_labels(expose([3, 3, 4], classes=20, activation=nn.Tanh), "gradinversion")
     assert estimate.counts.tolist() == [1] * 20

@@ -18,7 +18,6 @@ from dosimeter.engines.matching.problem import Problem
 from dosimeter.engines.matching.terms import evaluate_final
 from dosimeter.normalization import from_pixels
 from dosimeter.progress import advance
-from dosimeter.types import Normalization
 
 MOST = 1024  # auxiliary images that the axes are taken from
 RANGE = 4.0  # standard deviations that a coordinate may lie from the mean
@@ -26,9 +25,9 @@ RANGE = 4.0  # standard deviations that a coordinate may lie from the mean
 
 @dataclass(frozen=True, kw_only=True)
 class Latent:
-    """Coordinates in standard deviations, which a network draws: along the principal axes of the auxiliary features, or a GAN's own."""
+    """Coordinates along the principal axes of the auxiliary features, in standard deviations; a decoder draws them."""
 
-    normalization: Normalization  # of the model's inputs
+    target: Target
     decoder: Decoder
     mean: Tensor  # (H,)
     axes: Tensor  # (k, H), as long as the features spread along them
@@ -42,16 +41,11 @@ class Latent:
         values, vectors = torch.linalg.eigh((centred @ centred.T).double())  # (n,), (n, n): n is far below H
         kept = min(dimensions, len(values) - 1)
         axes = vectors[:, -kept:].flip(1).T.to(centred) @ centred / math.sqrt(len(centred))  # (k, H)
-        return cls(normalization=target.normalization, decoder=decoder, mean=features.mean(0), axes=axes)
-
-    @classmethod
-    def of_gan(cls, normalization: Normalization, drawer: Decoder, dimensions: int) -> Latent:
-        like = next(drawer.parameters())
-        return cls(normalization=normalization, decoder=drawer, mean=like.new_zeros(dimensions), axes=torch.eye(dimensions).to(like))
+        return cls(target=target, decoder=decoder, mean=features.mean(0), axes=axes)
 
     def draw(self, coordinates: Tensor) -> Tensor:
         """(n, k) -> inputs in the model's scale (n, *image)."""
-        return from_pixels(decode(self.decoder, self.mean + coordinates @ self.axes), self.normalization)
+        return from_pixels(decode(self.decoder, self.mean + coordinates @ self.axes), self.target.normalization)
 
 
 def descend(latent: Latent, problem: Problem, start: Tensor, *, steps: int, rate: float, penalty: float) -> tuple[Tensor, list[float]]:
@@ -87,7 +81,7 @@ def specialise(latent: Latent, problem: Problem, coordinates: Tensor, *, steps: 
     for step in range(steps + 1):
         with torch.enable_grad():
             drawn = torch.cat([decode(decoder, feature[None]) for decoder, feature in zip(decoders, features, strict=True)])
-            inputs = from_pixels(drawn, latent.normalization)
+            inputs = from_pixels(drawn, latent.target.normalization)
         evaluation = evaluate(problem, inputs.detach()[None])
         distance = float(evaluation.distance[0])
         reached.append(distance)

@@ -25,13 +25,8 @@ def exposure(normed_classifier, digits):
 
 
 @pytest.fixture
-def target(exposure):
-    return obtain(exposure, DecoderSettings(width=16, epochs=3), None)[0]
-
-
-@pytest.fixture
-def latent(exposure, target, rng):
-    trained = obtain(exposure, DecoderSettings(width=16, epochs=3), None)[1]
+def latent(exposure, rng):
+    target, trained = obtain(exposure, DecoderSettings(width=16, epochs=3), None)
     return Latent.of(target, trained.decoder, exposure.auxiliary.inputs, 6, rng)
 
 
@@ -40,8 +35,8 @@ def problem_of(exposure, digits):
     return make_problem(exposure, as_label_estimate(digits[1][:2], exposure.public), recipe)
 
 
-def test_the_axes_are_the_principal_ones(exposure, target, latent):
-    features = target.features_in_batches(exposure.auxiliary.inputs, 32)
+def test_the_axes_are_the_principal_ones(exposure, latent):
+    features = latent.target.features_in_batches(exposure.auxiliary.inputs, 32)
     _, values, rows = torch.linalg.svd(features - features.mean(0), full_matrices=False)
     lengths = torch.linalg.vector_norm(latent.axes, dim=1)
     assert torch.allclose(lengths, values[:6] / len(features) ** 0.5, rtol=1e-3)
@@ -76,14 +71,14 @@ def test_both_searches_lower_the_objective(exposure, latent, digits, rng):
     assert min(evolved) < 0.6 * evolved[0]
 
 
-def test_nulls_of_the_decoder(exposure, target, latent, rng, monkeypatch):
+def test_nulls_of_the_decoder(exposure, latent, rng, monkeypatch):
     """The mean feature gives one picture, foreign features those of auxiliary images, shuffled ones keep each entry once."""
     monkeypatch.setattr(nulls_of, "MOMENTS", 256)  # all of the auxiliary images, as the latent space is taken from
     features = torch.arange(2 * 256.0).reshape(2, 256)
-    nulls = decoder_nulls(exposure, target, latent.decoder, rng, count=2, features=features)
+    nulls = decoder_nulls(exposure, latent.target, latent.decoder, rng, count=2, features=features)
     assert set(nulls) == {"foreign features", "mean feature", "shuffled features"}
     assert torch.equal(nulls["mean feature"][0], nulls["mean feature"][1])
     assert torch.allclose(nulls["mean feature"][0], latent.draw(torch.zeros(1, 6))[0], atol=1e-4)
     nearest = torch.cdist(nulls["foreign features"].flatten(1), exposure.auxiliary.inputs.flatten(1)).amin(1)
     assert float(nearest.max()) < 0.5 * float(exposure.auxiliary.inputs.flatten(1).norm(dim=1).mean())
-    assert "shuffled features" not in decoder_nulls(exposure, target, latent.decoder, rng, count=2)
+    assert "shuffled features" not in decoder_nulls(exposure, latent.target, latent.decoder, rng, count=2)
