@@ -139,7 +139,8 @@ def seconds_a_step(exposure: Exposure) -> float:
     """How long one step of matching takes on the core above: a count of operations, so that it is the same on every machine."""
     parameters = sum(change.numel() for change in exposure.update.values())
     like = next(iter(exposure.update.values()))
-    sample = torch.zeros(1, *exposure.public.input_shape, dtype=like.dtype, device=like.device)
+    pixels = torch.zeros(1, *exposure.public.input_shape, dtype=like.dtype, device=like.device)
+    sample = pixels if exposure.public.blank is None else exposure.public.blank
     flops = (forward_flops(exposure.model, sample) or 0.0) * (exposure.public.batch_size or 1)
     return FORWARDS_A_STEP * flops / FLOPS_A_SECOND + SECONDS_A_PARAMETER * parameters
 

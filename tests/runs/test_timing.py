@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import dosimeter as dm
+from dosimeter.models.transformer import Transformer
 from dosimeter.progress import advance
 from dosimeter.records import read_records
 from dosimeter.registry import ATTACKS
@@ -241,6 +242,14 @@ def test_a_foreign_null_is_spared_only_where_it_cannot_change_the_verdict(classi
     assert "foreign" in full.nulls
     assert quick.verdict == full.verdict == "not shown at this budget"
     assert quick.metrics == full.metrics
+
+
+def test_a_text_counts_with_all_its_tokens():
+    model = Transformer("gpt2", vocabulary=50, width=16, layers=1, heads=2, positions=64, classes=2)
+    ids = torch.randint(50, (2, 64), generator=torch.Generator().manual_seed(0))
+    for inputs in (lambda length: ids[:, :length], lambda length: {"input_ids": ids[:, :length]}):
+        short, long = (dm.observe(model, dm.Batch(inputs(length), torch.tensor([0, 1]))) for length in (2, 64))
+        assert timing.seconds_a_step(long) > 1.2 * timing.seconds_a_step(short)
 
 
 def test_a_quick_audit_gives_large_models_fewer_steps_by_a_count_that_no_clock_changes():
