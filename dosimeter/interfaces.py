@@ -84,6 +84,10 @@ class Loss(Method):
     def __call__(self, logits: Tensor, targets: Tensor) -> Tensor:
         return self.per_sample(logits[:, None] if logits.ndim == 1 else logits, targets).mean()
 
+    def said(self) -> str:
+        """The loss as a sentence names it."""
+        return self.name
+
     def steepest(self, classes: int) -> float:
         """The largest L1 norm of a sample's gradient at its logits; infinite where nothing bounds it."""
         return float("inf")

@@ -224,6 +224,21 @@ class OwnLoss(Loss):
     def target_shape(self, output: tuple[int, ...]) -> tuple[int, ...]:
         return output if self.shape is None else self.shape
 
+    def said(self) -> str:
+        """With what keeps a loss of PyTorch from its closed form here."""
+        function = self.function
+        if not isinstance(function, nn.Module):
+            return "a function of its own"
+        settings = {
+            "weights": getattr(function, "weight", None) is not None,
+            "positive weights": getattr(function, "pos_weight", None) is not None,
+            f"reduction {getattr(function, 'reduction', '')!r}": getattr(function, "reduction", "mean") != "mean",
+        }
+        holding = [words for words, holds in settings.items() if holds]
+        if isinstance(function, nn.CrossEntropyLoss) and not holding:
+            holding = ["targets that it ignores"]
+        return f"{type(function).__name__} with {' and '.join(holding)}" if holding else type(function).__name__
+
     def __call__(self, logits: Tensor, targets: Tensor) -> Tensor:
         if isinstance(self.function, nn.CrossEntropyLoss) and _classes_last(logits, targets):
             logits = logits.transpose(1, 2)  # (B, V, T), as PyTorch takes it

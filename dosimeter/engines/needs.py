@@ -122,7 +122,7 @@ def _missing(need: Knowledge, exposure: Exposure, labels: LabelEstimate | None, 
                 return f"this batch has {public.batch_size or 'an unknown number of'} samples"
         case Knowledge.SOFTMAX_LOSS:
             if not public.loss.shift_invariant:
-                return f"the client trains with {public.loss.name}"
+                return f"the client trains with {public.loss.said()}"
         case Knowledge.TAMPERED_MODEL:
             return ""  # the attack itself checks that the model bears its mark
     return ""

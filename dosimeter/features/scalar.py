@@ -41,7 +41,7 @@ class Scalar(FeatureRecovery):
         head, loss = find_head(exposure), exposure.public.loss
         assert head.weight_gradient is not None
         if not isinstance(loss, CrossEntropy):
-            raise Refused(f"scalar solves the gradient of cross-entropy, (p − y)/τ; the client trains with {loss.name}")
+            raise Refused(f"scalar solves the gradient of cross-entropy, (p − y)/τ; the client trains with {loss.said()}")
         if head.classes < 4:
             raise Refused(f"scalar needs at least 4 classes to compare, got {head.classes}")
         if not bool(head.weight_gradient.any()):

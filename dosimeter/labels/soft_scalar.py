@@ -60,7 +60,7 @@ class SoftScalar(LabelRecovery):
         head, loss = find_head(exposure), exposure.public.loss
         assert head.weight_gradient is not None
         if not isinstance(loss, CrossEntropy):
-            raise Refused(f"soft_scalar solves the gradient of cross-entropy, (p − y)/τ; the client trains with {loss.name}")
+            raise Refused(f"soft_scalar solves the gradient of cross-entropy, (p − y)/τ; the client trains with {loss.said()}")
         if head.classes < 3:
             raise Refused(f"soft_scalar needs at least 3 classes to compare, got {head.classes}")
         if not bool(head.weight_gradient.any()):

@@ -112,6 +112,20 @@ def test_plain_losses_of_pytorch_have_their_closed_forms():
     assert torch.allclose(dm.SquaredError().per_sample(logits, torch.zeros(4, 3)), logits.square().mean(1))
 
 
+def test_a_refusal_says_what_the_loss_is():
+    model, ids = model_of(classes=3), texts()
+    losses = {
+        "CrossEntropyLoss with weights": (nn.CrossEntropyLoss(weight=torch.ones(3)), torch.tensor([0, 1, 2])),
+        "CrossEntropyLoss with targets that it ignores": (nn.CrossEntropyLoss(), torch.tensor([0, -100, 2])),
+        "CrossEntropyLoss with reduction 'sum'": (nn.CrossEntropyLoss(reduction="sum"), torch.tensor([0, 1, 2])),
+        "MultiMarginLoss": (nn.MultiMarginLoss(), torch.tensor([0, 1, 2])),
+        "a function of its own": (lambda z, t: cross_entropy(z, t) + z.square().mean(), torch.tensor([0, 1, 2])),
+    }
+    for said, (loss, targets) in losses.items():
+        with pytest.raises(dm.Refused, match=f"trains with {said}$"):
+            dm.recover_labels(dm.observe(model, dm.Batch(ids, targets), loss=loss), "subspace")
+
+
 def test_an_update_of_a_federation_is_received():
     model, ids = model_of(classes=3), texts()
     update = dm.observe(model, dm.Batch(ids, torch.arange(3))).update

@@ -45,7 +45,7 @@ def inverse_of(loss: Loss, output: tuple[int, ...], name: str) -> SlopeInverse:
     known = _of_module(function) if getattr(function, "reduction", "") in ("mean", "sum") else None
     if known is None:
         raise Refused(
-            f"{name} inverts the slopes of squared_error, HuberLoss, SmoothL1Loss and PoissonNLLLoss; the client trains with {loss.name}"
+            f"{name} inverts the slopes of squared_error, HuberLoss, SmoothL1Loss and PoissonNLLLoss; the client trains with {loss.said()}"
         )
     if loss.target_shape(output) != output:
         raise Refused(f"{name} needs a target for each output; targets of shape {loss.target_shape(output)} meet outputs {output}")

@@ -178,7 +178,7 @@ def _equations(exposure: Exposure, head: Head, gradient: Tensor, bias_gradient: 
     """The head's equations. Only a loss whose gradient at the logits is (softmax − target) up to a factor has them."""
     loss = exposure.public.loss
     if not isinstance(loss, CrossEntropy):
-        raise Refused(f"{method} solves the gradient of cross-entropy, (p − y)/τ; the client trains with {loss.name}")
+        raise Refused(f"{method} solves the gradient of cross-entropy, (p − y)/τ; the client trains with {loss.said()}")
     smoothing = loss.smoothing
     if loss.convention == "thesis":  # 1 − ε for the label and ε/(C − 1) for the others: PyTorch's smoothing with another ε
         smoothing = loss.smoothing * head.classes / max(head.classes - 1, 1)
