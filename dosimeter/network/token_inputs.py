@@ -97,7 +97,7 @@ def find_token_embedding(model: nn.Module, blank: Any) -> TokenEmbedding:
     calls = record_calls(model, with_ids(blank, ids), lambda _, module: isinstance(module, nn.Embedding), evaluate=True)[1]
     seen = [call for call in calls if isinstance(call.received, Tensor) and torch.equal(call.received.flatten(), ids.flatten())]
     if not seen:
-        raise Refused("the model has no embedding (torch.nn.Embedding) that receives all token ids, so that no row of it tells a token")
+        raise Refused("the model has no embedding (torch.nn.Embedding) that receives all token ids")
     module = seen[0].module
     assert isinstance(module, nn.Embedding)
     names = {id(parameter): name for name, parameter in model.named_parameters()}

@@ -16,6 +16,7 @@ from dosimeter.engines.subspace.distortion import distortion_of, unmodelled
 from dosimeter.engines.tokens.category_columns import doubts_of
 from dosimeter.engines.tokens.lookups import Lookups, lookups_of
 from dosimeter.engines.tokens.tied_head import TIED_SLACK, head_span
+from dosimeter.engines.tokens.token_tables import TokenTable, find_table
 from dosimeter.interfaces import Exposure, Public, TokenRecovery
 from dosimeter.network.category_columns import Column, find_columns
 from dosimeter.network.token_inputs import TokenEmbedding, find_token_embedding
@@ -41,7 +42,8 @@ class EmbeddingRows(TokenRecovery):
     Behind pruning a row that survives in part still proves its token. Adam and its like move no row without a gradient, so that the set
     is exact after local steps with any optimiser; weight decay moves all rows, and leaves guesses. A model that looks up other tokens
     than those of its texts shows this on texts of the server's own (`lookups_of`): nothing is proved by such rows. Columns of categories
-    that have an embedding each, or a part of one, are read likewise, column by column.
+    that have an embedding each, or a part of one, are read likewise, column by column, and so is any matrix that has a line for each
+    token, such as a bag of embeddings or a layer on one-hot vectors.
     """
 
     reads_any_update = True
@@ -52,13 +54,24 @@ class EmbeddingRows(TokenRecovery):
         except Refused:
             if columns := find_columns(exposure.model, exposure.public.blank):
                 return _by_columns(exposure, columns)
-            raise
+            if (table := find_table(exposure)) is None:
+                raise
+            return _by_table(exposure, table)
         change = exposure.update.get(embedding.parameter)
         if change is None:
             raise Refused("embedding_rows needs the embedding's gradient: the client withholds it, or does not train the embedding")
         lookups = lookups_of(exposure, embedding)
         found = _tied(exposure, embedding, change, lookups, rng) if lookups.tied else _untied(exposure, embedding, change, lookups)
         return _without_added(found, lookups.added)
+
+
+def _by_table(exposure: Exposure, table: TokenTable) -> TokenEstimate:
+    if (change := exposure.update.get(table.embedding.parameter)) is None:
+        raise Refused(
+            f"embedding_rows needs the gradient of {table.embedding.name}, which has a line for each token: the client withholds it"
+        )
+    lookups = Lookups(tied=False, added=frozenset(), doubt=table.doubt)
+    return _untied(exposure, table.embedding, table.rows(change), lookups)
 
 
 def _by_columns(exposure: Exposure, columns: list[Column]) -> TokenEstimate:

@@ -1,5 +1,7 @@
 """The set of tokens from the rows of the embedding's gradient: exact, with a tied head, and behind defenses."""
 
+from contextlib import suppress
+
 import pytest
 import torch
 from torch import nn
@@ -199,3 +201,43 @@ def test_a_column_that_the_model_changes_first_proves_nothing():
     found = dm.recover_tokens(dm.observe(Hashed([7, 12, 5], False, 0).eval(), dm.Batch(ids, torch.tensor([0, 1]))))
     assert found.details["columns"] == {"2": [0, 3], "3": [1, 4]}
     assert not found.complete
+
+
+class Bag(nn.Module):
+    """Texts as a bag of embeddings, as one-hot vectors, or as rows of a parameter."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.kind, self.head = kind, nn.Linear(16, 3)
+        self.bag = nn.EmbeddingBag(400, 16) if kind == "bag" else nn.Linear(400, 16, bias=False) if kind == "one-hot" else None
+        self.table = nn.Parameter(torch.randn(400, 16)) if kind == "parameter" else None
+
+    def forward(self, ids):
+        if self.kind == "bag":
+            return self.head(self.bag(ids))
+        seen = self.bag(nn.functional.one_hot(ids, 400).float()) if self.table is None else self.table[ids]
+        return self.head(torch.tanh(seen).mean(1))
+
+
+@pytest.mark.parametrize("kind", ["bag", "one-hot", "parameter"])
+def test_any_matrix_with_a_line_for_each_token_shows_them(kind):
+    torch.manual_seed(1)
+    model, ids = Bag(kind).eval(), texts(2)
+    batch = dm.Batch(ids, torch.tensor([0, 1, 2]))
+    exposure = dm.observe(model, batch)
+    found = dm.recover_tokens(exposure)
+    assert found.tokens == found.certified == set(ids.flatten().tolist())
+    assert found.complete
+    assert dm.score(found, batch, exposure=exposure).details["false_certificates"] == 0
+
+
+def test_a_table_that_the_model_reads_at_other_lines_proves_nothing():
+    class Merged(Bag):
+        def forward(self, ids):
+            return super().forward(ids.clamp(max=350))
+
+    torch.manual_seed(1)
+    ids = torch.tensor([[3, 360, 380, 7], [1, 2, 5, 9]])
+    exposure = dm.observe(Merged("parameter").eval(), dm.Batch(ids, torch.tensor([0, 1])))
+    with suppress(dm.Refused):  # where the probe texts hold no such token, the whole vocabulary shows them
+        assert not dm.recover_tokens(exposure).certified
