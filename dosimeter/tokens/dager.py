@@ -112,6 +112,8 @@ def _estimate(exposure: Exposure, level: Level, ratios: Tensor, found: frozenset
         "a token that does not occur has a vector outside of the span of those that do",
     )
     notes = [f"guesses only: {doubt}"] if doubt else []
+    if not doubt and not all(sure):
+        notes.append(f"{sure.count(False)} of {len(texts)} texts are guesses: a place of theirs does not pass, or other texts pass as well")
     return TokenEstimate(
         tokens=found,
         certified=certified,
