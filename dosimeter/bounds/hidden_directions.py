@@ -57,6 +57,7 @@ class HiddenDirections(Bound):
                 "Near the true input the update is linear.",
                 "Inputs are drawn independently of one another, from a Gaussian with the mean and covariance of the auxiliary samples.",
                 "The attacker knows the labels and the other samples.",
+                "The update is sent once.",
                 "The noise is the client's own." if mechanism.declared else "The only noise is the rounding of the update's entries.",
                 *((NOISE_TELLS,) if not mechanism.fixed_noise else ()),
             ),

@@ -85,6 +85,7 @@ class VanTrees(Bound):
                 "Inputs are drawn independently of one another, from a Gaussian with the mean and covariance of the auxiliary samples.",
                 "The attacker knows the labels, the other samples and the noise.",
                 "The value limits the mean squared error over inputs and noise; a single guess may be luckier.",
+                "The update is sent once.",
                 _average_words(count),
                 *(("Where a unit switches, the update jumps; what the jumps tell is not counted.",) if switches else ()),
                 *(("Between inputs, the update moves more than its slopes explain, as steep units make it.",) if steep else ()),
