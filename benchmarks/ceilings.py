@@ -319,7 +319,7 @@ def main() -> None:
     broken, proved = sum(r.broken for r in results), sum(r.broken and r.proved for r in results)
     picked, bounded = sum(r.identified_too_often for r in results), sum(r.possible is not None for r in results)
     said = [
-        f"`van_trees`: broken on {broken} of {len(results)} nets, on {proved} of them where it is proved.",
+        f"`van_trees`: broken on {broken} of {len(results)} nets, on {proved} of the {sum(r.proved for r in results)} where it is proved.",
         f"`reconstruction_robustness`: broken on {picked} of {bounded} nets.",
         f"{again} nets looked broken with {words.draws} draws, and were measured again with {SECOND_LOOK * words.draws} others.",
     ]

@@ -5,10 +5,12 @@ import math
 import pytest
 import torch
 from torch import nn
+from torch.func import functional_call, grad, vmap
 
 import dosimeter as dm
 from dosimeter.bounds.van_trees import VanTrees
 from dosimeter.client.training import FedAvg
+from dosimeter.engines.bounds.gaussian_prior import fit_gaussian
 
 SAMPLES = torch.randn(200, 4, generator=torch.Generator().manual_seed(5))
 
@@ -90,3 +92,25 @@ def test_an_update_that_tells_nothing_has_no_influence_to_take_a_logarithm_of():
             return self.head(inputs - inputs.mean(0, keepdim=True))
 
     assert float(_ceiling(Centred(), bound="inversion_influence").values[0]) == -math.inf
+
+
+@pytest.mark.parametrize("gain", [1.0, 10.0, 30.0])
+def test_the_best_guess_of_all_stays_below_a_proved_ceiling(gain):
+    """The posterior mean, which has the least squared error of all guesses, from many draws of the prior weighed by their likelihood."""
+    model, std, rng = _net(gain=gain).double(), 0.1, torch.Generator().manual_seed(7)
+    parameters, target = {name: p.detach() for name, p in model.named_parameters()}, torch.zeros(1, dtype=torch.int64)
+
+    def update(point):
+        slopes = grad(lambda at: nn.functional.cross_entropy(functional_call(model, at, (point[None],)), target))(parameters)
+        return torch.cat([slope.flatten() for slope in slopes.values()])
+
+    prior = fit_gaussian(SAMPLES)
+    truth, draws = prior.draw(100, rng), prior.draw(20_000, rng)
+    seen, possible = vmap(update)(truth), vmap(update)(draws)
+    seen = seen + std * torch.randn(seen.shape, generator=rng, dtype=torch.float64)
+    guess = (-torch.cdist(seen, possible).square() / (2 * std**2)).softmax(1) @ draws
+    squared = (guess - truth).square().sum(1)
+    ceiling = _ceiling(model)
+    assert ceiling.proved
+    largest = float(squared.mean() + 3 * squared.std() / len(squared) ** 0.5)
+    assert 10 * math.log10(4 / largest) <= float(ceiling.values[0])
