@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 
 from dosimeter.report.findings import findings, headline
 from dosimeter.runs.audit import Audit
-from dosimeter.runs.gate import AnyCondition
+from dosimeter.runs.gate import AnyCondition, caveat
 from dosimeter.surfaces.surface import surface_named
 from dosimeter.surfaces.verdicts import LEAKS, UTILITY
 from dosimeter.types import Record
@@ -30,6 +30,7 @@ class Check:
     condition: str
     failure: str | None
     untested: str | None
+    caveat: str = ""  # what a condition that is not met leaves open
 
 
 def check(conditions: Sequence[AnyCondition], records: Sequence[Record]) -> list[Check]:
@@ -38,6 +39,7 @@ def check(conditions: Sequence[AnyCondition], records: Sequence[Record]) -> list
             condition=str(condition),
             failure=(failure := condition.failure(records)),
             untested=None if failure else condition.why_untested(records),
+            caveat=caveat(condition, records),
         )
         for condition in dict.fromkeys(conditions)  # the schema of SARIF takes no rule twice
     ]
@@ -51,9 +53,11 @@ def junit(result: Audit, checks: Sequence[Check], report: Path, source: str) -> 
     for one in checks:
         case = ElementTree.SubElement(suite, "testcase", classname="dosimeter.gate", name=_plain(one.condition))
         if one.failure is not None:
-            ElementTree.SubElement(case, "failure", message=_plain(one.failure))
+            ElementTree.SubElement(case, "failure", type="condition met", message=_plain(one.failure))
         elif one.untested is not None:
-            ElementTree.SubElement(case, "error", message=_plain(one.untested))
+            ElementTree.SubElement(case, "error", type="not measured", message=_plain(one.untested))
+        elif one.caveat:
+            ElementTree.SubElement(case, "system-out").text = _plain(one.caveat)
     for verdict in result.verdicts:
         case = ElementTree.SubElement(suite, "testcase", classname="dosimeter.verdict", name=f"{verdict.surface}: {verdict.verdict.value}")
         ElementTree.SubElement(case, "system-out").text = _plain(f"{verdict.method}: {verdict.reason}; report: {report}")
@@ -62,7 +66,7 @@ def junit(result: Audit, checks: Sequence[Check], report: Path, source: str) -> 
 
 
 def sarif(result: Audit, checks: Sequence[Check], report: Path, source: str) -> str:
-    """One result a leaked surface and one a condition that is met or was not measured; all point to the file that was audited."""
+    """One result a leaked surface and one a condition that is met, was not measured or leaves something open; all point to what was audited."""
     place = {"physicalLocation": {"artifactLocation": {"uri": quote(source)}, "region": {"startLine": 1}}}
     gated = any(one.failure for one in checks)
     leaked = [verdict for verdict in result.verdicts if verdict.verdict in LEAKS]
@@ -73,15 +77,15 @@ def sarif(result: Audit, checks: Sequence[Check], report: Path, source: str) -> 
             "help": {"text": surface_named(one.surface).if_leaked},
         }
         for one in leaked
-    ] + [{"id": f"gate/{one.condition}", "shortDescription": {"text": one.condition}} for one in checks if one.failure or one.untested]
+    ] + [{"id": f"gate/{one.condition}", "shortDescription": {"text": one.condition}} for one in checks if _remark(one)]
     results: list[dict[str, Any]] = [
         {"ruleId": f"leaked/{one.surface}", "level": "warning" if gated else "note", "message": {"text": f"{one.reason} ({one.method})"}}
         for one in leaked
     ]
     results += [
-        {"ruleId": f"gate/{one.condition}", "level": "error", "message": {"text": one.failure or one.untested}}
+        {"ruleId": f"gate/{one.condition}", "level": "note" if one.caveat else "error", "message": {"text": _remark(one)}}
         for one in checks
-        if one.failure or one.untested
+        if _remark(one)
     ]
     driver = {"name": "Dosimeter", "version": __version__, "rules": rules}
     run = {"tool": {"driver": driver}, "results": [one | {"locations": [place]} for one in results]}
@@ -107,7 +111,11 @@ FORMATS: dict[str, Callable[[Audit, Sequence[Check], Path, str], str]] = {"junit
 
 
 def _outcome(one: Check) -> str:
-    return one.failure or (f"not measured: {one.untested}" if one.untested else "passed")
+    return one.failure or (f"not measured: {one.untested}" if one.untested else one.caveat or "passed")
+
+
+def _remark(one: Check) -> str:
+    return one.failure or one.untested or one.caveat
 
 
 def _cell(text: str) -> str:

@@ -72,6 +72,19 @@ def test_markdown_has_verdicts_gate_and_cuts():
 
 
 @pytest.mark.parametrize("name", sorted(FORMATS))
+def test_a_pass_that_leaves_something_open_says_so(name):
+    short = dataclasses.replace(
+        LEAKED, details={"objective": 2.0, "objective_at_truth": 1.0}, verdict="not shown at this budget", reason="no"
+    )
+    checks = check([parse_condition("inputs.psnr.median > 40")], [short])
+    said = "not failed on inputs.psnr.median > 40, but dlg under-optimised: more steps may show more"
+    text = FORMATS[name](Audit(records=(short,)), checks, Path("report.html"), "audit.toml")
+    assert said in text.replace("&gt;", ">")
+    if name == "sarif":
+        assert [one["level"] for one in json.loads(text)["runs"][0]["results"]] == ["note"]
+
+
+@pytest.mark.parametrize("name", sorted(FORMATS))
 def test_an_audit_without_a_leak_or_a_gate_is_written_too(name):
     calm = Audit(records=(dataclasses.replace(LEAKED, verdict="not shown at this budget"),))
     assert FORMATS[name](calm, [], Path("r.html"), "a.toml")
