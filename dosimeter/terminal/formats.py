@@ -66,7 +66,7 @@ def junit(result: Audit, checks: Sequence[Check], report: Path, source: str) -> 
 
 
 def sarif(result: Audit, checks: Sequence[Check], report: Path, source: str) -> str:
-    """One result a leaked surface and one a condition that is met, was not measured or leaves something open; all point to what was audited."""
+    """One result a leaked surface and one a condition that is met, not measured or left open; all point to the file that was audited."""
     place = {"physicalLocation": {"artifactLocation": {"uri": quote(source)}, "region": {"startLine": 1}}}
     gated = any(one.failure for one in checks)
     leaked = [verdict for verdict in result.verdicts if verdict.verdict in LEAKS]
