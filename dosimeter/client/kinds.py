@@ -6,7 +6,8 @@ Ours; in no paper. The measurements use nothing but the weights that the server 
   has at least the entropy of each. So taking the old weights away lowers the entropy of weights after training, whatever the learning rate
   and the optimiser, and raises that of gradients and differences. Entropies are Vasicek's (1976), by the gaps between sorted numbers.
 - Where a loss depends on differences of logits alone, each gradient of the output layer sums to zero over the classes. Training by sums of
-  gradients then keeps the sums of the weights, up to a factor of weight decay, however far it throws the weights themselves.
+  gradients then keeps the sums of the weights, up to a factor of weight decay, however far it throws the weights themselves. Steps of
+  Adam and its like keep no sums.
 - The difference of two float32 weights lies on the grid of float32 around the weight: added to the weight it gives another float32
   number. An entry of a gradient has digits below that grid.
 """
@@ -31,6 +32,7 @@ BITS_AN_ENTRY = 8  # at most, so that no few entries decide
 ON_GRID = 0.999  # share of entries that a difference of weights has on the grid; computed from two numbers, it has all
 USES_GRID = 0.03  # share at odd multiples of the last place: half of a difference's entries; coarse numbers that lie on the grid have none
 FEWEST_SUMS = 16  # over classes that must agree; unrelated sums have no such cosine
+UNBALANCED = 0.5  # of a gradient's norm: sums over classes that rounding and weight decay do not explain
 KEPT = 0.9  # least cosine of sums over classes that training kept; rounding takes the rest
 COARSE_BITS = 11  # digits of half precision
 COARSE = 0.99  # share of entries with so few digits from which an update counts as rounded on its way
@@ -145,6 +147,13 @@ def keeps_class_sums(sent: Tensor, weight: Tensor) -> bool:
     if len(weight) < 2 or len(own) < FEWEST_SUMS or product <= 0:
         return False
     return 0.5 * squares < product < 1.5 * squares and product > KEPT * math.sqrt(squares * float(sums @ sums))
+
+
+def breaks_class_sums(sent: Tensor, weight: Tensor) -> bool:
+    """Whether rows of an output layer (C, H) are no gradient: their sums over the classes are neither zero nor along the weights' own."""
+    sums, own = (tensor.detach().double().sum(0) for tensor in (sent, weight.to(sent.device)))  # (H,)
+    along = float(sums @ own) / max(float(own @ own), torch.finfo(torch.float64).tiny)
+    return len(sums) >= FEWEST_SUMS and float((sums - along * own).norm()) > UNBALANCED * float(sent.double().norm())
 
 
 def _strung(tensors: Sequence[Tensor]) -> Tensor:

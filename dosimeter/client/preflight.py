@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from dosimeter.client.checks import check_update
-from dosimeter.client.kinds import Kind, grid_of, keeps_class_sums, resemblance
+from dosimeter.client.kinds import Kind, breaks_class_sums, grid_of, keeps_class_sums, resemblance
 from dosimeter.client.sent_tensors import Converted, SentTensors, convert
 from dosimeter.client.training import FedAvg
 from dosimeter.interfaces import Defense, Loss, Training
@@ -171,6 +171,14 @@ def _kind(sent: Update, model: nn.Module, declared: Declared, head: str | None, 
             order = "before − after" if grid.is_reversed else "after − before"
             remedy = "pass its negative with kind='difference'" if grid.is_reversed else "pass kind='difference'"
             return Line("kind", "misfit", f"update: looks like {order}, not like a gradient: {grid}; {remedy}")
+        if (
+            matrix in sent
+            and declared.loss.shift_invariant
+            and breaks_class_sums(sent[matrix], weights[matrix])
+            and not _is_tied(model, matrix)
+        ):
+            said = f"update: looks like steps of Adam or the like, not like a gradient: {matrix} does not sum to zero over the classes"
+            return Line("kind", "misfit", f"{said}; pass kind='difference', or declare the defense that changed it")
         return Line("kind", "fits", f"gradient: {grid}" if grid.is_off else "gradient: its digits tell nothing")
     if grid.is_reversed:
         return Line("kind", "misfit", f"update: looks like before − after: {grid}, in that order; pass its negative")
@@ -178,6 +186,12 @@ def _kind(sent: Update, model: nn.Module, declared: Declared, head: str | None, 
         remedy = "pass kind='gradient', declare the defense that changed it, or check_kind=False"
         return Line("kind", "misfit", f"update: is not the difference of two models: {grid}; {remedy}")
     return Line("kind", "fits", f"difference: {grid}" if grid.is_difference else "difference: its digits tell nothing")
+
+
+def _is_tied(model: nn.Module, name: str) -> bool:
+    """Whether another layer has this parameter too, whose gradients then add to it."""
+    parameter = model.get_parameter(name)
+    return sum(other is parameter for _, other in model.named_parameters(remove_duplicate=False)) > 1
 
 
 def _has_unit_one(declared: Declared) -> bool:

@@ -208,6 +208,26 @@ def test_sums_over_classes_of_other_numbers():
     assert not keeps_class_sums(balanced, torch.zeros_like(weight))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_steps_of_one_size_are_no_gradient(dtype, digits):
+    """Their digits tell nothing: they are much larger than the weights, or rounded. Their sums over the classes do."""
+    images, labels = digits
+    model = make("mlp")
+    client = copy.deepcopy(model)
+    optimizer = torch.optim.RMSprop(client.parameters(), lr=0.03)
+    cross_entropy(client(images[:12]), labels[:12]).backward()
+    gradient = {name: parameter.grad.to(dtype).float() for name, parameter in client.named_parameters() if parameter.grad is not None}
+    optimizer.step()
+    difference = {name: (after - before).to(dtype).float() for (name, before), after in zip(model.named_parameters(), client.parameters())}
+    assert dm.receive(model, gradient, input_shape=(1, 8, 8)).update
+    with pytest.raises(
+        ValueError, match=r"looks like steps of Adam .*3\.weight does not sum to zero over the classes; pass kind='difference'"
+    ):
+        dm.receive(model, {name: change.detach() for name, change in difference.items()}, input_shape=(1, 8, 8))
+    decayed = {name: slope + 0.1 * before for (name, before), slope in zip(model.named_parameters(), gradient.values())}
+    assert dm.receive(model, {name: slope.detach() for name, slope in decayed.items()}, input_shape=(1, 8, 8), check_kind=True).update
+
+
 def test_random_clients_are_told_apart(monkeypatch):
     """Models, optimisers, learning rates and steps that nobody chose; the benchmark counts two hundred of them."""
     monkeypatch.syspath_prepend(Path(__file__).resolve().parents[2] / "benchmarks")
