@@ -59,7 +59,7 @@ class InvertingGradients(MatchingAttack):
     feature_start: Fraction = 0.0
     boxed: bool = True
     start: Literal["normal", "uniform", "grey"] = "normal"
-    joint_labels: Literal["no", "from_labels", "from_noise"] = "no"  # labels that move with the inputs, and where they begin
+    moving_labels: Literal["no", "from_labels", "from_noise"] = "no"  # labels that move with the inputs, and where they begin
     patience: PositiveInt | None = None
     polish: NonNegativeInt = 0  # steps of L-BFGS on the squared error afterwards, kept where they end near 0
     seconds: PositiveFloat | None = None
@@ -80,13 +80,13 @@ class InvertingGradients(MatchingAttack):
             matching_onset=self.feature_start if term.priors else 0.0,
             boxed=self.boxed,
             start=self.start,
-            joint_labels=self.joint_labels != "no",
+            joint_labels=self.moving_labels != "no",
             patience=self.patience,
             seconds=self.seconds if self.seconds is None or not self.polish else MATCHING_TIME * self.seconds,
             path=self.path,
             precision=self.precision,
         )
-        told = None if self.joint_labels == "from_noise" else labels
+        told = None if self.moving_labels == "from_noise" else labels
         problem, weight = make_problem(exposure, told, recipe), self.total_variation
         if weight is None:
             weight = min(VARIATION_WEIGHT, VARIATION_SHARE * start_distance(problem, rng))

@@ -147,7 +147,7 @@ def test_labels_that_move_begin_at_the_given_ones_or_at_noise_and_stay_a_distrib
     wrong = (truth.targets + 1) % 10
     fixed = dm.reconstruct(exposure, "inverting_gradients", labels=wrong, steps=300)
     moved, noise = (
-        dm.reconstruct(exposure, "inverting_gradients", labels=wrong, steps=300, joint_labels=way) for way in ("from_labels", "from_noise")
+        dm.reconstruct(exposure, "inverting_gradients", labels=wrong, steps=300, moving_labels=way) for way in ("from_labels", "from_noise")
     )
     for found in (moved, noise):
         assert float(found.labels.sum()) == pytest.approx(1.0, abs=1e-4)
