@@ -98,7 +98,10 @@ def _exhibit(finding: Finding, records: Sequence[Record]) -> Exhibit | None:
     scored = len(telling.metrics.get(surface_named(finding.surface).evidence_metric(telling.metrics), [])) or len(pieces)
     per_sample = telling.evidence[0].get("sample") is not None or len(pieces) > 1
     most = "what leaked most" if finding.state in LEAK_STATES else "what came closest"
-    note = f"{most} of {scored} samples" if telling.metrics else f"the first of {scored} samples"
+    whole = f"all {scored} samples, {most} first" if len(worst) == scored else f"{most} of {scored} samples"
+    note = whole if telling.metrics else f"the first of {scored} samples"
+    if any(pieces[i].beats for i in worst):
+        note += "; in a red frame what comes closer than any guess without the update"
     return Exhibit(finding=finding, pieces=[pieces[i].without_nulls() for i in worst], note=note if per_sample and scored > 1 else "")
 
 

@@ -88,7 +88,7 @@ def limits_sentence(limits: Limits) -> str:
         return f"{end}; {known}, and no bound below exact recovery is known{why}."
     if top >= WHOLE_PICTURE_DB > shown:
         beyond = f"the ceiling is beyond {score(WHOLE_PICTURE_DB, metric)} ({_kind(limits)})"
-        return f"{limits.method} reaches {score(shown, metric)} {_mean(metric)}, and {beyond}: the update hides nothing of the samples."
+        return f"{limits.method} reaches {score(shown, metric)} {_mean(metric)}, and {beyond}: nothing is known that stops a better attack."
     figures = f"{limits.method} reaches {score(shown, metric)} {_mean(metric)}, and the ceiling is {score(top, metric)} ({_kind(limits)})"
     if gap < -CLOSED_DB:
         return (

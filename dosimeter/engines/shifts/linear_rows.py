@@ -41,8 +41,8 @@ def read_rows(exposure: Exposure, name: str | None, method: str) -> LinearRows:
     layers = [one for one in find_convolutions(exposure) if isinstance(one.module, nn.Linear) and one.positions == 1]
     chosen = [one for one in layers if name in (None, one.name)]
     if not chosen:
-        names = ", ".join(one.name for one in layers) or "none"
-        raise Refused(f"{method} needs the gradient of a hidden linear layer{'' if name is None else f' {name!r}'}; there are: {names}")
+        there = f"there are: {', '.join(one.name for one in layers)}" if layers else "the update has none"
+        raise Refused(f"{method} needs the gradient of a hidden linear layer{'' if name is None else f' {name!r}'}; {there}")
     reasons = []
     for layer in chosen:
         bias = exposure.update.get(f"{layer.name}.bias" if layer.name else "bias")

@@ -45,11 +45,10 @@ def recover_maps(exposure: Exposure, layer: str | None = None, *, seed: int = 0)
     convolutions = find_convolutions(exposure)
     chosen = [one for one in convolutions if layer in (None, one.name)]
     if not chosen:
-        names = (
-            ", ".join(one.name for one in convolutions) or "none, since convolutions over two dimensions and hidden linear layers are read"
-        )
+        names = ", ".join(one.name for one in convolutions)
+        there = f"there are: {names}" if names else "the update has none (2D convolutions and hidden linear layers are read)"
         which = "any layer" if layer is None else f"a layer {layer!r}"
-        raise Refused(f"maps: the client sent no gradient of {which} that has maps; there are: {names}")
+        raise Refused(f"maps: the client sent no gradient of {which} that has maps; {there}")
     doubt = doubt_of_maps(exposure.public)
     best: tuple[ConvolutionLayer, LayerMaps] | None = None
     tried: list[MapLayer] = []
