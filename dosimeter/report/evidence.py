@@ -61,6 +61,7 @@ class Exhibit:
     finding: Finding
     pieces: list[Piece]
     note: str  # which of the samples are shown
+    legend: str  # the same of the first exhibit, which shows several
 
 
 def exhibits(found: Sequence[Finding], records: Sequence[Record]) -> list[Exhibit]:
@@ -98,11 +99,11 @@ def _exhibit(finding: Finding, records: Sequence[Record]) -> Exhibit | None:
     scored = len(telling.metrics.get(surface_named(finding.surface).evidence_metric(telling.metrics), [])) or len(pieces)
     per_sample = telling.evidence[0].get("sample") is not None or len(pieces) > 1
     most = "what leaked most" if finding.state in LEAK_STATES else "what came closest"
-    whole = f"all {scored} samples, {most} first" if len(worst) == scored else f"{most} of {scored} samples"
-    note = whole if telling.metrics else f"the first of {scored} samples"
-    if any(pieces[i].beats for i in worst):
-        note += "; in a red frame what comes closer than any guess without the update"
-    return Exhibit(finding=finding, pieces=[pieces[i].without_nulls() for i in worst], note=note if per_sample and scored > 1 else "")
+    note = f"{most} of {scored} samples" if telling.metrics else f"the first of {scored} samples"
+    whole = f"all {scored} samples, {most} first" if telling.metrics and len(worst) == scored else note
+    framed = "; in a red frame what comes closer than any guess without the update" if any(pieces[i].beats for i in worst) else ""
+    shown, told_of = [pieces[i].without_nulls() for i in worst], per_sample and scored > 1
+    return Exhibit(finding=finding, pieces=shown, note=note if told_of else "", legend=whole + framed if told_of else "")
 
 
 def _rank(i: int, record: Record) -> float:

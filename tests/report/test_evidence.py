@@ -26,7 +26,8 @@ def test_the_sample_that_leaked_most_is_shown_first(single_setting):
     best = max(range(len(record.metrics["psnr"])), key=lambda i: record.metrics["psnr"][i] - max(null[i] for null in nulls))
     assert shown.pieces[0].title == f"Sample {best + 1}"
     assert [thing.name for thing in shown.pieces[0].pair] == ["private", "recovered"]
-    assert shown.note == "what leaked most of 8 samples; in a red frame what comes closer than any guess without the update"
+    assert shown.note == "what leaked most of 8 samples"
+    assert shown.legend == "what leaked most of 8 samples; in a red frame what comes closer than any guess without the update"
     by_eye = dataclasses.replace(record, metrics=record.metrics | {"ssim": [float(i == 5) for i in range(8)]})
     order = exhibits(findings([by_eye]), [by_eye])[0].pieces
     assert order[0].title == "Sample 6" or not order[0].beats
@@ -166,7 +167,8 @@ def test_a_text_stands_beside_the_score_of_its_own_metric(make_record):
         ("Sample 2", "ROUGE-1 100\u202f%"),
         ("Sample 1", "ROUGE-1 50\u202f%"),
     ]
-    assert shown.note.startswith("all 2 samples, what leaked most first")
+    assert shown.note == "what leaked most of 2 samples"
+    assert shown.legend.startswith("all 2 samples, what leaked most first")
 
 
 def test_premises_that_two_surfaces_share_stand_once(make_record):
